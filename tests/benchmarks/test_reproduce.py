@@ -87,7 +87,7 @@ def test_every_row_stands(of: AblationTable) -> None:
     for one in of.rows:
         assert one.subject is not None or one.missing
     for arm in of.arms((0,)):
-        recipe = change_recipe(task_recipe_named(arm.recipe), list(arm.changes))
+        recipe = change_recipe(task_recipe_named(arm.recipe), [*arm.changes, "steps=1"])
         assert arm.task in ("zero-shot", recipe.task)
         for step in arm.chain:
             assert change_recipe(recipe_named(step.arm.recipe), [*step.arm.changes, "steps=1"])
