@@ -23,7 +23,7 @@ from vlmill.train.recipes.tasks import task_recipe_named
 ROOT = Path(__file__).parents[1]
 PAGES = {
     page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 BEAM_JOBS = {
     f"python -m vlmill.pipelines.{job}" for job in ("hard_negatives", "regions", "web_pairs")

@@ -5,11 +5,28 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs.site.hooks import COMMANDS, commands_page, licences_page, tables_page, with_links
+from docs.site.hooks import (
+    COMMANDS,
+    PAPER_AND_CODE,
+    commands_page,
+    fields_of,
+    licences_page,
+    switches_page,
+    tables_page,
+    with_links,
+)
 
 from vlmill.schemas.tables import TABLES
+from vlmill.train.recipes import RECIPES
+from vlmill.train.recipes.tasks import task_recipes
 
 ROOT = Path(__file__).parents[1]
+# Tasks' recipes that differ from a listed one in what is fed alone.
+NOT_LISTED = {
+    *("refcoco-vl-bert-paper-annotated", "refcoco-vl-bert-paper-end-to-end"),
+    *("refcoco-vl-bert-paper-end-to-end-annotated", "vcr-vl-bert-paper-end-to-end-q2a"),
+    *("vcr-vl-bert-paper-end-to-end-qa2r", "vcr-vl-bert-paper-qa2r"),
+}
 PAGES = {"index.md", "tables.md", "results.md"}
 
 
@@ -44,6 +61,18 @@ def test_every_command_and_table_has_its_place() -> None:
     tables = tables_page()
     assert [name for name in TABLES if f"## `{name}`" not in tables] == []
     assert "| `pair_id` | `string` | required |" in tables
+
+
+def test_every_recipe_of_a_papers_text_stands_beside_its_code() -> None:
+    """Their differences are listed with both values; what only describes a recipe is not."""
+    page = switches_page()
+    papers = {name for name in (*RECIPES, *task_recipes()) if "-paper" in name}
+    papers -= {name for name in papers if "large" in name or "flickr30k" in name}
+    listed = {paper for paper, _ in PAPER_AND_CODE}
+    assert sorted(papers - listed) == sorted(NOT_LISTED)
+    assert "| `optimizer.kind` | `adamw` | `bert-adam` |" in page
+    assert "`about`" not in page and "`needs`" not in page
+    assert all(fields_of(paper) != fields_of(code) for paper, code in PAPER_AND_CODE)
 
 
 def test_each_requirement_has_its_licence() -> None:

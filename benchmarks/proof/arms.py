@@ -9,7 +9,7 @@ from worlds.writing import SOURCE
 
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 
-Tables = Literal["world", "shuffled", "staged", "captions"]
+Tables = Literal["world", "shuffled", "staged", "captions", "many-boxes"]
 
 # Each small recipe, and by how much it has to beat the matcher that sees colours alone.
 MARGINS = {

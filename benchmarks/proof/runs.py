@@ -141,8 +141,12 @@ def run(job: Job) -> Figures:
     return figures
 
 
-def pretrained(job: Job) -> Path:
-    """Pretrains by the job's recipe, or what is left of it; the checkpoint."""
+def pretrained(job: Job, init: Path | None = None) -> Path:
+    """Pretrains by the job's recipe, or what is left of it, from ``init`` if it is given, else from
+    a BERT of its own where its arm says so; the checkpoint.
+    """
+    if init is None and job.arm.from_bert:
+        init = small_bert(job)
     recipe, tables, trained = job.recipe, job.tables, job.folder / "train"
     feeding = recipe.stages[0].feeding
     inputs = Inputs(
@@ -150,7 +154,7 @@ def pretrained(job: Job) -> Path:
         regions=tables.regions if feeding.reads_regions else None,
         images=tables.images if feeding.reads_pictures else None,
         negatives=tables.negatives,
-        init=str(small_bert(job)) if job.arm.from_bert else None,
+        init=None if init is None else str(init),
     )
     pretrain(recipe, inputs, trained)
     return trained

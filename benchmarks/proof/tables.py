@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proof.arms import Arm
-from worlds import World, make_scenes, oracles, write_noisy_pairs, write_world
+from worlds import Detector, World, make_scenes, oracles, write_noisy_pairs, write_world
 from worlds.expressions import write_boxes
 from worlds.scenes import Split
 
@@ -16,6 +16,7 @@ from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions
 CAPTIONS = 8  # of a picture, where it has several
+MORE_BOXES = 11  # around each thing, beside the tight one
 LARGER = 2  # times as many pairs in the first stage
 Oracles = dict[str, dict[str, float]]
 
@@ -57,6 +58,9 @@ class WorldTables:
         kinds = {arm.tables for arm in arms}
         if "captions" in kinds:
             write(self.folder / "captions", pairs=self.pairs, each=CAPTIONS)
+        if "many-boxes" in kinds:
+            detector = Detector(extra_boxes=MORE_BOXES)
+            write(self.folder / "many-boxes", pairs=self.pairs, detector=detector)
         if "staged" in kinds:
             large = self.folder / "large-world"
             write(large, pairs=self.pairs * (1 + LARGER))
@@ -70,7 +74,8 @@ class WorldTables:
 
     def of(self, arm: Arm) -> ArmTables:
         """What an arm reads."""
-        folders = {"staged": self.folder / "large-world", "captions": self.folder / "captions"}
+        folders = {"staged": self.folder / "large-world"}
+        folders |= {name: self.folder / name for name in ("captions", "many-boxes")}
         pictures = folders.get(arm.tables, self.plain)
         pairs = self.plain if arm.tables == "world" else self.folder / arm.tables
         return ArmTables(

@@ -67,6 +67,12 @@ class TaskJob:
         digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
         return self.output / "runs" / f"{self.name}-{digest[:8]}"
 
+    def start(self) -> Path | None:
+        """The checkpoint that it starts from, trained if it is not there; None: drawn weights."""
+        if self.arm.pretrained is None:
+            return None
+        return pretrained(self.pretraining(self.arm.pretrained))
+
     def pretraining(self, recipe: str) -> Job:
         """The run that it starts from, which all seeds and arms of a model share."""
         return Job(
@@ -112,7 +118,7 @@ def run(job: TaskJob) -> Line:
 
 def _line(job: TaskJob) -> Line:
     arm, trained = job.arm, job.folder / "train"
-    start = None if arm.pretrained is None else pretrained(job.pretraining(arm.pretrained))
+    start = job.start()
     recipe = task_recipe(arm, job.seed, arm.steps)
     feeding = recipe.stages[0].feeding
     tables = {
@@ -128,7 +134,10 @@ def _line(job: TaskJob) -> Line:
         **tables,  # type: ignore[arg-type]
     )
     continued, clock = bool(saved_steps(trained)), time.process_time()
-    finetune(recipe, inputs, trained)
+    if arm.steps or start is None:
+        finetune(recipe, inputs, trained)
+    else:  # measured as it comes from pretraining
+        trained, continued = start, True
     seconds = time.process_time() - clock
     metrics = EVALUATIONS[arm.task](job, trained, tables)
     return {
@@ -146,8 +155,8 @@ def examples_of(job: TaskJob) -> str:
         return job.tables.boxes
     if job.arm.task not in text_arms.TASKS:
         return job.tables.pairs
-    folder = job.output / text_arms.FOLDER
-    text_arms.write_statements(folder, job.world, pairs=job.pairs, held_out=job.held_out)
+    task, folder = job.arm.task, job.output / text_arms.FOLDER / job.arm.task
+    text_arms.write_statements(folder, job.world, task, pairs=job.pairs, held_out=job.held_out)
     return str(folder)
 
 
@@ -199,7 +208,7 @@ def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | N
 EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]] = {
     "vqa": evaluate_vqa,
     **dict.fromkeys(text_arms.TASKS, evaluate_texts),
-    "retrieval": evaluate_recall,
+    **dict.fromkeys(("retrieval", "zero-shot"), evaluate_recall),
     **dict.fromkeys(BOX_TASKS, evaluate_boxes),
 }
 

@@ -26,8 +26,11 @@ from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.pipelines.regions import command as regions
 from vlmill.pipelines.tables import command as tables
 from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.tables import TABLES, Table
 from vlmill.train import cli as train_cli
+from vlmill.train.recipes import RECIPES, recipe_named
+from vlmill.train.recipes.tasks import task_recipe_named
 
 ROOT = Path(__file__).parents[2]
 # Files outside docs/ that are pages of the site: their places there.
@@ -51,6 +54,27 @@ COMMANDS: dict[str, Main] = {
         )
     },
 }
+# Recipes that follow a paper's text, each beside that of the released code.
+PAPER_AND_CODE = (
+    ("vilbert-paper", "vilbert"),
+    ("vl-bert-paper", "vl-bert-captions"),
+    ("vl-bert-paper-end-to-end", "vl-bert-end-to-end"),
+    ("interbert", "interbert-released"),
+    ("vlmo-images-base-paper", "vlmo-images-base"),
+    ("vlmo-texts-base-paper", "vlmo-texts-base"),
+    ("vlmo-base-paper", "vlmo-base"),
+    ("vqa-vilbert-paper", "vqa-vilbert"),
+    ("vqa-vl-bert-paper", "vqa-vl-bert"),
+    ("vqa-vlmo-base-paper", "vqa-vlmo-base"),
+    ("vcr-vilbert-paper", "vcr-vilbert"),
+    ("vcr-vl-bert-paper-q2a", "vcr-vl-bert-q2a"),
+    ("refcoco-vilbert-paper", "refcoco-vilbert"),
+    ("refcoco-vl-bert-paper", "refcoco-vl-bert"),
+    ("nlvr2-vlmo-base-paper", "nlvr2-vlmo-base"),
+    ("retrieval-vilbert-paper", "retrieval-vilbert"),
+    ("retrieval-interbert-paper", "retrieval-interbert"),
+    ("retrieval-vlmo-base-paper-coco", "retrieval-vlmo-base-coco"),
+)
 _LINK = re.compile(r"(!?)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^()\s]+)\)")
 _SUBCOMMANDS = re.compile(r"^positional arguments:\n  \S+\n((?:    .*\n)+)", re.M)
 
@@ -61,6 +85,7 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, place, content=(ROOT / source).read_text("utf-8")))
     files.append(File.generated(config, "commands.md", content=commands_page()))
     files.append(File.generated(config, "contracts.md", content=tables_page()))
+    files.append(File.generated(config, "switches.md", content=switches_page()))
     files.append(File.generated(config, "licences.md", content=licences_page()))
     return files
 
@@ -136,6 +161,42 @@ def table_section(table: Table) -> str:
     ]
     head = f"## `{table.name}`, version {table.version}\n\n| column | type | |\n|---|---|---|"
     return "\n".join([head, *rows, ""])
+
+
+def switches_page() -> str:
+    """Every field in which a paper's recipe differs from its released code's, as a page."""
+    intro = (
+        "# Paper and code\n",
+        "Every field in which the recipe of a paper's text differs from that of its released code. "
+        "`field=value` behind a command sets one; "
+        "[what to add where](architecture.md) says where they stand.\n",
+    )
+    return "\n".join([*intro, *(switches_section(*pair) for pair in PAPER_AND_CODE)])
+
+
+def switches_section(paper: str, code: str) -> str:
+    """Two recipes beside each other: the fields that differ, and their values."""
+    ours, theirs = fields_of(paper), fields_of(code)
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    rows = [f"| `{name}` | {shown(ours, name)} | {shown(theirs, name)} |" for name in names]
+    head = (f"## `{paper}` and `{code}`\n", "| field | paper | released |", "|---|---|---|")
+    return "\n".join([*head, *rows, ""])
+
+
+def fields_of(recipe: str) -> dict[str, Any]:
+    """A recipe's fields by their dotted names, but for what only describes it."""
+    made = recipe_named(recipe) if recipe in RECIPES else task_recipe_named(recipe)
+    flat = flatten(to_plain(made))
+    return {
+        name.removeprefix("stages.0."): value
+        for name, value in flat.items()
+        if name not in ("name", "about", "needs")
+    }
+
+
+def shown(fields: dict[str, Any], name: str) -> str:
+    """A field's value, or that there is none."""
+    return f"`{fields[name]}`" if name in fields else "–"
 
 
 def licences_page() -> str:

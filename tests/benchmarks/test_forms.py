@@ -21,7 +21,12 @@ SCRIPTS = sorted(
     for path in (ROOT / "benchmarks").glob("*.py")
     if "__main__" in path.read_text() and path.stem != OF_LABELS
 )
-TRAINING = {"learning", "learning_tasks", "detector_world"}  # which have tests of their own
+TRAINING = {
+    "learning",
+    "learning_tasks",
+    "reproduce",
+    "detector_world",
+}  # which have tests of their own
 # Less than even the short form.
 SMALLEST = {
     "crawl": ["--urls", "60", "--rounds", "1", "--growth", "1", "--lines", "40"],

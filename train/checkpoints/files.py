@@ -212,6 +212,19 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
 
 
+def read_model_config(path: str | Path, flag: str) -> Any:
+    """The configuration of the model in a checkpoint, or in the last one of a run's output, without
+    its weights. Raises InputError if it is damaged.
+    """
+    folder = find_checkpoint(path, flag)
+    try:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        return from_plain(MODELS[settings["variant"]].config, settings["model"], "model")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
+
+
 def _detector(record: Any) -> Mapping[str, Any] | None:
     if record is not None and not isinstance(record, dict):
         raise ValueError("detector must be an object or null")

@@ -77,8 +77,9 @@ def add_convert_arguments(parser: Parser) -> None:
     add(
         "--config",
         type=place,
-        metavar="FILE|PRESET",
-        help="the published configuration (JSON or YAML), or the preset that it is",
+        metavar="FILE|PRESET|DIR",
+        help="the published configuration (JSON or YAML), the preset that it is, or a "
+        "checkpoint of ours of the same sizes",
     )
     add("--vocab", type=place, metavar="FILE", help="the published vocab.txt")
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")

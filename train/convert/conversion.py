@@ -34,6 +34,7 @@ from vlmill.schemas.plain_fields import flatten, override, to_plain
 from vlmill.train.checkpoints.files import (
     TrainingRecord,
     load_checkpoint,
+    read_model_config,
     save_checkpoint,
     save_tensors,
 )
@@ -124,7 +125,9 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
 
 
 def _configuration(path: Path, words: Sequence[str]) -> Any:
-    """The preset or the published file that ``--config`` names."""
+    """The preset, the published file or the checkpoint of ours that ``--config`` names."""
+    if path.is_dir():
+        return read_model_config(path, "--config")
     known = str(path) in PRESETS and not path.exists()
     if not known and not path.exists() and not path.suffix:
         raise InputError(

@@ -1,0 +1,123 @@
+"""Asks of each row whether it gains or loses beside the base as it did in the paper."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
+from typing import Any
+
+from proof.summary import Spread
+from proof.task_runs import finished
+
+from published.row import AblationTable, Figure, Row
+from published.runs import RowJob
+
+Line = Mapping[str, Any]
+Lines = Mapping[str, Sequence[Line]]
+AGREES, DIFFERS, WITHIN = "yes", "no", "within error"
+SURE = 2.0  # standard errors of a change that says which way it goes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A row's figure here and in the paper, and what both are beside the base's.
+
+    ``ours`` is a share over seeds, ``published`` in percent; ``error`` is the standard error of
+    ``change``. None: not measured, or not published.
+    """
+
+    row: str
+    figure: str
+    published: float | None
+    published_change: float | None
+    ours: Spread | None
+    change: Spread | None
+    error: float | None
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether both change in one way; None where there is nothing to compare."""
+        if self.change is None or not self.published_change or self.error is None:
+            return None
+        if abs(self.change.mean) < SURE * self.error:
+            return WITHIN
+        return AGREES if (self.change.mean > 0) == (self.published_change > 0) else DIFFERS
+
+
+def lines_by_label(jobs: Sequence[RowJob], lines: Sequence[Line]) -> dict[str, list[Any]]:
+    """The finished runs' lines by the labels of their arms, seeds in order."""
+    found: dict[str, list[Any]] = {}
+    for job in jobs:
+        if (line := finished(job, lines)) is not None:  # type: ignore[arg-type]
+            found.setdefault(job.arm.label, []).append(line)
+    return found
+
+
+def comparisons(table: AblationTable, lines: Lines) -> Iterator[Comparison]:
+    """Every figure of every row, row by row."""
+    (base,) = (row for row in table.rows if row.label == table.base)
+    for row in table.rows:
+        for number, figure in enumerate(table.figures):
+            theirs, of_base = row.published[number], base.published[number]
+            change, error = change_of(
+                lines_of(row, figure, lines), lines_of(base, figure, lines), figure
+            )
+            is_base = row is base
+            yield Comparison(
+                row=row.label,
+                figure=figure.label,
+                published=theirs,
+                published_change=None
+                if is_base or theirs is None or of_base is None
+                else theirs - of_base,
+                ours=spread_of(lines_of(row, figure, lines), figure),
+                change=None if is_base else change,
+                error=None if is_base else error,
+            )
+
+
+def lines_of(row: Row, figure: Figure, lines: Lines) -> Sequence[Line]:
+    """The lines of a row's runs on the figure's task."""
+    if row.subject is None:
+        return ()
+    return lines.get(f"{figure.task}/{row.subject.key}", ())
+
+
+def value(line: Line, figure: Figure) -> float:
+    """The figure of a run: the mean of its metrics."""
+    return fmean(line["metrics"][metric] for metric in figure.metrics)
+
+
+def spread_of(lines: Sequence[Line], figure: Figure) -> Spread | None:
+    """Over seeds; None without a run."""
+    return Spread.of([value(line, figure) for line in lines]) if lines else None
+
+
+def change_of(
+    lines: Sequence[Line], base: Sequence[Line], figure: Figure
+) -> tuple[Spread | None, float | None]:
+    """The change from the base over the seeds that both have, and its standard error.
+
+    The error is that of the questions or pairs that were asked, of which a seed asks the same, and
+    of the seeds, whichever is larger.
+    """
+    of_base = {line["settings"]["seed"]: line for line in base}
+    both = [
+        (line, of_base[line["settings"]["seed"]])
+        for line in lines
+        if line["settings"]["seed"] in of_base
+    ]
+    if not both:
+        return None, None
+    change = Spread.of([value(one, figure) - value(other, figure) for one, other in both])
+    asked = max(hypot_of(one, other, figure) for one, other in both) / sqrt(len(both))
+    seeds = 0.0 if change.deviation is None else change.deviation / sqrt(change.count)
+    return change, max(asked, seeds)
+
+
+def hypot_of(one: Line, other: Line, figure: Figure) -> float:
+    """The standard error of the difference of two runs, of the largest of the figure's metrics."""
+    return max(
+        sqrt(sum(line["metrics"].get(f"{metric}_stderr", 0.0) ** 2 for line in (one, other)))
+        for metric in figure.metrics
+    )

@@ -1,0 +1,159 @@
+"""ImageBERT's ablations (arXiv:2001.07966, tables 3 and 4): stages, parts, regions, losses.
+
+Pairs of which three in ten have another picture's caption stand for LAIT, as it was mined by a
+machine, half of the clean pairs for Conceptual Captions, and all of them for it and SBU.
+"""
+
+from dataclasses import replace
+
+from proof.arms import Arm
+from worlds import NOISY
+
+from published.row import (
+    CAPTIONS,
+    PICTURES,
+    ZERO_SHOT,
+    AblationTable,
+    Row,
+    Step,
+    Subject,
+    Tuning,
+    recall,
+)
+
+BERT = Step(arm=Arm(recipe="bert-small"), steps=400)
+STEPS = 500  # of a stage
+WITHOUT_MRFR = ("objectives.mrfr=0",)  # as in the paper's table 3
+RANKED = {ZERO_SHOT: Tuning(recipe="retrieval-imagebert-small", steps=0)}
+ZERO_SHOTS = (recall(ZERO_SHOT, PICTURES), recall(ZERO_SHOT, CAPTIONS))
+TUNED = (recall("retrieval", PICTURES), recall("retrieval", CAPTIONS))
+HALF = ("share=0.5",)
+LOSSES = {
+    "binary": ("settings.losses=[binary]", "settings.num_candidates=2"),
+    "softmax": ("settings.losses=[softmax]", "settings.num_candidates=4", "model.rank_by=score"),
+    "triplet": ("settings.losses=[triplet]", "settings.num_candidates=4", "model.rank_by=score"),
+    "all": ("settings.losses=[binary,softmax,triplet]", "settings.num_candidates=4"),
+}
+
+
+def imagebert(key: str, arm: Arm, steps: int = STEPS) -> Subject:
+    """An ImageBERT that starts from BERT, ranked as it is."""
+    arm = replace(arm, name=key, from_bert=True)
+    return Subject(key=key, chain=(BERT, Step(arm=arm, steps=steps)), tunings=RANKED)
+
+
+def small(*changes: str) -> Arm:
+    """The small recipe with changes."""
+    return Arm(recipe="imagebert-small", changes=changes)
+
+
+def tuned(subject: Subject, key: str, *changes: str) -> Subject:
+    """The same, then fine-tuned."""
+    tuning = Tuning(recipe="retrieval-imagebert-small", steps=400, changes=changes)
+    return replace(subject, key=key, tunings={"retrieval": tuning})
+
+
+def regions(count: int) -> Subject:
+    """Pretrained and fine-tuned on the surest regions of a picture that has many."""
+    most = f"feeding.max_regions={count}"
+    arm = replace(small(*WITHOUT_MRFR, most), tables="many-boxes")
+    subject = replace(imagebert(f"imagebert-{count}-regions", arm), tables="many-boxes")
+    return tuned(subject, subject.key, *LOSSES["binary"], most)
+
+
+def imagebert_tables() -> tuple[AblationTable, ...]:
+    """Tables 3 and 4."""
+    clean = imagebert("imagebert-clean", small(*WITHOUT_MRFR))
+    half = imagebert("imagebert-half", small(*WITHOUT_MRFR, *HALF))
+    noisy = replace(small(*WITHOUT_MRFR, f"sources=[{NOISY}]"), tables="staged")
+    mixed = replace(small(*WITHOUT_MRFR), tables="staged")
+    stages = AblationTable(
+        key="imagebert-stages",
+        title="ImageBERT: stages of pretraining (table 3)",
+        base="LAIT, then CC and SBU",
+        figures=ZERO_SHOTS,
+        rows=(
+            Row(label="LAIT", published=(21.4, 31.6), subject=imagebert("imagebert-noisy", noisy)),
+            Row(label="CC", published=(33.0, 43.8), subject=half),
+            Row(label="CC and SBU", published=(48.4, 64.3), subject=clean),
+            Row(
+                label="LAIT, CC and SBU at once",
+                published=(46.4, 63.4),
+                subject=imagebert("imagebert-mixed", mixed, 2 * STEPS),
+            ),
+            Row(
+                label="LAIT, then CC and SBU",
+                published=(54.3, 70.7),
+                subject=imagebert("imagebert-stages", replace(mixed, noisy_first=True), 2 * STEPS),
+            ),
+        ),
+        about="Noisy pairs, twice as many, stand for LAIT. A stage has as many steps in each row; "
+        "what is trained at once has those of two.",
+    )
+    parts = AblationTable(
+        key="imagebert-mrfr",
+        title="ImageBERT: regression of masked features (table 4)",
+        base="CC",
+        figures=ZERO_SHOTS,
+        rows=(
+            Row(label="CC", published=(33.0, 43.8), subject=half),
+            Row(
+                label="CC with MRFR",
+                published=(34.7, 45.3),
+                subject=imagebert("imagebert-half-mrfr", small(*HALF)),
+            ),
+        ),
+        about="The regression's mean is over features and regions.",
+    )
+    whole = AblationTable(
+        key="imagebert-whole",
+        title="ImageBERT: features of whole pictures (table 4)",
+        base="CC and SBU",
+        figures=ZERO_SHOTS,
+        rows=(
+            Row(label="CC and SBU", published=(48.4, 64.3), subject=clean),
+            Row(
+                label="CC and SBU with features of whole pictures",
+                published=(49.2, 64.0),
+                subject=imagebert(
+                    "imagebert-whole", small(*WITHOUT_MRFR, "model.global_widths=[256]")
+                ),
+            ),
+        ),
+        about="One whole-picture feature in place of three networks'.",
+    )
+    count = AblationTable(
+        key="imagebert-regions",
+        title="ImageBERT: number of regions (table 4)",
+        base="36 regions",
+        figures=TUNED,
+        rows=(
+            Row(label="36 regions", published=(68.7, 84.3), subject=regions(13)),
+            Row(label="100 regions", published=(73.0, 87.3), subject=regions(36)),
+        ),
+        about="13 and 36 regions stand for 36 and 100, of pictures with 12 boxes around each "
+        "thing.",
+    )
+    published = {
+        "Binary": ("binary", 73.1, 87.0),
+        "CE": ("softmax", 70.6, 85.6),
+        "Triplet": ("triplet", 70.6, 86.8),
+        "all three": ("all", 71.9, 86.6),
+    }
+    losses = AblationTable(
+        key="imagebert-losses",
+        title="ImageBERT: losses of fine-tuning (table 4)",
+        base="Binary",
+        figures=TUNED,
+        rows=tuple(
+            Row(
+                label=label,
+                published=figures,
+                subject=tuned(clean, f"imagebert-{name}", *LOSSES[name]),
+            )
+            for label, (name, *figures_) in published.items()
+            for figures in (tuple(map(float, figures_)),)
+        ),
+        about="Two candidates a pair for Binary and four for the others, of 16 pairs a step.",
+    )
+    return stages, parts, whole, count, losses

@@ -1,0 +1,92 @@
+"""The page of the documentation that says how the papers' ablations come out here."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from published.compare import AGREES, DIFFERS, WITHIN, Comparison, Lines, comparisons
+from published.row import AblationTable
+
+INTRO = """# Reproduction
+
+This page is written by `make reproduce` from `benchmarks/results/reproduction.jsonl`: do not edit
+it.
+
+The papers' ablations on the generated world: a row is a small model with the same thing changed,
+pretrained on 3,000 pairs of pictures and captions, and measured on the row's task with 300 pictures
+of which training shows no combination. The figures themselves are not comparable: the models have
+a few million parameters, the world a few words. What is compared is the way a row moves beside the
+base of its table. A change is told from none where it is larger than two standard errors, of the
+seeds or of what was asked, whichever is larger; published figures have a spread as well, which the
+papers do not tell (300 pictures: 0.03 or less; the papers' 1,000: 1.6 points at most).
+
+Each cell holds the figure here in percent, with its standard deviation where several seeds were
+run, and the paper's in parentheses. `make reproduce` takes hours, adds what is missing and goes on
+where it was stopped; `python benchmarks/reproduce.py` is its short form; `python
+benchmarks/reproduce.py --full --list` says what is missing.
+"""
+
+
+def page(tables: Sequence[AblationTable], lines: Lines) -> str:
+    """The whole page; rows that were not run yet stand there with the paper's figures alone."""
+    found = {table.key: list(comparisons(table, lines)) for table in tables}
+    parts = [INTRO, summary(tables, found)]
+    parts += [section(table, found[table.key], lines) for table in tables]
+    return "\n".join(parts)
+
+
+def summary(tables: Sequence[AblationTable], found: dict[str, list[Comparison]]) -> str:
+    """How many changes agree, table by table."""
+    rows = ["## What agrees\n", "| table | agree | within error | differ | to be measured |"]
+    rows.append("|---|---|---|---|---|")
+    for table in tables:
+        wanted = [one for one in found[table.key] if one.published_change]
+        counts = [
+            sum(one.verdict == verdict for one in wanted)
+            for verdict in (AGREES, WITHIN, DIFFERS, None)
+        ]
+        rows.append(f"| {table.title} | {' | '.join(map(str, counts))} |")
+    return "\n".join(rows) + "\n"
+
+
+def section(table: AblationTable, found: Sequence[Comparison], lines: Lines) -> str:
+    """A table with its figures, what stands for what, and which rows moved otherwise."""
+    labels = [figure.label for figure in table.figures]
+    head = [f"## {table.title}\n", f"{table.about}\n"]
+    head.append(f"| | {' | '.join(f'{label} | as there' for label in labels)} | seeds |")
+    head.append("|---" * (2 * len(labels) + 2) + "|")
+    by_row: dict[str, list[Comparison]] = {}
+    for one in found:
+        by_row.setdefault(one.row, []).append(one)
+    body = [_row(table, label, cells) for label, cells in by_row.items()]
+    notes = [f"\nCannot run: {row.label}, as {row.missing}." for row in table.rows if row.missing]
+    notes += [f"\n{text}" for text in otherwise(found)]
+    return "\n".join([*head, *body, *notes, ""])
+
+
+def _row(table: AblationTable, label: str, cells: Sequence[Comparison]) -> str:
+    name = f"**{label}**" if label == table.base else label
+    counts = [str(one.ours.count) for one in cells if one.ours is not None]
+    told = [part for one in cells for part in (_figure(one), one.verdict or "")]
+    return f"| {name} | {' | '.join(told)} | {max(counts, default='')} |"
+
+
+def _figure(one: Comparison) -> str:
+    ours = ""
+    if one.ours is not None:
+        ours = f"{100 * one.ours.mean:.1f}"
+        if one.ours.deviation is not None:
+            ours += f" ± {100 * one.ours.deviation:.1f}"
+    theirs = "" if one.published is None else f"({one.published:g})"
+    return " ".join(part for part in (ours, theirs) if part)
+
+
+def otherwise(found: Sequence[Comparison]) -> Iterator[str]:
+    """A sentence for each figure that moved the other way."""
+    for one in found:
+        if one.verdict == DIFFERS:
+            change: Any = one.change
+            yield (
+                f"Otherwise than there: {one.row}, {one.figure}: {100 * change.mean:+.1f} points "
+                f"here (standard error {100 * (one.error or 0):.1f}), "
+                f"{one.published_change:+.1f} there."
+            )

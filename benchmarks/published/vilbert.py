@@ -1,0 +1,162 @@
+"""ViLBERT's ablations (arXiv:1908.02265, tables 1 to 4): depth, data, one stream, no pretraining.
+
+Everything has half of the published layers: BERT's 6 in place of 12, and 1 to 4 co-attention layers
+for 2 to 8. As in the paper all start from a BERT.
+"""
+
+from proof.arms import Arm
+from proof.task_arms import FROM_BERT, SINGLE_STREAM
+
+from published.row import (
+    PICTURES,
+    VQA,
+    ZERO_SHOT,
+    AblationTable,
+    Row,
+    Step,
+    Subject,
+    Tuning,
+    recall,
+)
+
+TEXT_LAYERS = 6
+BERT = Step(arm=Arm(recipe="bert-small", changes=(f"model.num_layers={TEXT_LAYERS}",)), steps=400)
+STEPS = 600
+FIGURES = (recall(ZERO_SHOT, PICTURES), VQA, recall("retrieval", PICTURES))
+TUNINGS = {
+    ZERO_SHOT: Tuning(recipe="retrieval-vilbert-small", steps=0),
+    "vqa": Tuning(recipe="vqa-vilbert-small", steps=400, changes=("batch_size=32",)),
+    "retrieval": Tuning(recipe="retrieval-vilbert-small", steps=300),
+}
+# The baseline's pretraining, in the sizes that its fine-tuning has.
+ONE_STREAM = (
+    *("model.width=192", f"model.num_layers={TEXT_LAYERS}", "model.num_heads=4"),
+    *("model.intermediate_width=768", "model.num_positions=64", "model.vocab_size=4000"),
+    *("model.dropout=0", "model.attention_dropout=0", "model.init_std=0.07"),
+    *(
+        "epochs=null",
+        f"steps={STEPS}",
+        "batch_size=64",
+        "sources=[]",
+        "vocabulary_size=4000",
+        "workers=0",
+    ),
+    *("standardise_features=true", "masking.mismatched_words=false"),
+    *("masking.mismatched_regions=false", "negative_text_share=0.5", "optimizer.kind=adamw"),
+    *("optimizer.decay=matrices", "optimizer.bert_rate=1", "optimizer.lr=2e-4"),
+)
+ONE_STREAM_VQA = (
+    *SINGLE_STREAM,
+    f"model.trunk.num_layers={TEXT_LAYERS}",
+    "batch_size=32",
+)
+
+
+def layers(count: int) -> tuple[str, ...]:
+    """Changes to the small recipe: so many co-attention layers, before the text's last ones."""
+    text = list(range(TEXT_LAYERS - count, TEXT_LAYERS))
+    return (
+        f"model.num_layers={TEXT_LAYERS}",
+        f"model.text_co_layers={text}",
+        f"model.visual_num_layers={count}",
+        f"model.visual_co_layers={list(range(count))}",
+    )
+
+
+def vilbert(key: str, changes: tuple[str, ...]) -> Subject:
+    """A ViLBERT that starts from BERT."""
+    arm = Arm(recipe="vilbert-small", name=key, changes=changes, from_bert=True)
+    return Subject(key=key, chain=(BERT, Step(arm=arm, steps=STEPS)), tunings=TUNINGS)
+
+
+def without_pretraining() -> Subject:
+    """Fine-tuned from BERT alone; before that nothing can rank."""
+    of_trunk = tuple(change.replace("model.", "model.trunk.") for change in layers(3))
+    tunings = {
+        task: Tuning(
+            recipe=tuning.recipe,
+            steps=tuning.steps,
+            changes=(*tuning.changes, *FROM_BERT, *of_trunk),
+        )
+        for task, tuning in TUNINGS.items()
+        if tuning.steps
+    }
+    return Subject(key="vilbert-from-bert", chain=(BERT,), tunings=tunings)
+
+
+def single_stream(*, pretrained: bool) -> Subject:
+    """One BERT over words and regions."""
+    name = "vilbert-single-stream"
+    arm = Arm(recipe=name, name=name, changes=ONE_STREAM, from_bert=True)
+    start = "starts_from=[vilbert-single-stream]" if pretrained else FROM_BERT[0]
+    vqa = Tuning(recipe="vqa-single-stream-from-bert", steps=400, changes=(*ONE_STREAM_VQA, start))
+    return Subject(
+        key=name if pretrained else f"{name}-from-bert",
+        chain=(BERT, Step(arm=arm, steps=STEPS)) if pretrained else (BERT,),
+        tunings={"vqa": vqa},
+    )
+
+
+def vilbert_tables() -> tuple[AblationTable, ...]:
+    """Depth, data, and one stream."""
+    base = vilbert("vilbert", layers(3))
+    quarter, half = (
+        vilbert(f"vilbert-{percent}-percent", (*layers(3), f"share={percent / 100}"))
+        for percent in (25, 50)
+    )
+    depth = AblationTable(
+        key="vilbert-layers",
+        title="ViLBERT: co-attention layers",
+        base="6 layers",
+        figures=FIGURES,
+        rows=(
+            Row(
+                label="2 layers",
+                published=(26.14, 69.92, 55.68),
+                subject=vilbert("vilbert-2-layers", layers(1)),
+            ),
+            Row(
+                label="4 layers",
+                published=(26.28, 70.22, 55.38),
+                subject=vilbert("vilbert-4-layers", layers(2)),
+            ),
+            Row(label="6 layers", published=(31.86, 70.55, 58.20), subject=base),
+            Row(
+                label="8 layers",
+                published=(32.80, 70.47, 58.78),
+                subject=vilbert("vilbert-8-layers", layers(4)),
+            ),
+        ),
+        about="1 to 4 co-attention layers over 6 of the text stand for 2 to 8 over 12.",
+    )
+    data = AblationTable(
+        key="vilbert-data",
+        title="ViLBERT: share of the pretraining data",
+        base="100 %",
+        figures=FIGURES,
+        rows=(
+            Row(label="0 %", published=(None, 68.93, 45.50), subject=without_pretraining()),
+            Row(label="25 %", published=(20.40, 69.82, 53.08), subject=quarter),
+            Row(label="50 %", published=(26.76, 70.30, 54.84), subject=half),
+            Row(label="100 %", published=(31.86, 70.55, 58.20), subject=base),
+        ),
+        about="Shares of the pairs for as many steps each; 0 % is BERT alone, which cannot rank.",
+    )
+    streams = AblationTable(
+        key="vilbert-streams",
+        title="ViLBERT: two streams or one",
+        base="two streams",
+        figures=(VQA,),
+        rows=(
+            Row(
+                label="one stream, from BERT",
+                published=(65.90,),
+                subject=single_stream(pretrained=False),
+            ),
+            Row(label="one stream", published=(68.85,), subject=single_stream(pretrained=True)),
+            Row(label="two streams, from BERT", published=(68.93,), subject=without_pretraining()),
+            Row(label="two streams", published=(70.55,), subject=base),
+        ),
+        about="The paper does not rank with one stream; both have 6 layers of the text here.",
+    )
+    return depth, data, streams

@@ -1,0 +1,88 @@
+"""VLMo's ablations (arXiv:2111.02358, tables 3 and 4): stages, objectives, experts."""
+
+from proof.arms import Arm
+
+from published.row import (
+    CAPTIONS,
+    PICTURES,
+    AblationTable,
+    Figure,
+    Row,
+    Step,
+    Subject,
+    Tuning,
+    mean_recall,
+)
+
+STEPS = 300
+LAYERS = 4
+STATEMENTS = Figure(label="NLVR2", task="nlvr2", metrics=("nlvr2/test/accuracy",))
+FIGURES = (STATEMENTS, mean_recall("retrieval", CAPTIONS), mean_recall("retrieval", PICTURES))
+TUNINGS = {
+    "nlvr2": Tuning(recipe="nlvr2-vlmo-small", steps=300, changes=("batch_size=16",)),
+    "retrieval": Tuning(recipe="retrieval-vlmo-small", steps=200),
+}
+TEXTS = (
+    *("feeding.kind=text", "objectives.text_mlm=1", "objectives.mlm=0", "objectives.itm=0"),
+    *("objectives.itc=0", f"model.first_vl_layer={LAYERS}", "model.contrast=false"),
+    "model.match=false",
+)
+NO_WORDS, NO_MATCHING = ("objectives.mlm=0",), ("objectives.itm=0",)
+NO_JOINT_EXPERT = (f"model.first_vl_layer={LAYERS}", "model.num_contrast_pairs=1")
+STANDARD = (*NO_JOINT_EXPERT, "model.modality_experts=false")
+NO_TOKENIZER = (
+    "masked picture modelling needs a published tokenizer of pictures (DALL-E's encoder), which "
+    "nothing here draws"
+)
+
+
+def vlmo(key: str, *changes: str, before: tuple[Step, ...] = ()) -> Subject:
+    """A VLMo by its third stage, after what comes before."""
+    arm = Arm(recipe="vlmo-small", name=key, changes=changes)
+    return Subject(key=key, chain=(*before, Step(arm=arm, steps=STEPS)), tunings=TUNINGS)
+
+
+def vlmo_tables() -> tuple[AblationTable, ...]:
+    """Tables 3 and 4."""
+    base = vlmo("vlmo")
+    texts = Step(arm=Arm(recipe="vlmo-small", name="vlmo-texts", changes=TEXTS), steps=400)
+    rows = {
+        "contrast alone": ((58.51, 92.23, 84.24), vlmo("vlmo-itc", *NO_WORDS, *NO_MATCHING)),
+        "contrast and words": ((73.91, 94.07, 85.82), vlmo("vlmo-itc-mlm", *NO_MATCHING)),
+        "contrast and matching": ((76.46, 94.37, 85.67), vlmo("vlmo-itc-itm", *NO_WORDS)),
+        "all, standard Transformer": ((78.81, 93.37, 85.73), vlmo("vlmo-standard", *STANDARD)),
+        "all, without VL experts": (
+            (79.58, 94.50, 86.69),
+            vlmo("vlmo-without-vl-experts", *NO_JOINT_EXPERT),
+        ),
+        "all": ((80.13, 95.17, 87.25), base),
+    }
+    return (
+        AblationTable(
+            key="vlmo-stages",
+            title="VLMo: stages before the pairs (table 3)",
+            base="pictures, then pairs",
+            figures=FIGURES,
+            rows=(
+                Row(label="pictures, then pairs", published=(80.33, 95.60, 87.69), subject=base),
+                Row(
+                    label="pictures, texts, then pairs",
+                    published=(82.09, 95.67, 88.52),
+                    subject=vlmo("vlmo-after-texts", before=(texts,)),
+                ),
+            ),
+            about=f"The stage on pictures is missing in both rows: {NO_TOKENIZER}. What is "
+            "compared is the stage on texts, here on the captions and with nothing frozen.",
+        ),
+        AblationTable(
+            key="vlmo-parts",
+            title="VLMo: objectives and experts (table 4)",
+            base="all",
+            figures=FIGURES,
+            rows=tuple(
+                Row(label=label, published=published, subject=subject)
+                for label, (published, subject) in rows.items()
+            ),
+            about="From drawn weights, where the paper starts from a ViT.",
+        ),
+    )
