@@ -8,6 +8,7 @@ from markupsafe import Markup
 from vlmill.schemas.console.report import Section, template
 from vlmill.train.tasks.report import NONE, Case, DrawnBox
 
+GLYPH_WIDTH = 0.6  # about, in sizes of the letters
 DRAWN_PX = 480  # the longest side of a picture under its boxes
 COLOURS = {"right": "#2e8540", "chosen": "#d9822b", "other": "#4a7fb5"}
 
@@ -60,7 +61,8 @@ def _drawn(case: Case, uri: str) -> dict[str, Any]:
 
 def _drawn_box(box: DrawnBox, width: int, text_px: int) -> dict[str, Any]:
     x1, y1, x2, y2 = (float(corner) for corner in box.box)
-    ends = x1 > width * 0.75  # a label that began there would leave the picture
+    # A label that began at the box's left would leave the picture.
+    ends = x1 + GLYPH_WIDTH * text_px * len(box.label) > width
     # At the foot of the right box: the chosen one, which has its own on top, may be the same.
     text_y = y2 - 0.2 * text_px if box.kind == "right" else y1 + text_px
     return {

@@ -37,7 +37,7 @@ def test_labels_of_one_box_that_is_right_and_chosen_do_not_cover_each_other() ->
 
 
 def test_a_label_at_the_right_edge_ends_with_its_box() -> None:
-    body = drawn(DrawnBox(box=np.array([170.0, 0, 195, 50]), label="[2] elephant"))
+    body = drawn(DrawnBox(box=np.array([150.0, 0, 195, 50]), label="[2] elephant"))
     assert "<text x='195.0'" in body and "text-anchor='end'" in body
     assert "text-anchor='start'" in drawn(DrawnBox(box=BOX, label="[1] cat"))
 
