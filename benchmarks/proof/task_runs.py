@@ -146,8 +146,10 @@ def examples_of(job: TaskJob) -> str:
         return job.tables.boxes
     if job.arm.task not in text_arms.TASKS:
         return job.tables.pairs
-    folder = job.output / text_arms.FOLDER
-    text_arms.write_statements(folder, job.world, pairs=job.pairs, held_out=job.held_out)
+    folder = job.output / text_arms.FOLDER / job.arm.task
+    text_arms.write_statements(
+        folder, job.world, job.arm.task, pairs=job.pairs, held_out=job.held_out
+    )
     return str(folder)
 
 

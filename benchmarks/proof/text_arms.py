@@ -79,8 +79,11 @@ def glue_arm(
     )
 
 
-def write_statements(folder: Path, world: World, *, pairs: int, held_out: int) -> None:
-    """Writes the rows on the world's scenes, if they are not there."""
+def write_statements(folder: Path, world: World, task: str, *, pairs: int, held_out: int) -> None:
+    """Writes the task's rows on the world's scenes, if they are not there.
+
+    A table holds those of one task: NLVR2's evaluation refuses texts without pictures.
+    """
     if any(folder.glob(f"{STATEMENTS.name}-*.parquet")):
         return
     counts: tuple[tuple[Split, int], ...] = (("train", pairs), ("test", held_out))
@@ -88,6 +91,7 @@ def write_statements(folder: Path, world: World, *, pairs: int, held_out: int) -
         dict.fromkeys(STATEMENTS.schema.names) | row
         for split, count in counts
         for row in statement_rows(world, split, make_scenes(world, split, count))
+        if row["source"].startswith(task)
     ]
     write_shard(folder, STATEMENTS, rows)
 
