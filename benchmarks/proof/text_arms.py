@@ -80,7 +80,10 @@ def glue_arm(
 
 
 def write_statements(folder: Path, world: World, task: str, *, pairs: int, held_out: int) -> None:
-    """Writes a task's rows on the world's scenes, if they are not there."""
+    """Writes the task's rows on the world's scenes, if they are not there.
+
+    A table holds those of one task: NLVR2's evaluation refuses texts without pictures.
+    """
     if any(folder.glob(f"{STATEMENTS.name}-*.parquet")):
         return
     counts: tuple[tuple[Split, int], ...] = (("train", pairs), ("test", held_out))

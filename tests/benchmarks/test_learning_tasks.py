@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import learning_tasks
+import pyarrow.parquet as pq
 import pytest
+from proof import text_arms
 from proof.task_arms import (
     BLIND,
     MARGIN,
@@ -125,6 +127,14 @@ def test_every_committed_line_is_of_an_arm_that_stands() -> None:
     sighted = [told for told in lines if told["settings"]["name"] != BLIND]
     margins = {told["name"]: lines_of(told, lines)[0]["margin"] for told in sighted}
     assert not {name: margin for name, margin in margins.items() if margin < MARGIN}
+
+
+def test_a_table_holds_the_statements_of_one_task(tmp_path: Path) -> None:
+    world = learning_tasks.forms()[False].world
+    for task, sources in (("nlvr2", {"nlvr2"}), ("glue", {"glue/mnli", "glue/sst-2"})):
+        text_arms.write_statements(tmp_path / task, world, task, pairs=8, held_out=4)
+        rows = pq.read_table(tmp_path / task)  # type: ignore[no-untyped-call]
+        assert set(rows.column("source").to_pylist()) == sources
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.schemas.console.report import Section, template
-from vlmill.train.tasks.report import NONE, Case
+from vlmill.train.tasks.report import NONE, Case, DrawnBox
 
+GLYPH_WIDTH = 0.6  # about, in sizes of the letters
 DRAWN_PX = 480  # the longest side of a picture under its boxes
 COLOURS = {"right": "#2e8540", "chosen": "#d9822b", "other": "#4a7fb5"}
 
@@ -20,8 +21,10 @@ _CASES = template(
     "{% for box in case.boxes %}<rect x='{{ box.x }}' y='{{ box.y }}' width='{{ box.width }}' "
     "height='{{ box.height }}' fill='none' stroke='{{ box.colour }}' "
     "stroke-width='{{ case.stroke }}'><title>{{ box.label }}</title></rect>"
-    "<text x='{{ box.x }}' y='{{ box.y }}' dy='{{ case.text }}' fill='{{ box.colour }}' "
-    "font-size='{{ case.text }}'>{{ box.label }}</text>{% endfor %}</svg>"
+    "<text x='{{ box.text_x }}' y='{{ box.text_y }}' text-anchor='{{ box.anchor }}' "
+    "fill='{{ box.colour }}' font-size='{{ case.text }}' stroke='white' stroke-linejoin='round' "
+    "stroke-width='{{ case.text / 4 }}' paint-order='stroke'>{{ box.label }}</text>{% endfor %}"
+    "</svg>"
     "<figcaption><p>{{ case.asked }} <b>{{ case.said }}</b></p>"
     "{% if case.choices %}<ol start='0'>{% for choice in case.choices %}<li>{{ choice }}</li>"
     "{% endfor %}</ol>{% endif %}<small>{{ case.about }}</small></figcaption></figure>{% endfor %}"
@@ -39,27 +42,37 @@ def drawn_section(
 def _drawn(case: Case, uri: str) -> dict[str, Any]:
     width, height = case.size
     longest = max(width, height)
+    text_px = max(8, round(longest / 30))
     return {
         "id": case.example_id,
         "uri": uri,
         "width": width,
         "height": height,
         "stroke": max(1, round(longest / 240)),
-        "text": max(8, round(longest / 30)),
+        "text": text_px,
         "asked": case.asked,
         "said": case.said,
         "choices": case.choices,
         "about": f"right: {case.right}; score {case.score:.2f}; {case.example_id}"
         + ("" if uri else f"; picture {case.image_id}"),
-        "boxes": [
-            {
-                "x": round(float(box.box[0]), 1),
-                "y": round(float(box.box[1]), 1),
-                "width": round(max(float(box.box[2] - box.box[0]), 0.0), 1),
-                "height": round(max(float(box.box[3] - box.box[1]), 0.0), 1),
-                "colour": COLOURS[box.kind],
-                "label": box.label,
-            }
-            for box in case.boxes
-        ],
+        "boxes": [_drawn_box(box, width, text_px) for box in case.boxes],
+    }
+
+
+def _drawn_box(box: DrawnBox, width: int, text_px: int) -> dict[str, Any]:
+    x1, y1, x2, y2 = (float(corner) for corner in box.box)
+    # A label that began at the box's left would leave the picture.
+    ends = x1 + GLYPH_WIDTH * text_px * len(box.label) > width
+    # At the foot of the right box: the chosen one, which has its own on top, may be the same.
+    text_y = y2 - 0.2 * text_px if box.kind == "right" else y1 + text_px
+    return {
+        "x": round(x1, 1),
+        "y": round(y1, 1),
+        "width": round(max(x2 - x1, 0.0), 1),
+        "height": round(max(y2 - y1, 0.0), 1),
+        "text_x": round(x2 if ends else x1, 1),
+        "text_y": round(text_y, 1),
+        "anchor": "end" if ends else "start",
+        "colour": COLOURS[box.kind],
+        "label": box.label,
     }

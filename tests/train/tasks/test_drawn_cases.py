@@ -1,0 +1,48 @@
+"""Examples drawn with their boxes: where labels stand, and what is listed below."""
+
+import re
+
+import numpy as np
+
+from vlmill.train.tasks.drawn_cases import drawn_section
+from vlmill.train.tasks.report import Case, DrawnBox
+
+BOX = np.array([10.0, 20, 60, 80])
+
+
+def drawn(*boxes: DrawnBox) -> str:
+    """The section of one example in a picture of 200 x 100."""
+    case = Case(
+        example_id="e",
+        image_id="p",
+        score=0.0,
+        asked="the <red> one",
+        said="box 1 of 2",
+        right="10, 20, 60, 80",
+        boxes=boxes,
+        size=(200, 100),
+        choices=("a cat", "a & dog"),
+    )
+    return str(drawn_section("Worst", "", [case], {"p": "data:x"}).body)
+
+
+def test_labels_of_one_box_that_is_right_and_chosen_do_not_cover_each_other() -> None:
+    body = drawn(
+        DrawnBox(box=BOX, label="right", kind="right"),
+        DrawnBox(box=BOX, label="chosen", kind="chosen"),
+    )
+    (right_y, right), (chosen_y, chosen) = re.findall(r"<text [^>]* y='([\d.]+)'[^>]*>(\w+)<", body)
+    assert (right, chosen) == ("right", "chosen")
+    assert 20 < float(chosen_y) < float(right_y) - 8 and float(right_y) < 80
+
+
+def test_a_label_at_the_right_edge_ends_with_its_box() -> None:
+    body = drawn(DrawnBox(box=np.array([150.0, 0, 195, 50]), label="[2] elephant"))
+    assert "<text x='195.0'" in body and "text-anchor='end'" in body
+    assert "text-anchor='start'" in drawn(DrawnBox(box=BOX, label="[1] cat"))
+
+
+def test_choices_are_listed_from_nought_and_texts_escaped() -> None:
+    body = drawn(DrawnBox(box=BOX, label="<b>"))
+    assert "<ol start='0'><li>a cat</li><li>a &amp; dog</li></ol>" in body
+    assert "the &lt;red&gt; one" in body and "&lt;b&gt;" in body
