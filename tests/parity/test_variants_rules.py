@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.conftest import GOLDEN
+from tests.parity.detector_training_keys import solver_of
 from tests.parity.draws import collator_row
 from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import compare
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import roi_align, roi_pool
 
+from vlmill.extract.train.solver import rate_factor
 from vlmill.train.loading.masking.words import Replacement
 
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
@@ -217,3 +219,12 @@ def test_a_set_without_an_input_fails_in_words(name: str) -> None:
         assert not re.search(r"(KeyError|AssertionError)", result["reason"])
         if without == inputs and inputs:
             assert result["status"] == "failed" and str(golden.root) in result["reason"]
+
+
+def test_a_rate_that_falls_in_parts_of_the_same_length() -> None:
+    """Detectron2's third schedule says how often the rate falls, not when."""
+    keys = {"BASE_LR": 0.5, "GAMMA": 0.1, "NUM_DECAYS": 2, "MAX_ITER": 9, "WARMUP_ITERS": 0}
+    keys |= {"LR_SCHEDULER_NAME": "WarmupStepWithFixedGammaLR"}
+    solver = solver_of({f"SOLVER.{name}": value for name, value in keys.items()})
+    rates = [rate_factor(iteration, 9, solver) for iteration in range(9)]
+    assert rates == pytest.approx([1.0] * 3 + [0.1] * 3 + [0.01] * 3)

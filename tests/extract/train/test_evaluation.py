@@ -37,6 +37,7 @@ def test_detections_are_compared_a_pixel_further() -> None:
     """The original's defect: its text files count from 1, its truth from 0."""
     box = (1, 1, 0, 0, 4, 4, 0.9)  # 4 x 4 of 5 x 5 pixels are left: 16 / 34 is not enough
     assert vg_scores(TRUE, detected(box), 2).average_precision[1] == 0
+    assert vg_scores(TRUE, detected(box), 2, overlap=0.4).average_precision[1] == 1
     shifted = (1, 1, -1, -1, 3, 3, 0.9)
     assert vg_scores(TRUE, detected(shifted), 2).average_precision[1] == 1
 
