@@ -237,6 +237,19 @@ def test_a_configuration_may_be_yaml(published: Path, tmp_path: Path) -> None:
     assert convert(published, *words) == 0
 
 
+def test_a_checkpoint_of_ours_tells_the_sizes(published: Path, tmp_path: Path, capsys: Any) -> None:
+    """What was exported has no configuration beside it; the checkpoint that it came from has."""
+    ours, again, back = tmp_path / "ours", tmp_path / "again", tmp_path / "back.safetensors"
+    assert convert(published, "--output", str(ours)) == 0
+    assert convert(ours, "--to", "reference", "--output", str(back)) == 0
+    vocabulary = ("--vocab", str(ours / "vocab.txt"), "--output", str(again))
+    assert convert(back, "--config", str(ours), *vocabulary) == 0
+    assert load_checkpoint(again).config == load_checkpoint(ours).config
+    (ours / "checkpoint.json").write_text("{}")
+    assert convert(back, "--config", str(ours), *vocabulary) == 2
+    assert f"--config {ours} is damaged" in capsys.readouterr().err
+
+
 def test_models_without_words_have_weights_alone(tmp_path: Path, capsys: Any) -> None:
     sizes = ["width=16", "num_heads=2", "num_layers=1", "intermediate_width=32", "image_size=32"]
     beit = VARIANTS["beit"].model(override(preset("beit-base"), sizes))
