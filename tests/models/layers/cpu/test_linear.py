@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,9 +106,9 @@ def test_where_mkl_is_fast_only_few_rows_are_onednns(
 def test_weights_that_stay_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "mkl_is_fast", lambda: False)
     ours, theirs, mine, _ = both((7,))
-    laid_out = []
+    laid_out = list[bool]()
 
-    def product(rows: Tensor, weight: Tensor, *others: object) -> Tensor:
+    def product(rows: Tensor, weight: Tensor, *others: Any) -> Tensor:
         laid_out.append(weight.is_mkldnn)
         return plain(rows, weight, *others)
 
