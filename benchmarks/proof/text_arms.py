@@ -52,15 +52,15 @@ def text_arms() -> tuple[TaskArm, ...]:
 
 
 def nlvr2_arm(
-    name: str, recipe: str, pretrained: str, changes: tuple[str, ...] = (), *, steps: int = 500
+    name: str, recipe: str, pretrained: str, changes: tuple[str, ...] = (), *, steps: int = 1_500
 ) -> TaskArm:
-    """An arm with 16 statements a step."""
+    """An arm with 32 statements a step: after 500 steps of 16 ViLBERT's loss is that of chance."""
     return TaskArm(
         task="nlvr2",
         name=name,
         recipe=recipe,
         pretrained=pretrained,
-        changes=(*changes, "batch_size=16"),
+        changes=(*changes, "batch_size=32"),
         steps=steps,
     )
 

@@ -1,7 +1,4 @@
-"""Rules of fine-tuning's inputs: what the tasks that are built read, and what later ones will.
-
-What waits for a task is named with it, by its keys; the report of a set lists it.
-"""
+"""Rules of fine-tuning's inputs: texts, regions and labels, as each task reads them."""
 
 import io
 from functools import partial
@@ -18,20 +15,25 @@ from tests.parity.finetuning_regions import expressions
 from tests.parity.golden import GoldenSet, expect, leaves, naming, read_json
 from tests.parity.results import Results
 from tests.parity.training import by_kind
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from vlmill.schemas.answers import soft_labels, without_marks
 from vlmill.train.loading.batch import whole_picture
 from vlmill.train.loading.boxes import Size, padded_locations, resized_boxes, scales
+from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import kept_lengths, kept_tokens
 from vlmill.train.loading.vocabulary import read_vocabulary
+from vlmill.train.tasks.mirrored import mirrored_text, sides_of
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.retrieval.metrics import KS, retrieval_metrics
 
 UNKNOWN = "<unk>"
 IGNORED = -1
-OWN_TABLES = "none: VLMo's own tables, in place of which ours are read"
+FLIP_TOKENS = "cases:vqa_flip_tokens"
+OWN_TABLES = "VLMo's own tables, in place of which ours are read"
 
 
 def vlbert_rules(golden: GoldenSet, results: Results) -> None:
@@ -44,7 +46,8 @@ def vlbert_rules(golden: GoldenSet, results: Results) -> None:
     results.given(
         "cases:meta.*", "cases:vqa_soft_targets.vocab", "cases:vqa_soft_targets.*.answers"
     )
-    results.waits("VQA of VL-BERT with mirrored pictures", "cases:vqa_flip_tokens.*")
+    results.given(f"{FLIP_TOKENS}.in")
+    results.check_all(dict(leaves(mirrored_words(cases["vqa_flip_tokens"]), FLIP_TOKENS)))
     rules = {
         "resize_and_flip": resize_and_flip,
         "truncation": truncation,
@@ -63,6 +66,16 @@ def vlbert_rules(golden: GoldenSet, results: Results) -> None:
     for text in cases["vqa_answer_vocab_punctuation"]:
         processed = text if text == UNKNOWN else without_marks(text)  # which is no answer
         results.check(f"cases:vqa_answer_vocab_punctuation.{text}", processed)
+
+
+def mirrored_words(case: dict[str, Any]) -> dict[str, Any]:
+    """The words of a mirrored picture's question, each a token."""
+    words = case["in"]
+    ids = {word: number for number, word in enumerate(words)}
+    tokens = np.arange(len(words))
+    text = MaskedTokens(original=tokens, tokens=tokens, masked=np.zeros(len(words), dtype=np.bool_))
+    mirrored = mirrored_text(text, sides_of(Tokenizer(WordLevel(ids, unk_token=words[0]))))
+    return {"out": [words[number] for number in mirrored.tokens.tolist()]}
 
 
 def resize_and_flip(case: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +221,7 @@ def vlmo_rules(golden: GoldenSet, results: Results) -> None:
         for case in golden.cases:
             recall(golden, results, case)
         return
-    results.waits(OWN_TABLES, "expected:*")
+    results.leaves_out(OWN_TABLES, "expected:*")
     size = int(golden.values["expected:image_size"])
     pictures = pictures_by_text(golden.folder)
     for name, records in read_json(golden.folder / "expected.json")["expected"].items():

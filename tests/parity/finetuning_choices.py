@@ -34,8 +34,8 @@ from vlmill.train.tasks.vcr.outlines import instance_masks, outlines_of
 from vlmill.train.tasks.vcr.recipes import VcrSettings, vilbert_vcr_feeding
 from vlmill.train.tasks.vcr.texts import MARK, names_in_turn
 
-UNUSED = "none: a mask that the model does not read"
-RELEVANT = "none: objects that the text names alone, off in all released settings"
+UNUSED = "a mask that the model does not read"
+RELEVANT = "objects that the text names alone, off in all released settings"
 
 
 def vilbert_choices(golden: GoldenSet, results: Results) -> None:
@@ -56,7 +56,7 @@ def vilbert_choices(golden: GoldenSet, results: Results) -> None:
     for kind, longest in about["max_seq_length"].items():
         at = f"vcr.{kind}.out"
         results.given(f"{at}.anno_id", f"{at}.target")
-        results.waits(UNUSED, f"{at}.co_attention_mask")
+        results.leaves_out(UNUSED, f"{at}.co_attention_mask")
         with naming(at):
             check_regions(results, at, batch)
             first, choices = annotation["question"], annotation["answer_choices"]
@@ -88,8 +88,8 @@ def vlbert_choices(golden: GoldenSet, results: Results) -> None:
         settings = ("case", "task", "sample", "seq_len", "only_use_relevant_dets")
         results.given(*(f"{at}.{name}" for name in settings))
         if case["only_use_relevant_dets"]:
-            results.waits(RELEVANT, f"{at}.question*", f"{at}.choices*", f"{at}.im_info*")
-            results.waits(RELEVANT, f"tensors:vcr.case{case['case']}.*")
+            results.leaves_out(RELEVANT, f"{at}.question*", f"{at}.choices*", f"{at}.im_info*")
+            results.leaves_out(RELEVANT, f"tensors:vcr.case{case['case']}.*")
             continue
         run = case["task"], case["seq_len"]
         first, before = (first if run == before else 0), run

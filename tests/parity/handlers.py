@@ -71,5 +71,5 @@ def compare(golden: GoldenSet) -> dict[str, object]:
         "reason": "; ".join(results.complaints),
         "tensors": results.tensors,
         "exchanges": results.exchanges,
-        "waiting": results.waiting,
+        "left_out": results.left_out,
     }

@@ -21,15 +21,15 @@ class Results:
     complaints: list[str] = field(default_factory=list)
     exchanges: dict[str, dict[str, Any]] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
-    waiting: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def given(self, *patterns: str) -> None:
         """What the comparison was fed: keys (globs, with the stem) that need not be compared."""
         self.inputs.extend(patterns)
 
-    def waits(self, task: str, *patterns: str) -> None:
-        """What a task that is not built yet will be compared with: keys as in :meth:`given`."""
-        self.waiting |= dict.fromkeys(patterns, task)
+    def leaves_out(self, reason: str, *patterns: str) -> None:
+        """What was recorded and no run of ours has, and why: keys as in :meth:`given`."""
+        self.left_out |= dict.fromkeys(patterns, reason)
 
     def check(self, key: str, ours: Any) -> None:
         """Compares with what was recorded as ``key``: a tensor, or a value of a JSON file.
@@ -105,16 +105,16 @@ class Results:
         missed = [key for key in self.golden.outputs() if self.is_missed(key)]
         for key in missed:
             self.tensors[key] = {"max_abs": None, "allowed": self.most_allowed(key), "ok": False}
-        for pattern, task in self.waiting.items():
+        for pattern, reason in self.left_out.items():
             keys = [key for key in self.golden.outputs() if fnmatchcase(key, pattern)]
             if keys and all(key in self.tensors for key in keys):
-                self.complaints.append(f"{pattern} waits for {task}, but is compared")
+                self.complaints.append(f"{pattern} is left out ({reason}), but is compared")
         if missed:
             self.complaints.append(f"not compared: {', '.join(missed)}")
 
     def is_missed(self, key: str) -> bool:
-        """Not compared, no input of the comparison, and waiting for no task."""
-        spared = (*self.inputs, *self.waiting)
+        """Not compared, no input of the comparison, and not left out with a reason."""
+        spared = (*self.inputs, *self.left_out)
         return key not in self.tensors and not any(fnmatchcase(key, p) for p in spared)
 
     def most_allowed(self, key: str) -> float:

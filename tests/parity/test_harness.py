@@ -336,12 +336,12 @@ def test_the_report_has_what_several_workers_compared_also_when_a_set_fails(
         assert written[each.name]["status"] == "passed" and written[each.name]["tensors"]
 
 
-def test_what_waits_for_a_task_is_listed_until_it_is_compared(tmp_path: Path) -> None:
+def test_what_is_left_out_is_listed_until_it_is_compared(tmp_path: Path) -> None:
     results = set_with(tmp_path, {"a": 1, "b": [2]})
     results.check("rules:a", 1)
-    results.waits("VCR", "rules:b")
+    results.leaves_out("no run has it", "rules:b")
     results.finish()
-    assert not results.complaints and results.waiting == {"rules:b": "VCR"}
+    assert not results.complaints and results.left_out == {"rules:b": "no run has it"}
     results.check("rules:b", [2])
     results.finish()
-    assert results.complaints == ["rules:b waits for VCR, but is compared"]
+    assert results.complaints == ["rules:b is left out (no run has it), but is compared"]
