@@ -105,7 +105,8 @@ def quick_text(text: str, max_chars: int) -> str:
     found = map(str.strip, _STRETCH.findall(_without_hidden(text[:_MAX_QUICK_CHARS])))
     stretches = dict.fromkeys(stretch for stretch in found if len(stretch) >= _MIN_STRETCH)
     # A character outside ASCII says more: most are of scripts with one for a syllable or a word.
-    longest = sorted(stretches, key=lambda s: len(s) if s.isascii() else 3 * len(s), reverse=True)
+    weight = len if text.isascii() else _weight
+    longest = sorted(stretches, key=weight, reverse=True)
     chosen: list[str] = []
     left = max_chars
     for stretch in longest[:_MAX_STRETCHES]:
@@ -115,6 +116,10 @@ def quick_text(text: str, max_chars: int) -> str:
         if left <= 0:
             break
     return " ".join(chosen)[:max_chars]
+
+
+def _weight(stretch: str) -> int:
+    return len(stretch) if stretch.isascii() else 3 * len(stretch)
 
 
 def _is_code(stretch: str) -> bool:
