@@ -33,8 +33,8 @@ PROCESSORS = Path("/proc/cpuinfo")
 FEW_ROWS = 256  # up to which oneDNN is faster forward even where MKL is fast
 WORTH = 128  # sequences to be computed from which laying weights out pays
 
-# A weight by its place in memory and its shape, with its blocks.
-_Blocks = dict[tuple[int, torch.Size], tuple[Tensor, Tensor]]
+# A weight by its place in memory, its shape and its strides, with its blocks.
+_Blocks = dict[tuple[int, torch.Size, tuple[int, ...]], tuple[Tensor, Tensor]]
 _KEPT: ContextVar[_Blocks | None] = ContextVar("kept", default=None)
 
 
@@ -59,7 +59,7 @@ def _laid_out(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
     # Another tensor than a parameter may be gone when the next one lies in its place.
     if kept is None or num_rows < 2 or not isinstance(whole, nn.Parameter):
         return weight
-    key = (weight.data_ptr(), weight.shape)
+    key = (weight.data_ptr(), weight.shape, weight.stride())
     if key not in kept:
         blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
         kept[key] = (weight, blocks)  # the weight, so that its place stays its own
