@@ -231,6 +231,7 @@ def measure(
     rounds: int,
 ) -> None:
     """Prints rates and waiting at rising concurrency, ``count`` requests at each."""
+    rounds = min(rounds, count)
     loaded(running, pictures, min(WARM, count), 1)
     plain.rate()
     before = plain.rate()
