@@ -85,8 +85,8 @@ def run(arguments: Sequence[str]) -> int:
     jobs = jobs_of_form(form, tables, tuple(seeds_of(args.seeds)), args.output)
     missing = [job for job in jobs if finished(job, results(path)) is None]
     if args.list:
-        for job in jobs:
-            print(f"{'missing' if job in missing else 'finished':9} {job.name}")
+        for one in jobs:
+            print(f"{'missing' if one in missing else 'finished':9} {one.name}")
         for table in tables:
             for row in table.rows:
                 if row.missing:

@@ -16,7 +16,7 @@ from vlmill.extract.detect.saved import read_saved, save_detector
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import load_published
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, link_file
 from vlmill.schemas.files.outputs import PLAN
 from vlmill.schemas.rejects import Reason
 
@@ -76,11 +76,7 @@ def publish(output: Path, step: int) -> None:
     """Puts a checkpoint's detector at the top of the output, as links."""
     last = saved_steps(output)[step]
     for name in (MODEL, DETECTOR):  # what makes the folder a detector comes last
-        with atomic_path(output / name) as temporary:
-            try:
-                os.link(last / name, temporary)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(last / name, temporary)
+        link_file(last / name, output / name)
 
 
 def step_folder(output: Path, step: int) -> Path:

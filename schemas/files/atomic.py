@@ -50,6 +50,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise
 
 
+def link_file(source: Path, path: Path) -> None:
+    """Gives ``source`` a second name, ``path``; a copy where the file system has no hard links."""
+    if path.exists() and path.samefile(source):
+        return  # to rename one name of a file to another of it does nothing, and leaves both
+    with atomic_path(path) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+
+
 def _temporary(path: Path) -> Path:
     """The name under which this process writes ``path``.
 

@@ -133,7 +133,7 @@ def test_a_table_holds_the_statements_of_one_task(tmp_path: Path) -> None:
     world = learning_tasks.forms()[False].world
     for task, sources in (("nlvr2", {"nlvr2"}), ("glue", {"glue/mnli", "glue/sst-2"})):
         text_arms.write_statements(tmp_path / task, world, task, pairs=8, held_out=4)
-        rows = pq.read_table(tmp_path / task)  # type: ignore[no-untyped-call]
+        rows = pq.read_table(tmp_path / task)
         assert set(rows.column("source").to_pylist()) == sources
 
 

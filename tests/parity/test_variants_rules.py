@@ -224,7 +224,7 @@ def test_a_set_without_an_input_fails_in_words(name: str) -> None:
 def test_a_rate_that_falls_in_parts_of_the_same_length() -> None:
     """Detectron2's third schedule says how often the rate falls, not when."""
     keys = {"BASE_LR": 0.5, "GAMMA": 0.1, "NUM_DECAYS": 2, "MAX_ITER": 9, "WARMUP_ITERS": 0}
-    keys |= {"LR_SCHEDULER_NAME": "WarmupStepWithFixedGammaLR"}
-    solver = solver_of({f"SOLVER.{name}": value for name, value in keys.items()})
+    named = {"LR_SCHEDULER_NAME": "WarmupStepWithFixedGammaLR"}
+    solver = solver_of({f"SOLVER.{name}": value for name, value in (keys | named).items()})
     rates = [rate_factor(iteration, 9, solver) for iteration in range(9)]
     assert rates == pytest.approx([1.0] * 3 + [0.1] * 3 + [0.01] * 3)

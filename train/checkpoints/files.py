@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, link_file
 from vlmill.schemas.files.inputs import Input, recorded
 from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.plain_fields import from_plain, to_plain
@@ -250,11 +250,7 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
 def publish(output: str | Path, checkpoint: Path) -> None:
     """Put what evaluation needs of a run's checkpoint at the top of ``output``, as links."""
     for name in PUBLISHED:
-        with atomic_path(Path(output) / name) as temporary:
-            try:
-                os.link(checkpoint / name, temporary)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(checkpoint / name, temporary)
+        link_file(checkpoint / name, Path(output) / name)
 
 
 def load_training_state(folder: str | Path) -> dict[str, Tensor]:

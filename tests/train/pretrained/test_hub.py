@@ -124,8 +124,8 @@ def test_a_checkpoint_in_a_store_is_sent(hub: Hub, vlmo: Path, bucket: str, tmp_
     upload_folder(tmp_path / "results", f"{bucket}/results")
     words = ["--checkpoint", f"{bucket}/run", "--metrics", f"{bucket}/results/metrics.json"]
     assert main(["push", *words, "--to", PLACE]) == 0
-    scores = [vlmill.load(place).encode_texts(TEXTS) for place in (PLACE, f"{bucket}/run")]
-    np.testing.assert_array_equal(*scores)
+    sent, stored = (vlmill.load(place).encode_texts(TEXTS) for place in (PLACE, f"{bucket}/run"))
+    np.testing.assert_array_equal(sent, stored)
 
 
 def test_a_commit_is_pinned_and_what_is_gone_is_deleted(hub: Hub, vlmo: Path) -> None:
