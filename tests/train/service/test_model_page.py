@@ -24,9 +24,7 @@ def test_a_text_is_scored_searched_and_answered(tmp_path: Path) -> None:
         until(lambda: "Scored" in text_of("status"))
         assert text_of("said") == "Score: 1.2500"
         caption = page.find_element("css selector", "#first figcaption").text
-        rests = (
-            r"The score rests most on region 11: [^;]+ \(1\.100\); region 10: [^;]+ \(1\.000\); "
-        )
+        rests = r"The score rests most on region 11: [^;]+ \(1\.100\); region 10: [^;]+ \(1\.000\)"
         assert re.match(rests, caption)
         assert len(page.find_elements("css selector", "#first button.on")) == 3
         page.find_element("id", "search").click()
