@@ -155,6 +155,16 @@ def seeds_of(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def add_places(p: Parser) -> None:
+    """Adds the flags that say where runs and their figures lie."""
+    p.add_argument(
+        "--output", type=Path, metavar="DIR", help="folder of worlds and runs, and to continue in"
+    )
+    p.add_argument(
+        "--results", type=Path, metavar="FILE", help="JSON lines of finished runs, to be added to"
+    )
+
+
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(
@@ -162,12 +172,7 @@ def parser() -> Parser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder of worlds and runs, and to continue in"
-    )
-    p.add_argument(
-        "--results", type=Path, metavar="FILE", help="JSON lines of finished runs, to be added to"
-    )
+    add_places(p)
     p.add_argument(
         "--arms", type=names_of, metavar="A,B", help="only these (all; --list names them)"
     )

@@ -27,7 +27,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from learning_tasks import names_of, seeds_of
+from learning_tasks import add_places, names_of, seeds_of
 from proof.tables import WorldTables
 from proof.task_runs import failed, finished, results, run_all
 from published import AblationTable, all_tables
@@ -175,12 +175,7 @@ def parser() -> Parser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder of worlds and runs, and to continue in"
-    )
-    p.add_argument(
-        "--results", type=Path, metavar="FILE", help="JSON lines of finished runs, to be added to"
-    )
+    add_places(p)
     p.add_argument(
         "--tables", type=names_of, metavar="A,B", help="only these (all; --list shows their rows)"
     )

@@ -59,9 +59,8 @@ def comparisons(table: AblationTable, lines: Lines) -> Iterator[Comparison]:
     for row in table.rows:
         for number, figure in enumerate(table.figures):
             theirs, of_base = row.published[number], base.published[number]
-            change, error = change_of(
-                lines_of(row, figure, lines), lines_of(base, figure, lines), figure
-            )
+            own = lines_of(row, figure, lines)
+            change, error = change_of(own, lines_of(base, figure, lines), figure)
             is_base = row is base
             yield Comparison(
                 row=row.label,
@@ -70,7 +69,7 @@ def comparisons(table: AblationTable, lines: Lines) -> Iterator[Comparison]:
                 published_change=None
                 if is_base or theirs is None or of_base is None
                 else theirs - of_base,
-                ours=spread_of(lines_of(row, figure, lines), figure),
+                ours=spread_of(own, figure),
                 change=None if is_base else change,
                 error=None if is_base else error,
             )

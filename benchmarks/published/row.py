@@ -8,6 +8,7 @@ from proof.task_arms import TaskArm
 
 ZERO_SHOT = "zero-shot"  # the task of a model that is ranked as it comes from pretraining
 PICTURES, CAPTIONS = "image_retrieval", "text_retrieval"
+SOUGHT = {PICTURES: "pictures", CAPTIONS: "captions"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +120,16 @@ class AblationTable:
 
 def recall(task: str, direction: str, at: int = 1) -> Figure:
     """R@1, or at another rank, in one direction."""
-    what = {PICTURES: "pictures", CAPTIONS: "captions"}[direction]
     said = "zero-shot" if task == ZERO_SHOT else "fine-tuned"
-    return Figure(label=f"{said} R@{at}, {what}", task=task, metrics=(f"{direction}/r{at}",))
+    return Figure(
+        label=f"{said} R@{at}, {SOUGHT[direction]}", task=task, metrics=(f"{direction}/r{at}",)
+    )
 
 
 def mean_recall(task: str, direction: str) -> Figure:
     """The mean of R@1, R@5 and R@10 in one direction."""
-    what = {PICTURES: "pictures", CAPTIONS: "captions"}[direction]
     return Figure(
-        label=f"mean of R@1, 5, 10, {what}",
+        label=f"mean of R@1, 5, 10, {SOUGHT[direction]}",
         task=task,
         metrics=tuple(f"{direction}/r{at}" for at in (1, 5, 10)),
     )
