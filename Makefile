@@ -21,13 +21,15 @@ help: ## list the commands
 install: $(READY) ## make .venv with everything that the other commands need
 
 # uv sets the environment up in seconds and shares files between environments; where it cannot be
-# had, pip does the same more slowly. The stamp is written last: an interrupted installation is redone.
+# had, pip does the same more slowly. Both compile what they install: where PYTHONDONTWRITEBYTECODE is
+# set, as in many images, each command would else compile Beam or torch anew, seconds at every start.
+# The stamp is written last: an interrupted installation is redone.
 $(READY): setup.py constraints.txt
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5' && $(BIN)/uv --version >/dev/null; then \
 		echo "installing with uv"; \
-		$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
+		$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
 	else \
 		echo "uv cannot be had here; installing with pip, which takes minutes"; \
 		$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
