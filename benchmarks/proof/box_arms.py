@@ -12,6 +12,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "vcr": ("vcr/test/q_a", "vcr/test/qa_r"),
 }
 CHANCE: Mapping[str, float | None] = {"refcoco": None, "vcr": 0.25}
+STEPS: Mapping[str, int] = {"refcoco": 900, "vcr": 600}
 # Shapes are none of COCO's categories.
 NO_CATEGORIES = ("settings.regions=none",)
 FEWER = ("batch_size=16",)  # questions, of four texts each
@@ -51,5 +52,5 @@ def box_arm(
         recipe=recipe,
         pretrained=pretrained,
         changes=(*usual, *changes),
-        steps=600,
+        steps=STEPS[task],
     )

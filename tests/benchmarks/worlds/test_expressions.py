@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from worlds.detector import Detector
 from worlds.expressions import (
     attribute_expressions,
@@ -29,12 +31,43 @@ def test_an_expression_fits_one_thing_alone() -> None:
             words = set(text.split()) - {"the", "thing"}
             fits = [words <= {thing.colour, thing.shape} for thing in scene.things]
             assert fits.index(True) == number and sum(fits) == 1, text
+
+
+def test_what_comes_next_in_a_direction_is_the_nearest_of_those_that_lie_there() -> None:
+    towards = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
+    told = set[str]()
+    for scene in make_scenes(WORLD, "train", 40):
         for text, number in relation_expressions(scene):
-            relation, _, other = text.removeprefix("the thing ").partition(" the ")
-            at = [thing.kind for thing in scene.things].index(other)
-            places = scene.places
-            fits = [i != at and holds(relation, places[i], places[at]) for i in range(len(places))]
-            assert fits.index(True) == number and sum(fits) == 1, text
+            relation, _, other = text.removeprefix("the next thing ").partition(" the ")
+            (from_,) = (
+                place
+                for thing, place in zip(scene.things, scene.places, strict=True)
+                if thing.kind == other
+            )
+            dx, dy = towards[relation]
+            along = [(at.x - from_.x) * dx + (at.y - from_.y) * dy for at in scene.places]
+            assert min((far, i) for i, far in enumerate(along) if far > 0) == (
+                along[number],
+                number,
+            )
+            told.add(relation)
+    assert told == set(towards)
+
+
+@pytest.mark.parametrize(("things", "ceiling"), [((2, 3), 1 / 2), ((4,), 1 / 3)])
+def test_who_cannot_tell_things_apart_can_only_guess_what_comes_next(
+    things: tuple[int, ...], ceiling: float
+) -> None:
+    world, right, count = World(num_things=things, num_colours=5, num_shapes=4), 0, 0
+    for scene in make_scenes(world, "train", 60):
+        # What stands next to which thing cannot be told: the likeliest of a direction's answers.
+        answers: dict[str, Counter[int]] = {}
+        for text, number in relation_expressions(scene):
+            answers.setdefault(text.rpartition(" the ")[0], Counter())[number] += 1
+        assert not answers or len(scene.things) > 2
+        right += sum(max(counted.values()) for counted in answers.values())
+        count += sum(counted.total() for counted in answers.values())
+    assert count > 30 and right == pytest.approx(ceiling * count)
 
 
 def test_one_choice_is_right_and_the_others_are_not() -> None:
