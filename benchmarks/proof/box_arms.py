@@ -30,7 +30,9 @@ def box_arms() -> tuple[TaskArm, ...]:
         box_arm("vcr", BLIND, "vcr-vilbert-small", "vilbert-small", (*FEWER, "blind=true")),
         box_arm("refcoco", "vl-bert", "refcoco-vl-bert-small", "vl-bert-small"),
         box_arm("vcr", "vl-bert", "vcr-vl-bert-small", "vl-bert-small", (*FEWER, *NO_CATEGORIES)),
-        box_arm("refcoco", "vl-bert-from-pixels", "refcoco-vl-bert-end-to-end-small", None),
+        box_arm(
+            "refcoco", "vl-bert-from-pixels", "refcoco-vl-bert-end-to-end-small", None, steps=600
+        ),
         box_arm(
             "vcr",
             "vl-bert-from-pixels",
@@ -42,9 +44,14 @@ def box_arms() -> tuple[TaskArm, ...]:
 
 
 def box_arm(
-    task: str, name: str, recipe: str, pretrained: str | None, changes: tuple[str, ...] = ()
+    task: str,
+    name: str,
+    recipe: str,
+    pretrained: str | None,
+    changes: tuple[str, ...] = (),
+    steps: int | None = None,
 ) -> TaskArm:
-    """An arm of a task with boxes."""
+    """An arm of a task with boxes, of so many ``steps`` or as many as the task's others."""
     usual = (*UNMIRRORED, *(("batch_size=32",) if task == "refcoco" else ()))
     return TaskArm(
         task=task,
@@ -52,5 +59,5 @@ def box_arm(
         recipe=recipe,
         pretrained=pretrained,
         changes=(*usual, *changes),
-        steps=STEPS[task],
+        steps=steps or STEPS[task],
     )

@@ -18,6 +18,8 @@ _CASES = template(
     "<title>{{ case.id }}</title>"
     "{% if case.uri %}<image href='{{ case.uri }}' width='{{ case.width }}' "
     "height='{{ case.height }}'/>{% endif %}"
+    "<rect width='{{ case.width }}' height='{{ case.height }}' fill='none' stroke='#c8d0d8' "
+    "stroke-width='{{ case.stroke }}'/>"
     "{% for box in case.boxes %}<rect x='{{ box.x }}' y='{{ box.y }}' width='{{ box.width }}' "
     "height='{{ box.height }}' fill='none' stroke='{{ box.colour }}' "
     "stroke-width='{{ case.stroke }}'><title>{{ box.label }}</title></rect>"

@@ -42,6 +42,12 @@ def test_a_label_at_the_right_edge_ends_with_its_box() -> None:
     assert "text-anchor='start'" in drawn(DrawnBox(box=BOX, label="[1] cat"))
 
 
+def test_a_picture_that_is_not_there_has_a_frame() -> None:
+    case = Case(example_id="e", image_id="p", score=0.0, asked="", said="", right="", size=(64, 48))
+    body = str(drawn_section("Worst", "", [case], {}).body)
+    assert "<rect width='64' height='48'" in body and "<image" not in body
+
+
 def test_choices_are_listed_from_nought_and_texts_escaped() -> None:
     body = drawn(DrawnBox(box=BOX, label="<b>"))
     assert "<ol start='0'><li>a cat</li><li>a &amp; dog</li></ol>" in body
