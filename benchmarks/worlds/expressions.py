@@ -29,10 +29,11 @@ from worlds.scenes import RELATIONS, Scene, Split, World, make_scene
 JOB = "world-boxes"
 DTYPE = "float16"
 TABLES = (EXPRESSIONS, CHOICES, REGIONS)
-ATTRIBUTE, RELATION = "attribute", "relation"  # what an expression names a thing by: its source
+# What an expression names a thing by, its source: how it looks, where it stands among several, or
+# beside one other, which teaches the words of directions: the boxes alone tell which is meant.
+ATTRIBUTE, RELATION, PAIR = "attribute", "relation", "pair"
 # Of a scene. Few have relations: three things that are not inside each other.
-DRAWN = {ATTRIBUTE: 1, RELATION: 4}
-FEWEST_IN_ORDER = 3  # of two, where the boxes are would tell the one that is meant
+DRAWN = {ATTRIBUTE: 1, RELATION: 4, PAIR: 2}
 CLEAR_PX = 6.0  # between the centres of things that are in order
 AXES = {"x": ("left of", "right of"), "y": ("above", "below")}  # towards less, towards more
 NUM_CHOICES = 4
@@ -56,11 +57,9 @@ def relation_expressions(scene: Scene) -> Iterator[tuple[str, int]]:
     """Yields texts that name the thing that comes next to another one in a direction.
 
     Whoever cannot tell which thing is the other one has as many different answers as there are
-    such texts of a direction: only scenes of three things and more have some. All centres have to
-    be in a clear order along the direction's axis: one inside another thing leaves none.
+    such texts of a direction: one among two things, where the boxes tell. All centres have to be in
+    a clear order along the direction's axis: one inside another thing leaves none.
     """
-    if len(scene.things) < FEWEST_IN_ORDER:
-        return
     for axis, relations in AXES.items():
         order = sorted(range(len(scene.places)), key=lambda i: getattr(scene.places[i], axis))
         along = [getattr(scene.places[number], axis) for number in order]
@@ -78,7 +77,8 @@ def expression_rows(
     many as it has.
     """
     rows = []
-    kinds = {ATTRIBUTE: attribute_expressions(scene), RELATION: relation_expressions(scene)}
+    by_place = PAIR if len(scene.things) == 2 else RELATION
+    kinds = {ATTRIBUTE: attribute_expressions(scene), by_place: relation_expressions(scene)}
     for kind, named in kinds.items():
         every = list(named)
         for at in rng.permutation(len(every))[: DRAWN[kind]]:
@@ -201,6 +201,7 @@ def write_boxes(
         "world": asdict(world) | {"num_things": list(world.num_things)},
         "detector": asdict(detector),
         "pictures": dict(pictures),
+        "drawn": DRAWN,
         "tables": [table.name for table in TABLES],
     }
     state = prepare_output(folder, job=JOB, settings=settings)
