@@ -1,6 +1,6 @@
 """Names things of scenes, and asks about them with four choices: RefCOCO+ and VCR of a world.
 
-An expression means one thing, by its colour and shape or by what it comes next to. A choice is
+An expression means one thing, by its looks or by where it stands beside another. A choice is
 about a thing by its number, which a text says as the thing's shape: its colour (q2a), and, given
 that, where it stands to another (qa2r). Wrong choices differ in the asked word alone, so that who
 sees the text alone has to guess.
@@ -29,13 +29,12 @@ from worlds.scenes import RELATIONS, Scene, Split, World, make_scene
 JOB = "world-boxes"
 DTYPE = "float16"
 TABLES = (EXPRESSIONS, CHOICES, REGIONS)
-# What an expression names a thing by, its source: how it looks, where it stands among several, or
-# beside one other, which teaches the words of directions: the boxes alone tell which is meant.
-ATTRIBUTE, RELATION, PAIR = "attribute", "relation", "pair"
+ATTRIBUTE, RELATION = "attribute", "relation"  # what an expression names a thing by: its source
 # Of a scene. Few have relations: three things that are not inside each other.
-DRAWN = {ATTRIBUTE: 1, RELATION: 4, PAIR: 2}
+DRAWN = {ATTRIBUTE: 1, RELATION: 4}
+FEWEST_IN_ORDER = 3
 CLEAR_PX = 6.0  # between the centres of things that are in order
-AXES = {"x": ("left of", "right of"), "y": ("above", "below")}  # towards less, towards more
+AXES = {"x": ("leftmost", "rightmost"), "y": ("highest", "lowest")}  # least, and most
 NUM_CHOICES = 4
 PLAIN = [-1]
 MARK = "[MARK]"  # as the tables of VCR have it, between a question and its answer
@@ -54,20 +53,23 @@ def attribute_expressions(scene: Scene) -> Iterator[tuple[str, int]]:
 
 
 def relation_expressions(scene: Scene) -> Iterator[tuple[str, int]]:
-    """Yields texts that name the thing that comes next to another one in a direction.
+    """Yields texts that name what stands furthest in a direction beside another thing.
 
-    Whoever cannot tell which thing is the other one has as many different answers as there are
-    such texts of a direction: one among two things, where the boxes tell. All centres have to be in
-    a clear order along the direction's axis: one inside another thing leaves none.
+    That thing is one of the two that stand furthest there, and the other one is meant: who cannot
+    tell things apart has two answers, as often right. Only three things and more have some: of two
+    the other one is meant in every direction. All centres have to be in a clear order along the
+    direction's axis: one inside another thing leaves none.
     """
-    for axis, relations in AXES.items():
+    if len(scene.things) < FEWEST_IN_ORDER:
+        return
+    for axis, words in AXES.items():
         order = sorted(range(len(scene.places)), key=lambda i: getattr(scene.places[i], axis))
         along = [getattr(scene.places[number], axis) for number in order]
         if min(second - first for first, second in pairwise(along)) < CLEAR_PX:
             continue
-        for relation, rising in zip(relations, (order, order[::-1]), strict=True):
-            for subject, object_ in pairwise(rising):
-                yield f"the next thing {relation} the {scene.things[object_].kind}", subject
+        for word, (first, second) in zip(words, (order[:2], order[:-3:-1]), strict=True):
+            for other, meant in ((first, second), (second, first)):
+                yield f"the {word} thing beside the {scene.things[other].kind}", meant
 
 
 def expression_rows(
@@ -77,8 +79,7 @@ def expression_rows(
     many as it has.
     """
     rows = []
-    by_place = PAIR if len(scene.things) == 2 else RELATION
-    kinds = {ATTRIBUTE: attribute_expressions(scene), by_place: relation_expressions(scene)}
+    kinds = {ATTRIBUTE: attribute_expressions(scene), RELATION: relation_expressions(scene)}
     for kind, named in kinds.items():
         every = list(named)
         for at in rng.permutation(len(every))[: DRAWN[kind]]:
