@@ -12,6 +12,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "vcr": ("vcr/test/q_a", "vcr/test/qa_r"),
 }
 CHANCE: Mapping[str, float | None] = {"refcoco": None, "vcr": 0.25}
+STEPS: Mapping[str, int] = {"refcoco": 750, "vcr": 600}
 # Shapes are none of COCO's categories.
 NO_CATEGORIES = ("settings.regions=none",)
 FEWER = ("batch_size=16",)  # questions, of four texts each
@@ -29,7 +30,9 @@ def box_arms() -> tuple[TaskArm, ...]:
         box_arm("vcr", BLIND, "vcr-vilbert-small", "vilbert-small", (*FEWER, "blind=true")),
         box_arm("refcoco", "vl-bert", "refcoco-vl-bert-small", "vl-bert-small"),
         box_arm("vcr", "vl-bert", "vcr-vl-bert-small", "vl-bert-small", (*FEWER, *NO_CATEGORIES)),
-        box_arm("refcoco", "vl-bert-from-pixels", "refcoco-vl-bert-end-to-end-small", None),
+        box_arm(
+            "refcoco", "vl-bert-from-pixels", "refcoco-vl-bert-end-to-end-small", None, steps=600
+        ),
         box_arm(
             "vcr",
             "vl-bert-from-pixels",
@@ -41,9 +44,14 @@ def box_arms() -> tuple[TaskArm, ...]:
 
 
 def box_arm(
-    task: str, name: str, recipe: str, pretrained: str | None, changes: tuple[str, ...] = ()
+    task: str,
+    name: str,
+    recipe: str,
+    pretrained: str | None,
+    changes: tuple[str, ...] = (),
+    steps: int | None = None,
 ) -> TaskArm:
-    """An arm of a task with boxes."""
+    """An arm of a task with boxes, of so many ``steps`` or as many as the task's others."""
     usual = (*UNMIRRORED, *(("batch_size=32",) if task == "refcoco" else ()))
     return TaskArm(
         task=task,
@@ -51,5 +59,5 @@ def box_arm(
         recipe=recipe,
         pretrained=pretrained,
         changes=(*usual, *changes),
-        steps=600,
+        steps=steps or STEPS[task],
     )

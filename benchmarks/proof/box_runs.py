@@ -38,7 +38,9 @@ def evaluate_boxes(job: Any, checkpoint: Path, tables: Mapping[str, str | None])
         output=job.folder / "evaluated",
         device=job.device,
         fresh=True,
-        **tables,  # type: ignore[arg-type]
+        regions=tables["regions"],
+        annotated_regions=tables["annotated_regions"],
+        images=job.tables.images,  # whatever the model reads: the report shows them
     )
     evaluate_task(options)
     metrics: Line = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Names things of scenes, and asks about them with four choices: RefCOCO+ and VCR of a world.
 
-An expression means one thing, by its colour and shape or by where it stands to another. A choice is
+An expression means one thing, by its looks or by where it stands beside another. A choice is
 about a thing by its number, which a text says as the thing's shape: its colour (q2a), and, given
 that, where it stands to another (qa2r). Wrong choices differ in the asked word alone, so that who
 sees the text alone has to guess.
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ JOB = "world-boxes"
 DTYPE = "float16"
 TABLES = (EXPRESSIONS, CHOICES, REGIONS)
 ATTRIBUTE, RELATION = "attribute", "relation"  # what an expression names a thing by: its source
+# Of a scene. Few have relations: three things that are not inside each other.
+DRAWN = {ATTRIBUTE: 1, RELATION: 4}
+FEWEST_IN_ORDER = 3
+CLEAR_PX = 6.0  # between the centres of things that are in order
+AXES = {"x": ("leftmost", "rightmost"), "y": ("highest", "lowest")}  # least, and most
 NUM_CHOICES = 4
 PLAIN = [-1]
 MARK = "[MARK]"  # as the tables of VCR have it, between a question and its answer
@@ -47,37 +53,49 @@ def attribute_expressions(scene: Scene) -> Iterator[tuple[str, int]]:
 
 
 def relation_expressions(scene: Scene) -> Iterator[tuple[str, int]]:
-    """Yields texts that name the one thing that stands so to another."""
-    holding = list(related(scene))
-    subjects = Counter((relation, object_) for _, relation, object_ in holding)
-    for subject, relation, object_ in holding:
-        if subjects[relation, object_] == 1:
-            yield f"the thing {relation} the {scene.things[object_].kind}", subject
+    """Yields texts that name what stands furthest in a direction beside another thing.
+
+    That thing is one of the two that stand furthest there, and the other one is meant: who cannot
+    tell things apart has two answers, as often right. Only three things and more have some: of two
+    the other one is meant in every direction. All centres have to be in a clear order along the
+    direction's axis: one inside another thing leaves none.
+    """
+    if len(scene.things) < FEWEST_IN_ORDER:
+        return
+    for axis, words in AXES.items():
+        order = sorted(range(len(scene.places)), key=lambda i: getattr(scene.places[i], axis))
+        along = [getattr(scene.places[number], axis) for number in order]
+        if min(second - first for first, second in pairwise(along)) < CLEAR_PX:
+            continue
+        for word, (first, second) in zip(words, (order[:2], order[:-3:-1]), strict=True):
+            for other, meant in ((first, second), (second, first)):
+                yield f"the {word} thing beside the {scene.things[other].kind}", meant
 
 
 def expression_rows(
     split: Split, image_id: str, scene: Scene, boxes: Boxes, rng: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """Returns a scene's rows of ``expressions``: one of each kind, as far as it has some."""
+    """Returns a scene's rows of ``expressions``: of each kind :data:`DRAWN` different ones, or as
+    many as it has.
+    """
     rows = []
     kinds = {ATTRIBUTE: attribute_expressions(scene), RELATION: relation_expressions(scene)}
     for kind, named in kinds.items():
         every = list(named)
-        if not every:
-            continue
-        text, number = every[rng.integers(len(every))]
-        rows.append(
-            {
-                "expression_id": f"{image_id}/{kind}",
-                "ref_id": f"{image_id}/{number}",
-                "ann_id": f"{image_id}/{number}",
-                "image_id": image_id,
-                "text": text,
-                "box": boxes[number].tolist(),
-                "split": split,
-                "source": kind,
-            }
-        )
+        for at in rng.permutation(len(every))[: DRAWN[kind]]:
+            text, number = every[at]
+            rows.append(
+                {
+                    "expression_id": f"{image_id}/{kind}/{at}",
+                    "ref_id": f"{image_id}/{number}",
+                    "ann_id": f"{image_id}/{number}",
+                    "image_id": image_id,
+                    "text": text,
+                    "box": boxes[number].tolist(),
+                    "split": split,
+                    "source": kind,
+                }
+            )
     return rows
 
 
@@ -184,6 +202,7 @@ def write_boxes(
         "world": asdict(world) | {"num_things": list(world.num_things)},
         "detector": asdict(detector),
         "pictures": dict(pictures),
+        "drawn": DRAWN,
         "tables": [table.name for table in TABLES],
     }
     state = prepare_output(folder, job=JOB, settings=settings)
@@ -226,7 +245,8 @@ def add_scene(
     pixels, boxes = draw(
         world, scene, np.random.default_rng([world.seed, split == "test", index, 1])
     )
-    rng = np.random.default_rng([world.seed, split == "test", index, 3])
+    rng = np.random.default_rng([world.seed, split == "test", index, 4])
     rows["expressions"] += expression_rows(split, image_id, scene, boxes, rng)
+    rng = np.random.default_rng([world.seed, split == "test", index, 3])
     rows["choices"] += choice_rows(world, split, image_id, scene, boxes, rng)
     rows["regions"].append(annotated_row(world, detector, image_id, pixels, boxes, rng))

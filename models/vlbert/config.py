@@ -216,6 +216,9 @@ class VlBertVcrConfig:
     masked_words: bool = False  # a head for masked words, the paper's ablation
     classifier: Classifier = "1fc"  # never "mlm"
     classifier_width: int = 1024  # of "2fc"
+    # What objects' vectors start with as they are added to the words that name them, in place of
+    # body.visual_scale_text and of what pretraining has made of it; None: those.
+    visual_scale_names: float | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self)

@@ -80,6 +80,12 @@ class VisualInput(nn.Module):
         self.norm = layer_norm(width) if config.visual_norm else None
         self.scale = None if config.visual_norm else nn.Parameter(torch.tensor(start))
 
+    def restart(self, start: float) -> None:
+        """Sets the scale to ``start`` again."""
+        scale = self.scale if self.norm is None else self.norm.weight
+        assert scale is not None
+        nn.init.constant_(scale, start)
+
     def forward(self, vectors: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows H"]:
         """Changes each vector by itself."""
         x: Tensor = vectors if self.projection is None else self.projection(vectors)

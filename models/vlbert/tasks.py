@@ -227,6 +227,11 @@ class VlBertVcr(nn.Module):
         self.word_head = None
         if config.masked_words:
             self.word_head = MlmHead(width, config.body.vocab_size, config.body.act)
+        self._start_names()
+
+    def _start_names(self) -> None:
+        if (scale := self.config.visual_scale_names) is not None:
+            self.body.text_visual.restart(scale)
 
     def forward(
         self,
@@ -286,6 +291,7 @@ class VlBertVcr(nn.Module):
         A matching head's "belongs" less "does not" starts the answer head, if that is one layer.
         """
         load_body(self.body, pretrained)
+        self._start_names()
         copy_transform(self.category_head, pretrained.class_head)
         if self.word_head is not None and pretrained.mlm_head is not None:
             self.word_head.load_state_dict(pretrained.mlm_head.state_dict())

@@ -18,6 +18,8 @@ _CASES = template(
     "<title>{{ case.id }}</title>"
     "{% if case.uri %}<image href='{{ case.uri }}' width='{{ case.width }}' "
     "height='{{ case.height }}'/>{% endif %}"
+    "<rect width='{{ case.width }}' height='{{ case.height }}' fill='none' stroke='#c8d0d8' "
+    "stroke-width='{{ case.stroke }}'/>"
     "{% for box in case.boxes %}<rect x='{{ box.x }}' y='{{ box.y }}' width='{{ box.width }}' "
     "height='{{ box.height }}' fill='none' stroke='{{ box.colour }}' "
     "stroke-width='{{ case.stroke }}'><title>{{ box.label }}</title></rect>"
@@ -41,14 +43,14 @@ def drawn_section(
 
 def _drawn(case: Case, uri: str) -> dict[str, Any]:
     width, height = case.size
-    longest = max(width, height)
-    text_px = max(8, round(longest / 30))
+    longest = max(width, height, 1)
+    text_px = round(longest / 30, 1)  # a small picture is enlarged, and its letters with it
     return {
         "id": case.example_id,
         "uri": uri,
         "width": width,
         "height": height,
-        "stroke": max(1, round(longest / 240)),
+        "stroke": round(longest / 240, 2),
         "text": text_px,
         "asked": case.asked,
         "said": case.said,
@@ -59,7 +61,7 @@ def _drawn(case: Case, uri: str) -> dict[str, Any]:
     }
 
 
-def _drawn_box(box: DrawnBox, width: int, text_px: int) -> dict[str, Any]:
+def _drawn_box(box: DrawnBox, width: int, text_px: float) -> dict[str, Any]:
     x1, y1, x2, y2 = (float(corner) for corner in box.box)
     # A label that began at the box's left would leave the picture.
     ends = x1 + GLYPH_WIDTH * text_px * len(box.label) > width

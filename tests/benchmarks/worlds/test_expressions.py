@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from worlds.detector import Detector
 from worlds.expressions import (
     attribute_expressions,
@@ -29,12 +31,38 @@ def test_an_expression_fits_one_thing_alone() -> None:
             words = set(text.split()) - {"the", "thing"}
             fits = [words <= {thing.colour, thing.shape} for thing in scene.things]
             assert fits.index(True) == number and sum(fits) == 1, text
+
+
+def test_what_stands_furthest_beside_another_thing_is_meant() -> None:
+    towards = {"leftmost": (-1, 0), "rightmost": (1, 0), "highest": (0, -1), "lowest": (0, 1)}
+    told = set[str]()
+    for scene in make_scenes(WORLD, "train", 40):
         for text, number in relation_expressions(scene):
-            relation, _, other = text.removeprefix("the thing ").partition(" the ")
-            at = [thing.kind for thing in scene.things].index(other)
-            places = scene.places
-            fits = [i != at and holds(relation, places[i], places[at]) for i in range(len(places))]
-            assert fits.index(True) == number and sum(fits) == 1, text
+            word, _, other = text.removeprefix("the ").partition(" thing beside the ")
+            dx, dy = towards[word]
+            beside = [thing.kind != other for thing in scene.things]
+            along = [at.x * dx + at.y * dy for at in scene.places]
+            assert sum(beside) == len(scene.things) - 1
+            assert max(far for far, one in zip(along, beside, strict=True) if one) == along[number]
+            assert beside[number]
+            told.add(word)
+    assert told == set(towards)
+
+
+@pytest.mark.parametrize("num_things", [(2, 3), (4,)])
+def test_who_cannot_tell_things_apart_can_only_guess_what_stands_beside_one(
+    num_things: tuple[int, ...],
+) -> None:
+    world, right, count = World(num_things=num_things, num_colours=5, num_shapes=4), 0, 0
+    for scene in make_scenes(world, "train", 60):
+        # Which thing is the other one cannot be told: the likeliest of a direction's answers.
+        answers: dict[str, Counter[int]] = {}
+        for text, number in relation_expressions(scene):
+            answers.setdefault(text.partition(" thing ")[0], Counter())[number] += 1
+        assert not answers or len(scene.things) > 2
+        right += sum(max(counted.values()) for counted in answers.values())
+        count += sum(counted.total() for counted in answers.values())
+    assert count > 30 and right == count / 2
 
 
 def test_one_choice_is_right_and_the_others_are_not() -> None:

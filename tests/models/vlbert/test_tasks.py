@@ -206,6 +206,17 @@ def test_vcr_starts_from_matching() -> None:
     assert torch.equal(segments[2], pretrained.text_embedding.segment.weight[2])
 
 
+def test_vcr_shows_named_objects_from_the_first_step_as_asked() -> None:
+    pretrained = tiny_model()
+    for scale, wanted in ((0.3, 0.3), (None, pretrained.text_visual.norm.weight)):
+        model = VlBertVcr(VlBertVcrConfig(body=WITH_POOLER, visual_scale_names=scale))
+        drawn = model.body.text_visual.norm.weight.clone()
+        model.start_from(pretrained)
+        started = model.body.text_visual.norm.weight
+        torch.testing.assert_close(started, torch.as_tensor(wanted).expand_as(started))
+        assert torch.equal(drawn, started) or scale is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -36,10 +36,36 @@ def test_labels_of_one_box_that_is_right_and_chosen_do_not_cover_each_other() ->
     assert 20 < float(chosen_y) < float(right_y) - 8 and float(right_y) < 80
 
 
+def test_letters_are_as_large_on_the_page_whatever_the_picture_measures() -> None:
+    label = DrawnBox(box=BOX, label="right", kind="right")
+    sizes = []
+    for side in (96, 960):
+        case = Case(
+            example_id="e",
+            image_id="p",
+            score=0.0,
+            asked="",
+            said="",
+            right="",
+            boxes=(label,),
+            size=(side, side),
+        )
+        body = str(drawn_section("Worst", "", [case], {}).body)
+        (size,) = re.findall(r"font-size='([\d.]+)'", body)
+        sizes.append(float(size) / side)
+    assert sizes[0] == sizes[1]
+
+
 def test_a_label_at_the_right_edge_ends_with_its_box() -> None:
-    body = drawn(DrawnBox(box=np.array([150.0, 0, 195, 50]), label="[2] elephant"))
+    body = drawn(DrawnBox(box=np.array([160.0, 0, 195, 50]), label="[2] elephant"))
     assert "<text x='195.0'" in body and "text-anchor='end'" in body
     assert "text-anchor='start'" in drawn(DrawnBox(box=BOX, label="[1] cat"))
+
+
+def test_a_picture_that_is_not_there_has_a_frame() -> None:
+    case = Case(example_id="e", image_id="p", score=0.0, asked="", said="", right="", size=(64, 48))
+    body = str(drawn_section("Worst", "", [case], {}).body)
+    assert "<rect width='64' height='48'" in body and "<image" not in body
 
 
 def test_choices_are_listed_from_nought_and_texts_escaped() -> None:

@@ -1,7 +1,7 @@
 """What VCR's official metrics say of choices: figures by split, the leaderboard's file, cases."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from vlmill.train.tasks.vcr.examples import question_key
 from vlmill.train.tasks.vcr.metrics import vcr_hits
 from vlmill.train.tasks.vcr.submission import CHOICES as NUM_CHOICES
 from vlmill.train.tasks.vcr.submission import leaderboard_rows, write_leaderboard
+from vlmill.train.tasks.vcr.texts import MARK
 
 FIGURES = ("q_a", "qa_r", "q_ar")
 PUBLISHED = tuple(f"vcr/{split}/{figure}" for split in ("val", "test") for figure in FIGURES)
@@ -178,6 +179,22 @@ def read_scores(folder: Path, ours: Mapping[str, Scores]) -> dict[str, Scores]:
     return scores
 
 
+def asked_of(question: str) -> str:
+    """Returns a question, and behind it the answer that a rationale is asked for, if any."""
+    asked, mark, answer = question.partition(MARK)
+    return f"{asked.strip()} Given: {answer.strip()}" if mark else question
+
+
+def marked_choices(choices: Sequence[str], *, right: int, chosen: int) -> tuple[str, ...]:
+    """Returns choices, the right and the chosen one told."""
+    told = {number: ["right"] * (number == right) for number in range(len(choices))}
+    told[chosen].append("chosen")
+    return tuple(
+        f"{choice} ({' and '.join(told[number])})" if told[number] else choice
+        for number, choice in enumerate(choices)
+    )
+
+
 def case_of(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Case:
     """A question as a report shows it, with its choices and its objects' boxes."""
     shares = np.exp(logits - logits.max())
@@ -187,10 +204,10 @@ def case_of(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Case:
         example_id=row["example_id"],
         image_id=row["image_id"],
         score=score,
-        asked=row["question"],
+        asked=asked_of(row["question"]),
         said=f"choice {chosen}",
         right=f"choice {row['label']}",
-        choices=tuple(row["choices"]),
+        choices=marked_choices(row["choices"], right=row["label"], chosen=chosen),
         boxes=tuple(
             DrawnBox(box=box, label=f"[{number}] {name}")
             for number, (box, name) in enumerate(zip(boxes, row["object_names"], strict=True))

@@ -13,7 +13,7 @@ from tests.train.tasks.choices import choice_row, write_choices
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.vcr import submission
-from vlmill.train.tasks.vcr.evaluation import SCORES, evaluated, write_scores
+from vlmill.train.tasks.vcr.evaluation import SCORES, case_of, evaluated, write_scores
 
 SIZE = (200, 100)
 
@@ -49,6 +49,16 @@ def test_the_scores_of_two_models_are_joined_by_question(tmp_path: Path) -> None
         evaluated(examples, answers, sizes, str(tmp_path))
     with pytest.raises(InputError, match=f"{SCORES} cannot be read"):
         evaluated(examples, answers, sizes, str(tmp_path / "nowhere"))
+
+
+def test_a_case_tells_the_right_and_the_chosen_choice_and_what_is_given() -> None:
+    row = choice_row(3, "qa2r", label=1, choices=["a .", "b .", "c .", "d ."])
+    wrong, right = (case_of(row, logits(place), SIZE) for place in (3, 1))
+    assert wrong.choices == ("a .", "b . (right)", "c .", "d . (chosen)")
+    assert right.choices == ("a .", "b . (right and chosen)", "c .", "d .")
+    question, _, answer = row["question"].partition(" [MARK] ")
+    assert right.asked == f"{question} Given: {answer}"
+    assert case_of(choice_row(3), logits(0), SIZE).asked == question
 
 
 def test_a_split_without_labels_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
