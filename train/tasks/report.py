@@ -101,8 +101,9 @@ def cases_section(
     cards = [
         {
             "uri": uris.get(case.image_id, ""),
-            "text": f"{case.asked} {case.said}",
-            "about": f"right: {case.right}; score {case.score:.2f}; {case.example_id}"
+            "text": case.asked,
+            "about": f"said: {case.said}; right: {case.right}; score {case.score:.2f}; "
+            + case.example_id
             + ("" if case.image_id in uris or not case.image_id else f"; picture {case.image_id}"),
         }
         for case in cases
