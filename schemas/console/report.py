@@ -56,7 +56,7 @@ _TABLE = template(
 )
 _CARDS = template(
     "<div class='cards'>{% for card in cards %}<div class='card'>"
-    "{% if card.second %}<div class='beside'><img src='{{ card.uri }}' alt=''>"
+    "{% if card.get('second') %}<div class='beside'><img src='{{ card.uri }}' alt=''>"
     "<img src='{{ card.second }}' alt=''></div>"
     "{% elif card.uri %}<img src='{{ card.uri }}' alt=''>{% endif %}<p>{{ card.text }}</p>"
     "<small>{{ card.about }}</small></div>{% endfor %}</div>"
