@@ -1,8 +1,6 @@
-"""What an arm with boxes reads, how it is evaluated, and its figures beside the blind ones."""
+"""What an arm with boxes reads, and its figures beside the blind ones."""
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from proof.box_arms import CHANCE, FIGURES
@@ -10,8 +8,6 @@ from proof.task_arms import BLIND, MARGIN
 from shell import result_line
 
 from vlmill.train.recipes.spec import Feeding
-from vlmill.train.tasks.evaluating.job import evaluate_task
-from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 
 Line = dict[str, Any]
 SPLIT = "test"
@@ -26,27 +22,6 @@ def box_inputs(tables: Any, feeding: Feeding) -> dict[str, str | None]:
     }
     found = {"regions": tables.regions, "annotated_regions": tables.boxes, "images": tables.images}
     return {name: found[name] if read else None for name, read in reads.items()}
-
-
-def evaluate_boxes(job: Any, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
-    """The official metrics of the held-out examples that :data:`FIGURES` names."""
-    options = EvaluationOptions(
-        task=job.arm.task,
-        checkpoint=checkpoint,
-        examples=job.tables.boxes,
-        split=SPLIT,
-        output=job.folder / "evaluated",
-        device=job.device,
-        fresh=True,
-        regions=tables["regions"],
-        annotated_regions=tables["annotated_regions"],
-        images=job.tables.images,  # whatever the model reads: the report shows them
-    )
-    evaluate_task(options)
-    metrics: Line = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))
-    told = FIGURES[job.arm.task]
-    more = [f"{name}{end}" for name in told for end in ("_n", "_stderr")]
-    return {name: metrics[name] for name in (*told, *more) if name in metrics}
 
 
 def box_lines(line: Line, blind: Line | None) -> Sequence[Line]:

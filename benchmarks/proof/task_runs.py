@@ -12,8 +12,8 @@ from typing import Any
 
 from proof import text_arms
 from proof.arms import Arm
-from proof.box_arms import BOX_TASKS
-from proof.box_runs import box_inputs, evaluate_boxes
+from proof.box_arms import BOX_TASKS, FIGURES
+from proof.box_runs import box_inputs
 from proof.runs import Job, one_thread, pretrained
 from proof.tables import ArmTables
 from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
@@ -160,34 +160,25 @@ def examples_of(job: TaskJob) -> str:
     return str(folder)
 
 
-def evaluate_texts(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
-    """The official metrics of the held-out statements and texts."""
-    what = text_arms.Evaluation(
-        task=job.arm.task,
+def evaluate_official(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
+    """The official metrics of the held-out examples; of tasks with boxes those that are told."""
+    task = job.arm.task
+    if task in BOX_TASKS:  # whatever the model reads: the report shows them
+        tables = {**tables, "images": job.tables.images}
+    options = EvaluationOptions(
+        task=task,
         checkpoint=checkpoint,
         examples=examples_of(job),
-        output=job.folder / "evaluated",
-        device=job.device,
-    )
-    return text_arms.evaluate_statements(what, tables)
-
-
-def evaluate_vqa(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
-    """The official metrics of the held-out questions."""
-    options = EvaluationOptions(
-        task=job.arm.task,
-        checkpoint=checkpoint,
-        examples=job.tables.pairs,
         split=SPLIT,
         output=job.folder / "evaluated",
         device=job.device,
         fresh=True,
-        regions=tables["regions"],
-        images=tables["images"],
+        **tables,  # type: ignore[arg-type]
     )
     evaluate_task(options)
     metrics: Line = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))
-    return {name: value for name, value in metrics.items() if name.startswith("vqa/")}
+    told = FIGURES.get(task, (f"{task}/",))
+    return {name: value for name, value in metrics.items() if name.startswith(told)}
 
 
 def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
@@ -206,10 +197,8 @@ def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | N
 
 
 EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]] = {
-    "vqa": evaluate_vqa,
-    **dict.fromkeys(text_arms.TASKS, evaluate_texts),
+    **dict.fromkeys(("vqa", *text_arms.TASKS, *BOX_TASKS), evaluate_official),
     **dict.fromkeys(("retrieval", "zero-shot"), evaluate_recall),
-    **dict.fromkeys(BOX_TASKS, evaluate_boxes),
 }
 
 

@@ -1,10 +1,6 @@
-"""The arms of two-picture statements and of texts alone, their tables and their evaluation."""
+"""The arms of two-picture statements and of texts alone, and their tables."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from proof.task_arms import BLIND, FROM_BERT, TaskArm
 from worlds import Split, World, make_scenes
@@ -12,16 +8,15 @@ from worlds.statements import statement_rows
 
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import STATEMENTS
-from vlmill.train.tasks.evaluating.job import evaluate_task
-from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 
-SPLIT = "test"
 TASKS = ("nlvr2", "glue")
 FOLDER = "statements"
 # By chance, as each label has as many rows.
 CHANCE = {"glue/test/mnli-m/accuracy": 1 / 3, "glue/test/sst-2/accuracy": 1 / 2}
 HEADLINES = ("nlvr2/test/accuracy", *CHANCE)
 SHARES = (*HEADLINES, "nlvr2/test/consistency")
+ENTAILMENT, WARMTH = "mnli", "sst-2"
+GLUE_STEPS = {ENTAILMENT: 1_500, WARMTH: 500}
 VILBERT, INTERBERT, VLMO = (f"nlvr2-{name}-small" for name in ("vilbert", "interbert", "vlmo"))
 
 
@@ -36,18 +31,18 @@ def text_arms() -> tuple[TaskArm, ...]:
         nlvr2_arm("interbert", INTERBERT, "interbert-small"),
         nlvr2_arm("vilbert-from-bert", VILBERT, "bert-small", FROM_BERT),
         nlvr2_arm("vlmo", VLMO, "vlmo-small"),
-        glue_arm("bert-entailment", "glue-bert-small", "bert-small", "mnli"),
-        glue_arm("interbert-entailment", "glue-interbert-small", "interbert-small", "mnli"),
+        glue_arm("bert-entailment", "glue-bert-small", "bert-small", ENTAILMENT),
+        glue_arm("interbert-entailment", "glue-interbert-small", "interbert-small", ENTAILMENT),
         glue_arm(
             "interbert-from-bert-entailment",
             "glue-interbert-small",
             "bert-small",
-            "mnli",
+            ENTAILMENT,
             FROM_BERT,
         ),
-        glue_arm("vlmo-entailment", "glue-vlmo-small", "vlmo-small", "mnli"),
-        glue_arm("bert-warmth", "glue-bert-small", "bert-small", "sst-2"),
-        glue_arm("interbert-warmth", "glue-interbert-small", "interbert-small", "sst-2"),
+        glue_arm("vlmo-entailment", "glue-vlmo-small", "vlmo-small", ENTAILMENT),
+        glue_arm("bert-warmth", "glue-bert-small", "bert-small", WARMTH),
+        glue_arm("interbert-warmth", "glue-interbert-small", "interbert-small", WARMTH),
     )
 
 
@@ -68,14 +63,14 @@ def nlvr2_arm(
 def glue_arm(
     name: str, recipe: str, pretrained: str, task: str, changes: tuple[str, ...] = ()
 ) -> TaskArm:
-    """An arm with 32 texts a step."""
+    """An arm with 32 texts a step: which sentence follows from which comes after hundreds."""
     return TaskArm(
         task="glue",
         name=name,
         recipe=recipe,
         pretrained=pretrained,
         changes=(*changes, f"settings.task={task}", "batch_size=32"),
-        steps=500,
+        steps=GLUE_STEPS[task],
     )
 
 
@@ -94,34 +89,3 @@ def write_statements(folder: Path, world: World, task: str, *, pairs: int, held_
         if row["source"].partition("/")[0] == task
     ]
     write_shard(folder, STATEMENTS, rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What is evaluated, on which tables, and where to."""
-
-    task: str
-    checkpoint: Path
-    examples: str
-    output: Path
-    device: str
-
-
-def evaluate_statements(
-    what: Evaluation, tables: Mapping[str, str | None]
-) -> dict[str, float | None]:
-    """The official metrics of the held-out statements."""
-    options = EvaluationOptions(
-        task=what.task,
-        checkpoint=what.checkpoint,
-        examples=what.examples,
-        split=SPLIT,
-        output=what.output,
-        device=what.device,
-        fresh=True,
-        regions=tables["regions"],
-        images=tables["images"],
-    )
-    evaluate_task(options)
-    metrics: dict[str, Any] = json.loads((what.output / "metrics.json").read_text("utf-8"))
-    return {name: value for name, value in metrics.items() if name.startswith(f"{what.task}/")}

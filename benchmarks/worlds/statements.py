@@ -4,16 +4,18 @@ All of it is read off the scenes, and half, or a third, of the rows has each lab
 picture, or no premise, has to guess.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from worlds.scenes import INVERSES, Scene, Split, World
+from worlds.scenes import Scene, Split, World
 
 WARM = frozenset(("red", "yellow", "orange", "pink", "brown"))
 ENTAILMENT = ("entailment", "neutral", "contradiction")
-_OPPOSITE = INVERSES | {inverse: name for name, inverse in INVERSES.items()}
+PAIRS = 4  # of pictures that NLVR2 asks a sentence of
 Truth = Callable[[Scene, Scene, str], bool]
 
 
@@ -58,9 +60,11 @@ def pair_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[d
     """Yields rows of ``statements`` on each scene with another one: a true and a false one of a
     template that has both.
 
-    Identifiers are the data set's: the set is the template, the sentence the word in its gap.
+    Identifiers are the data set's, SPLIT-SET-PAIR-SENTENCE: :data:`PAIRS` uses of a sentence after
+    each other are a set, of which consistency asks whether all are right.
     """
-    forms = templates(world)
+    forms, uses = templates(world), Counter[int]()
+    starts = list(accumulate((len(words) for _, words, _ in forms), initial=0))
     for index, left in enumerate(scenes):
         rng = np.random.default_rng([world.seed, split == "test", index, 3])
         other = int((index + 1 + rng.integers(len(scenes) - 1)) % len(scenes))
@@ -72,8 +76,11 @@ def pair_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[d
             if not fitting:
                 continue
             at = fitting[rng.integers(len(fitting))]
+            sentence = starts[number] + at
+            of_set, pair = divmod(uses[sentence], PAIRS)
+            uses[sentence] += 1
             yield {
-                "example_id": f"nlvr2/{split}-{number}-{index}-{at}",
+                "example_id": f"nlvr2/{split}-{of_set}-{pair}-{sentence}",
                 "image_ids": [f"world/{split}/{place:06d}" for place in (index, other)],
                 "text_a": text.format(words[at]),
                 "label": str(label),
@@ -86,22 +93,28 @@ def pair_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[d
 def entailment_rows(
     world: World, split: Split, scenes: Sequence[Scene]
 ) -> Iterator[dict[str, Any]]:
-    """Yields what follows from each caption, what may or may not be, and what cannot be."""
+    """Yields of a caption what follows, what may be, and what cannot: ``a ring is red``.
+
+    The caption names one ring and says that it is red, names none, or says that its only one has
+    another colour. A scene in which no thing is the only one of its shape is left out, and one with
+    every shape.
+    """
     for index, scene in enumerate(scenes):
         rng = np.random.default_rng([world.seed, split == "test", index, 4])
-        absent = [kind for kind in world.kinds if kind not in _shown(scene)]
+        counts = Counter(thing.shape for thing in scene.things)
+        known = {t.shape: t.colour for t in scene.things if counts[t.shape] == 1}
+        absent = [shape for shape in world.shapes if shape not in counts]
+        if not known or not absent:
+            continue
         for label, name in enumerate(ENTAILMENT):
-            stated = scene.statements[rng.integers(len(scene.statements))]
-            relation = stated.relation
-            one, other = scene.things[stated.subject].kind, scene.things[stated.object].kind
-            if rng.integers(2):  # the same from the other end
-                one, relation, other = other, _OPPOSITE[relation], one
-            if name == "neutral":
-                other = absent[rng.integers(len(absent))]
-            elif name == "contradiction":
-                relation = _OPPOSITE[relation]
+            shapes = absent if name == "neutral" else list(known)
+            shape = shapes[rng.integers(len(shapes))]
+            colours = [known[shape]] if name == "entailment" else list(world.colours)
+            if name == "contradiction":
+                colours.remove(known[shape])
+            colour = colours[rng.integers(len(colours))]
             yield text_row("mnli", split, len(ENTAILMENT) * index + label, label, scene.caption) | {
-                "text_b": f"the {one} is {relation} the {other}",
+                "text_b": f"a {shape} is {colour}",
                 "label": name,
             }
 

@@ -56,7 +56,9 @@ _TABLE = template(
 )
 _CARDS = template(
     "<div class='cards'>{% for card in cards %}<div class='card'>"
-    "{% if card.uri %}<img src='{{ card.uri }}' alt=''>{% endif %}<p>{{ card.text }}</p>"
+    "{% if card.get('second') %}<div class='beside'><img src='{{ card.uri }}' alt=''>"
+    "<img src='{{ card.second }}' alt=''></div>"
+    "{% elif card.uri %}<img src='{{ card.uri }}' alt=''>{% endif %}<p>{{ card.text }}</p>"
     "<small>{{ card.about }}</small></div>{% endfor %}</div>"
 )
 _FIGURE = re.compile(r"[-±+]?\s?[\d.,]+\s?%?")
@@ -156,7 +158,9 @@ def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]
 
 
 def picture_cards(cards: Sequence[Mapping[str, str]]) -> Markup:
-    """Pictures in a grid; a card has a ``uri`` (or ""), a ``text`` and small print ``about``."""
+    """Pictures in a grid; a card has a ``uri`` (or ""), a ``text`` and small print ``about``; a
+    ``second`` picture stands to the right of the first.
+    """
     return Markup(_CARDS.render(cards=cards))
 
 

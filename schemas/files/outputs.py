@@ -23,6 +23,12 @@ REPORTS = (
     *("neighbours.json", "webdataset.json"),
     "warcs.json",
 )
+# What evaluations write for the servers of their tasks, and for each other.
+RESULTS = (
+    *("vqa_*_result.json", "vcr_*.csv", "vcr_scores.json", "nlvr2_*.csv"),
+    *(f"{name}.tsv" for name in ("CoLA", "SST-2", "MRPC", "STS-B", "QQP")),
+    *(f"{name}.tsv" for name in ("MNLI-m", "MNLI-mm", "QNLI", "RTE")),
+)
 WORK = "work"  # what a run keeps beside its tables, to go on from
 SHARDS = ("*-of-*.tar", "crawl-*-*.warc.gz")  # of pairs, for webdataset; of a crawl
 # Folders inside an output whose pairs have been scored again, or are being.
@@ -78,7 +84,7 @@ def remove_output(folder: Path) -> None:
     if not (folder / PLAN).exists():
         return
     shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
-    shards += [p for pattern in SHARDS for p in folder.glob(pattern)]
+    shards += [p for pattern in (*SHARDS, *RESULTS) for p in folder.glob(pattern)]
     reports = [folder / name for name in REPORTS]
     # The manifest first and the plan last: a kill in between leaves a folder that says what it is.
     for path in [folder / MANIFEST, *shards, *reports]:

@@ -146,7 +146,8 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
             if read and getattr(inputs, name) is None:
                 raise InputError(
                     f"--{name.replace('_', '-')} is missing: {recipe.name} reads "
-                    f"stages.{number}.feeding.kind={feeding.kind} with boxes={feeding.boxes}"
+                    f"stages.{number}.feeding.kind={feeding.kind}"
+                    + (f" with boxes={feeding.boxes}" if feeding.reads_regions else "")
                 )
     regions, images = open_pictures(inputs, recipe)
     if init is not None and inputs.vocab is not None:

@@ -74,6 +74,7 @@ class Case:
     """An example as a report shows it: its score, what was asked, said and right.
 
     One with ``boxes`` is drawn; ``size`` is its picture's, in their pixels. ``choices`` are listed.
+    ``second_id`` is the picture to the right of ``image_id``'s, where there are two.
     """
 
     example_id: str
@@ -85,6 +86,12 @@ class Case:
     boxes: tuple[DrawnBox, ...] = ()
     size: tuple[int, int] = (0, 0)
     choices: tuple[str, ...] = ()
+    second_id: str = ""
+
+    @property
+    def image_ids(self) -> tuple[str, ...]:
+        """Its pictures, none of a text alone."""
+        return tuple(name for name in (self.image_id, self.second_id) if name)
 
 
 def worst_cases(cases: Sequence[Case], count: int) -> list[Case]:
@@ -98,16 +105,22 @@ def cases_section(
     """Shows cases with their pictures; ``uris`` by image_id, which stands there where it has
     none.
     """
-    cards = [
-        {
-            "uri": uris.get(case.image_id, ""),
-            "text": f"{case.asked} {case.said}",
-            "about": f"right: {case.right}; score {case.score:.2f}; {case.example_id}"
-            + ("" if case.image_id in uris or not case.image_id else f"; picture {case.image_id}"),
-        }
-        for case in cases
-    ]
-    return Section(title=title, intro=intro, body=picture_cards(cards) if cards else NONE)
+    return Section(
+        title=title,
+        intro=intro,
+        body=picture_cards([_card(case, uris) for case in cases]) if cases else NONE,
+    )
+
+
+def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
+    shown = [uris[name] for name in case.image_ids if name in uris]
+    is_whole = len(shown) == len(case.image_ids)  # half of two pictures would be taken for both
+    about = [f"said: {case.said}", f"right: {case.right}", f"score {case.score:.2f}"]
+    about += [case.example_id]
+    if not is_whole:
+        about += [f"picture {name}" for name in case.image_ids]
+    first, second, *_ = [*(shown if is_whole else []), "", ""]
+    return {"uri": first, "second": second, "text": case.asked, "about": "; ".join(about)}
 
 
 def pictures_of(

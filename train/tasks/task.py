@@ -3,7 +3,7 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -47,11 +47,13 @@ class Evaluated:
     ``figures`` are metrics by name, and ``headline`` those that the papers print. ``files`` write
     what servers take into a folder; InputError of one is a note. ``cases`` are examples with their
     scores. ``published`` are the papers' metrics, in the rows of the task ``papers`` (none: the
-    one that is evaluated).
+    one that is evaluated). ``lacking`` says why a headline figure is None, where that is not for
+    want of public labels.
     """
 
     figures: Figures
     headline: Sequence[str]
+    lacking: Mapping[str, str] = field(default_factory=dict)
     published: Sequence[str] = ()
     papers: str = ""
     files: Sequence[Callable[[Path], object]] = ()

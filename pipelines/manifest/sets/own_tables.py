@@ -5,7 +5,8 @@ LAIT (ImageBERT, arXiv:2001.07966, section 3) is what our web_pairs writes; TaoM
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vlmill.schemas.tables import PAIRS
 ENDINGS = (".tsv", ".csv", ".parquet")
 LAIT_COLUMNS = ("image", "text", "text_source", "score", "page_url", "image_url")
 TAO_COLUMNS = ("item_id", "title", "image", "category", "split")
+FIRST_ITEMS = 100  # that say whether pictures lie beside the tables
 WEB = ("http://", "https://")
 
 Values = dict[str, str | None]
@@ -200,7 +202,14 @@ def _open_tao(folder: Folder, args: argparse.Namespace) -> Reading:
         sources=tuple(sources),
         entries=entries,
         picture_folders=("img", "images"),
+        own_pictures=_are_there(folder, islice(entries(), FIRST_ITEMS)),
     )
+
+
+def _are_there(folder: Folder, entries: Iterable[Entry]) -> bool:
+    """Whether a picture of the entries is a file below the folder, however that is called."""
+    paths = (picture.paths for entry in entries for picture in entry.pictures if picture.paths)
+    return any(isinstance(folder.picture(names), bytes) for names in paths)
 
 
 def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, key: str) -> Entry:
@@ -249,8 +258,8 @@ TAO = DataSet(
     about="""\
 TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet
 files with the columns item_id, title, image (a file under DIR, or a URL), and optionally category
-and split. image_id is tao/<item_id>. Regions of the paper: `extract-rois run --preset tao` with a
-detector of 33 classes.""",
+and split (train without one). image_id is tao/<item_id>. Regions of the paper: `extract-rois run
+--selection tao` with a detector of 33 classes.""",
     tables=(PAIRS,),
     open=_open_tao,
     add_arguments=_add_tao_arguments,

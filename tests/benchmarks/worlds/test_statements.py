@@ -1,22 +1,32 @@
 """Statements are true of their scenes, or false, and either as often; so is what follows."""
 
 from collections import Counter
+from typing import Any
 
-from worlds import World, make_scenes
-from worlds.scenes import INVERSES
-from worlds.statements import WARM, pair_rows, statement_rows, templates
+import pytest
+from worlds import Split, World, make_scenes
+from worlds.statements import (
+    ENTAILMENT,
+    PAIRS,
+    WARM,
+    entailment_rows,
+    pair_rows,
+    statement_rows,
+    templates,
+)
 
 from vlmill.schemas.tables import STATEMENTS, table_of_rows
+from vlmill.train.tasks.nlvr2.evaluation import identifier_of
+from vlmill.train.tasks.nlvr2.metrics import consistency_groups
 
 WORLD = World(num_things=(2, 3), num_colours=5, num_shapes=4)
-OPPOSITE = INVERSES | {inverse: name for name, inverse in INVERSES.items()}
 
 
 def test_statements_are_read_off_both_scenes() -> None:
     scenes = make_scenes(WORLD, "train", 80)
     rows = list(pair_rows(WORLD, "train", scenes))
-    met = Counter(row["example_id"].split("-")[1] for row in rows)
-    assert len(met) == len(templates(WORLD)) and len({row["example_id"] for row in rows}) > 70
+    met = {form for form, *_ in templates(WORLD) for row in rows if fits(form, row["text_a"])}
+    assert len(met) == len(templates(WORLD))
     for row in rows:
         left, right = (
             [w for t in scenes[int(name[-6:])].things for w in (t.colour, t.shape)]
@@ -35,20 +45,59 @@ def test_statements_are_read_off_both_scenes() -> None:
         assert row["label_id"] == is_true, row
 
 
-def test_what_follows_from_a_caption_is_stated_there() -> None:
-    scenes = make_scenes(WORLD, "train", 40)
-    rows = [row for row in statement_rows(WORLD, "train", scenes) if row["source"] == "glue/mnli"]
-    assert Counter(row["label_id"] for row in rows) == {0: 40, 1: 40, 2: 40}
+def fits(form: str, text: str) -> bool:
+    start, _, end = form.partition("{}")
+    return text.startswith(start) and text.endswith(end)
+
+
+def test_a_sentence_is_asked_of_four_pairs_as_the_data_set_numbers_them() -> None:
+    rows = list(pair_rows(WORLD, "test", make_scenes(WORLD, "test", 150)))
+    found = {identifier_of(row["example_id"]): True for row in rows}
+    sentences = {tuple(key.split("-")[1::2]): set[str]() for key in found}
+    sizes = Counter[tuple[str, ...]]()
     for row in rows:
-        scene = scenes[int(row["example_id"].rpartition("/")[2]) // 3]
-        kinds = [thing.kind for thing in scene.things]
-        stated = {(kinds[s.subject], s.relation, kinds[s.object]) for s in scene.statements}
-        stated |= {(other, OPPOSITE[relation], one) for one, relation, other in stated}
-        one, _, rest = row["text_b"].removeprefix("the ").partition(" is ")
-        relation, _, other = rest.partition(" the ")
-        denied = (one, OPPOSITE[relation], other) in stated
-        known = (one, relation, other) in stated
-        assert (known, denied) == (row["label_id"] == 0, row["label_id"] == 2)
+        group = tuple(identifier_of(row["example_id"]).split("-")[1::2])
+        sizes[group] += 1
+        sentences[group].add(row["text_a"])
+    assert len(found) == len(rows) and len(consistency_groups(found)) == len(sizes)
+    assert set(sizes.values()) <= {1, 2, 3, PAIRS} and {len(s) for s in sentences.values()} == {1}
+    whole = [size for size in sizes.values() if size == PAIRS]
+    assert len(whole) > len(sizes) / 2
+
+
+def premise(caption: str) -> dict[str, list[str]]:
+    """The colours of the things that a caption names, by shape."""
+    words = caption.split()
+    named = [place for place, word in enumerate(words) if word in WORLD.shapes]
+    found: dict[str, list[str]] = {words[place]: [] for place in named}
+    for place in named:
+        found[words[place]].append(words[place - 1])
+    return found
+
+
+def entailments(split: Split, count: int) -> list[dict[str, Any]]:
+    return list(entailment_rows(WORLD, split, make_scenes(WORLD, split, count)))
+
+
+def test_what_follows_from_a_caption_is_told_by_its_words() -> None:
+    rows = entailments("train", 60)
+    counts = Counter(row["label_id"] for row in rows)
+    assert len(set(counts.values())) == 1 and counts[0] > 40
+    for row in rows:
+        _, shape, _, colour = row["text_b"].split()
+        colours = premise(row["text_a"]).get(shape)
+        right = 1 if colours is None else 0 if colours == [colour] else 2
+        assert row["label_id"] == right and row["label"] == ENTAILMENT[right]
+        assert colours is None or len(colours) == 1
+
+
+def test_a_sentence_alone_tells_nothing_of_what_follows() -> None:
+    known: dict[str, Counter[int]] = {}
+    for row in entailments("train", 500):
+        known.setdefault(row["text_b"], Counter())[row["label_id"]] += 1
+    rows = entailments("test", 150)
+    guesses = [known[row["text_b"]].most_common(1)[0][0] == row["label_id"] for row in rows]
+    assert sum(guesses) / len(guesses) == pytest.approx(1 / 3, abs=0.06)
 
 
 def test_warmth_is_the_colours_and_comes_as_often_as_cold() -> None:

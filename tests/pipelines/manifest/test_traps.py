@@ -119,6 +119,16 @@ def test_items_keep_their_category(tmp_path: Path, picture: Picture) -> None:
     assert read_manifest(out)["unread"] == []
 
 
+def test_items_name_their_pictures_whatever_the_folder_is_called(
+    tmp_path: Path, picture: Picture
+) -> None:
+    LAYOUTS["tao"](tmp_path / "in", picture)
+    (tmp_path / "in" / "img").rename(tmp_path / "in" / "shop")
+    items = tmp_path / "in" / "items.tsv"
+    items.write_text(items.read_text("utf-8").replace("img/", "shop/"), "utf-8")
+    assert len(rows(made("tao", tmp_path / "in"), IMAGES)) == 2
+
+
 def test_statements_know_the_subset_that_they_are_scored_in(tmp_path: Path) -> None:
     def statement(number: str, urls: str, label: str, split: str = "dev") -> dict[str, str]:
         left, right = (f"http://a/{name}.jpg" for name in urls)

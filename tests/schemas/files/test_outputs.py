@@ -31,6 +31,8 @@ def test_states_of_an_output_folder(tmp_path: Path) -> None:
     assert prepare_output(out, job="j", settings=settings) is State.PARTIAL
     write_manifest(out, [write_shard(out, PAIRS, [])], job="j", settings=settings)
     assert prepare_output(out, job="j", settings=settings) is State.FINISHED
+    for name in ("vqa_val_result.json", "vcr_val.csv", "nlvr2_dev.csv", "RTE.tsv"):
+        (out / name).write_text("")
     assert prepare_output(out, job="j", settings=settings, fresh=True) is State.NEW
     assert [p.name for p in out.iterdir()] == [PLAN]
 

@@ -212,6 +212,6 @@ def _print_summary(
     for note in evaluated.notes:
         print(f"note: {note}", file=sys.stderr)
     for name in evaluated.headline:
-        value = figures[name]
-        print(f"{name}: {'no public labels' if value is None else f'{100 * value:.2f} %'}")
+        value, why = figures[name], evaluated.lacking.get(name, "no public labels")
+        print(f"{name}: {why if value is None else f'{100 * value:.2f} %'}")
     print(f"{folder}: {figures['examples']} examples, {rejects_said(counts)}")

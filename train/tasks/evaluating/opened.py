@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import torch
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.plain_fields import from_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
@@ -101,7 +102,9 @@ def open_evaluation(options: EvaluationOptions, loaded: LoadedCheckpoint | None 
     sources = open_examples(inputs, recipe, loaded)
     if not sources.pairs.count:
         what = "" if options.split is None else f" of split {options.split}"
-        raise InputError(f"--examples {options.examples} has no example{what}")
+        known = ", ".join(splits_of(examples))
+        there = f" (it has {known})" if what and known else ""
+        raise InputError(f"--examples {options.examples} has no example{what}{there}")
     return Opened(
         options=options, device=device, loaded=loaded, recipe=recipe, task=task, sources=sources
     )
@@ -181,6 +184,13 @@ def of_split(examples: Examples, split: str) -> Examples:
         return examples.as_pairs(batch.filter(pc.equal(batch.column("split"), split)))
 
     return dataclasses.replace(examples, as_pairs=as_pairs)
+
+
+def splits_of(examples: Examples) -> list[str]:
+    """The names of the splits of a table."""
+    batches = iter_batches(examples.path, examples.table, columns=["split"], flag="--examples")
+    found = {name for batch in batches for name in batch.column(0).unique().to_pylist()}
+    return sorted(found - {None})
 
 
 def settings_of(opened: Opened) -> dict[str, Any]:

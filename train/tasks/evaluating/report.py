@@ -43,9 +43,13 @@ def write_report(
     cases = worst_cases(evaluated.cases, CASES)
     is_drawn = any(case.boxes for case in cases)
     side, section_of = (DRAWN_PX, drawn_section) if is_drawn else (CARD_PX, cases_section)
-    uris = pictures_of(options.images, {case.image_id for case in cases}, side=side)
+    uris = pictures_of(
+        options.images, {name for case in cases for name in case.image_ids}, side=side
+    )
     columns = list(dict.fromkeys([*evaluated.headline, *evaluated.published]))
-    names = {name: name for name in figures if f"{name}_n" in figures}
+    # Correlations and averages have no count of their own.
+    told = [name for name in figures if f"{name}_n" in figures]
+    names = {name: name for name in dict.fromkeys([*told, *evaluated.headline])}
     sections = [
         published_section(
             evaluated.papers or options.task, figures, columns, model=training.recipe

@@ -60,6 +60,7 @@ def evaluated(
     """Scores the predictions ``values``, by example_id, and averages them with other tasks'."""
     figures, headline, notes = Figures(), list[str](), list[str]()
     files, cases, published = [], list[Case](), list[str]()
+    lacking = dict[str, str]()
     for (split, task), part in read_parts(examples, settings.task, values).items():
         name = f"glue/{split}/{task}"
         files.append(partial(write_predictions, task=task, said_of=part.said))
@@ -72,23 +73,24 @@ def evaluated(
             notes.append(f"{unscored} rows of {split} have no label and are not scored.")
         scored = {key: part.said[key] for key in part.labels}
         figures |= glue_metrics(task, scored, part.labels, split)
-        notes += [
-            f"{key} is undefined: predictions or labels are all the same."
-            for key in headline
-            if key.startswith(f"{name}/") and figures[key] is None
-        ]
+        same = [key for key in headline if key.startswith(f"{name}/") and figures[key] is None]
+        notes += [f"{key} is undefined: predictions or labels are all the same." for key in same]
+        lacking |= dict.fromkeys(same, "undefined")
         published += [f"glue/dev/{task}/{metric}" for metric in dict.fromkeys(metrics)]
         labelled = [row for row in part.rows if row["example_id"] in part.labels]
         cases += [case_of(task, row, values[row["example_id"]]) for row in labelled]
     if settings.scores is not None:
-        averages, lacking = averages_of(figures, settings.scores)
+        averages, missing = averages_of(figures, settings.scores)
         figures |= averages
         headline += AVERAGES
         published.append(AVERAGES[0])
-        notes += [f"No average: {', '.join(lacking)} missing."] if lacking else []
+        notes += [f"No average without {', '.join(missing)}."] if missing else []
+        undefined = [name for name in AVERAGES if averages[name] is None]
+        lacking |= dict.fromkeys(undefined, "figures of other tasks are missing")
     return Evaluated(
         figures=figures,
         headline=headline,
+        lacking=lacking,
         published=published,
         files=files,
         cases=cases,

@@ -102,9 +102,7 @@ def write_split(folder: Path, *, name: str, split: Split) -> None:
 
 
 def case_of(row: Mapping[str, Any], value: Sequence[float]) -> Case:
-    """A statement as a report shows it, with its left picture; its score is the right class's
-    probability.
-    """
+    """A statement as a report shows it; its score is the right class's probability."""
     logits = np.array(value, dtype=np.float64)
     odds = np.exp(logits - logits.max())
     first, second = row["image_ids"]
@@ -112,7 +110,8 @@ def case_of(row: Mapping[str, Any], value: Sequence[float]) -> Case:
         example_id=row["example_id"],
         image_id=first,
         score=float(odds[row["label_id"]] / odds.sum()),
-        asked=f"{row['text_a']} (and {second})",
+        second_id=second,
+        asked=row["text_a"],
         said=WORDS[int(np.argmax(value))],
         right=WORDS[row["label_id"]],
     )

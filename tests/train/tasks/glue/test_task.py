@@ -14,7 +14,9 @@ from tests.train.tasks.statements import sentences, texts, tiny, write_statement
 
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.outputs import RESULTS
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.tasks import recipes_of, task_recipe_named
 from vlmill.train.recipes.variants import training_of
@@ -22,7 +24,7 @@ from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.glue.evaluation import averages_of, evaluated, part_of
-from vlmill.train.tasks.glue.metrics import INTERBERT
+from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS
 from vlmill.train.tasks.glue.recipes import GlueSettings
 from vlmill.train.tasks.glue.task import Glue, second_segments
 from vlmill.train.tasks.glue.texts import joined
@@ -93,6 +95,22 @@ def test_figures_and_files_of_each_split(tmp_path: Path) -> None:
     worst = min(told.cases, key=lambda case: case.score)
     assert worst.example_id == "glue/mnli/dev_mismatched/0"
     assert (worst.said, worst.right) == ("contradiction", "entailment")
+    assert {f"{rules.file}.tsv" for rules in TASKS.values()} <= set(RESULTS)
+
+
+def test_figures_that_cannot_be_told_say_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs, other = texts(tmp_path, "rte"), tmp_path / "glue-cola"
+    finetune(tiny(SMALL[0], "settings.task=rte", "steps=1"), inputs, tmp_path / "out")
+    other.mkdir()
+    (other / "metrics.json").write_text('{"glue/dev/cola/matthews": 0.5}')
+    words = ["evaluate", "glue", "--checkpoint", str(tmp_path / "out"), "--split", "dev"]
+    words += ["--examples", inputs.examples, "--output", str(tmp_path / "evaluated")]
+    assert main([*words, "--scores", str(tmp_path / "glue-*")]) == 0
+    said = capsys.readouterr()
+    assert "average_interbert: figures of other tasks are missing" in said.out
+    assert "No average without glue/dev/qnli/accuracy" in said.err
 
 
 def test_averages_join_the_evaluations_of_all_tasks(tmp_path: Path) -> None:
@@ -122,13 +140,27 @@ def test_a_run_is_followed_by_the_figures_of_its_evaluation(
     figures = metrics_of(tmp_path / "out", inputs, tmp_path / "evaluated")
     metric = INTERBERT[task]
     assert last[f"validation/{metric}"] == pytest.approx(figures[f"glue/dev/{task}/{metric}"] or 0)
-    assert figures["examples"] == 4 and (tmp_path / "evaluated" / "report.html").exists()
+    assert figures["examples"] == 4 and f"glue/dev/{task}/{metric}" in page_of(tmp_path)
+    assert metrics_of(tmp_path / "out", inputs, tmp_path / "evaluated", fresh=True) == figures
 
 
-def metrics_of(checkpoint: Path, inputs: TaskInputs, output: Path) -> dict[str, float | None]:
+def page_of(folder: Path) -> str:
+    """The table of all figures in the report of an evaluation."""
+    page = (folder / "evaluated" / "report.html").read_text(encoding="utf-8")
+    return page.partition("<h2>All figures")[2].partition("<h2>")[0]
+
+
+def metrics_of(
+    checkpoint: Path, inputs: TaskInputs, output: Path, *, fresh: bool = False
+) -> dict[str, float | None]:
     """Evaluates a checkpoint on the development set."""
     options = EvaluationOptions(
-        task="glue", checkpoint=checkpoint, examples=inputs.examples, split="dev", output=output
+        task="glue",
+        checkpoint=checkpoint,
+        examples=inputs.examples,
+        split="dev",
+        output=output,
+        fresh=fresh,
     )
     evaluate_task(options)
     figures: dict[str, float | None] = json.loads((output / "metrics.json").read_text())

@@ -33,7 +33,7 @@ SMALL = {"nlvr2-vilbert-small": (), "nlvr2-interbert-small": (), "nlvr2-vlmo-sma
 
 
 def metrics_of(
-    checkpoint: Path, inputs: TaskInputs, output: Path, missing: str = "error"
+    checkpoint: Path, inputs: TaskInputs, output: Path, missing: str = "error", split: str = "dev"
 ) -> dict[str, float]:
     """Evaluates a checkpoint on the development set."""
     evaluate_task(
@@ -43,7 +43,7 @@ def metrics_of(
             examples=inputs.examples,
             regions=inputs.regions,
             images=inputs.images,
-            split="dev",
+            split=split,
             missing=missing,  # type: ignore[arg-type]
             output=output,
         )
@@ -70,6 +70,17 @@ def test_a_run_is_followed_by_the_figures_of_its_evaluation(tmp_path: Path, name
     assert figures["nlvr2/dev/accuracy_n"] == figures["nlvr2/dev/consistency_n"] == 4
     lines = (tmp_path / "evaluated" / "nlvr2_dev.csv").read_text().splitlines()
     assert len(lines) == 4 and {line.partition(",")[2] for line in lines} <= {"True", "False"}
+
+
+def test_a_report_shows_both_pictures_and_an_unknown_split_is_told(tmp_path: Path) -> None:
+    name = "nlvr2-vlmo-small"
+    inputs = two_pictures(tmp_path)
+    finetune(tiny(name, *SMALL[name], "steps=1"), inputs, tmp_path / "out")
+    metrics_of(tmp_path / "out", inputs, tmp_path / "evaluated")
+    page = (tmp_path / "evaluated" / "report.html").read_text(encoding="utf-8")
+    assert page.count("<div class='beside'><img src='data:image/jpeg") == 4
+    with pytest.raises(InputError, match=r"no example of split test-P \(it has dev, train\)"):
+        metrics_of(tmp_path / "out", inputs, tmp_path / "other", split="test-P")
 
 
 @pytest.mark.parametrize("name", SMALL)
