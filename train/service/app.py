@@ -125,7 +125,8 @@ def model_service(settings: ServiceSettings) -> tuple[Shell, Guard]:
 
     def about() -> Mapping[str, Any]:
         limits = {"bytes": settings.max_bytes, "pictures": settings.max_pictures}
-        return {"service": "model", "title": "A model", "limits": limits, **shell.about}
+        title = f"A model: {shell.about['variant']}"
+        return {"service": "model", "title": title, "limits": limits, **shell.about}
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)
 

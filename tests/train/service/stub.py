@@ -1,5 +1,9 @@
-"""The service of a model whose worker makes its answers up: no network, no torch."""
+"""The service of a model whose worker makes its answers up: no network, no torch.
 
+Run as ``python -m``, with the methods that it has, or all.
+"""
+
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -36,15 +40,15 @@ def answered(question: Question) -> dict[str, Any]:
     return {"score": 1.25, "losses": losses, "regions": [plain_row(plain)], "arrays": arrays}
 
 
-def opened() -> Opened:
+def opened(methods: Sequence[str]) -> Opened:
     """Is called in a worker."""
-    methods = ["answer", "attend", "score", "search"]
-    return Opened(compute=compute, about={"variant": "made up", "methods": methods})
+    return Opened(compute=compute, about={"variant": "made up", "methods": list(methods)})
 
 
 if __name__ == "__main__":
     from tests.train.service import stub
 
     shell, application = model_service(ServiceSettings(port=0))
-    plan = Plan(name="stub", module="vlmill.train.service.engine", open=stub.opened)
+    opener = functools.partial(stub.opened, sys.argv[1:] or ["answer", "attend", "score", "search"])
+    plan = Plan(name="stub", module="vlmill.train.service.engine", open=opener)
     sys.exit(run_service(shell, application, [plan], "stub"))
