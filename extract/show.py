@@ -20,7 +20,7 @@ from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.pictures.drawing import Corners, draw_boxes
-from vlmill.schemas.readers.class_names import read_names, require_number
+from vlmill.schemas.readers.class_names import require_number
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.readers.row_index import IdIndex
@@ -52,11 +52,6 @@ class Vocabulary:
 def name_of(names: Sequence[str], number: int, kind: str) -> str:
     """Returns the name with that number, or the number."""
     return names[number] if number < len(names) else f"{kind} {number}"
-
-
-def first_names(path: str | None, flag: str) -> list[str]:
-    """Reads one name a line; of synonyms the first."""
-    return [] if path is None else [names[0] for names in read_names(path, flag)]
 
 
 def check_names(names: Vocabulary, producer: Mapping[str, Any]) -> None:

@@ -383,11 +383,12 @@ async function attend(text) { // what the score loses without each region
   const said = await (await ask("/v1/attend", { method: "POST", body: words({ text }) })).json();
   const regions = readRow(said.regions[0], said.arrays), losses = said.losses;
   const list = losses.map((_, at) => at).sort((a, b) => losses[b] - losses[a]);
-  const hot = new Set(list.slice(0, 3));
+  const hot = new Set(list.slice(0, 3).filter((at) => losses[at] > 0));
   drawBoxes($("first"), { regions, list, extra: losses, hot, what: "the score loses" }, null);
   const told = [...hot].map((at) => `${called(regions, at)} (${losses[at].toFixed(3)})`).join("; ");
-  $("first").querySelector("figcaption").textContent =
-    `The score rests most on ${told}: so much it loses without them.`;
+  $("first").querySelector("figcaption").textContent = hot.size
+    ? `The score rests most on ${told}: so much it loses without ${hot.size > 1 ? "each" : "it"}.`
+    : "The score rests on no single region: it loses nothing without any one of them.";
 }
 
 async function search() { // for the text, else for the picture

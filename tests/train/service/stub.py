@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.extract.service.stub import TOP, WIDTH, drawn
+from tests.extract.service.stub import CLASSES, TOP, WIDTH, drawn
 
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.service.plain import plain_row
@@ -36,7 +36,7 @@ def answered(question: Question) -> dict[str, Any]:
     assert isinstance(row, RegionRow)
     (plain,) = encode_regions([row], dtype="float16").to_pylist()
     arrays = region_arrays(dtype="float16", feature_dim=WIDTH, class_probs_dim=21, top_k=TOP)
-    losses = [0.1 * number for number in range(len(row.boxes))]
+    losses = [0.1 * number - 0.95 for number in range(len(row.boxes))]
     return {"score": 1.25, "losses": losses, "regions": [plain_row(plain)], "arrays": arrays}
 
 
@@ -48,7 +48,7 @@ def opened(methods: Sequence[str]) -> Opened:
 if __name__ == "__main__":
     from tests.train.service import stub
 
-    shell, application = model_service(ServiceSettings(port=0))
+    shell, application = model_service(ServiceSettings(port=0), classes=CLASSES)
     opener = functools.partial(stub.opened, sys.argv[1:] or ["answer", "attend", "score", "search"])
     plan = Plan(name="stub", module="vlmill.train.service.engine", open=opener)
     sys.exit(run_service(shell, application, [plan], "stub"))
