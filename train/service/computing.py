@@ -53,6 +53,7 @@ def open_model(options: ModelOptions, device: str) -> Opened:
             f"--checkpoint {options.checkpoint}: a {model.loaded.variant} with no head that "
             "scores, embeds or answers; give one that retrieval or VQA can evaluate"
         )
+    model.open_detector()  # not with the first request
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
