@@ -138,6 +138,7 @@ def loaded(running: Service, pictures: Sequence[bytes], count: int, clients: int
                 else:
                     load.refused.append(answer.status)
             if answer.status == 429:
+                connection.close()  # the service would meanwhile
                 time.sleep(int(answer.headers["retry-after"]))
 
     threads = [threading.Thread(target=client) for _ in range(clients)]

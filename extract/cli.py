@@ -204,7 +204,8 @@ def command_verify(arguments: argparse.Namespace) -> int:
 
 def command_show(arguments: argparse.Namespace) -> int:
     """``extract-rois show``."""
-    from vlmill.extract.show import Vocabulary, first_names, show
+    from vlmill.extract.show import Vocabulary, show
+    from vlmill.schemas.readers.class_names import first_names
 
     names = Vocabulary(
         classes=first_names(arguments.classes, "--classes"),

@@ -20,7 +20,7 @@ from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.pictures.drawing import Corners, draw_boxes
-from vlmill.schemas.readers.class_names import read_names, require_number
+from vlmill.schemas.readers.class_names import require_number
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.readers.row_index import IdIndex
@@ -54,11 +54,6 @@ def name_of(names: Sequence[str], number: int, kind: str) -> str:
     return names[number] if number < len(names) else f"{kind} {number}"
 
 
-def first_names(path: str | None, flag: str) -> list[str]:
-    """Reads one name a line; of synonyms the first."""
-    return [] if path is None else [names[0] for names in read_names(path, flag)]
-
-
 def check_names(names: Vocabulary, producer: Mapping[str, Any]) -> None:
     """Raises InputError for another number of names than the detector has classes or attributes."""
     for what, listed in (("classes", names.classes), ("attributes", names.attributes)):
@@ -67,20 +62,27 @@ def check_names(names: Vocabulary, producer: Mapping[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Shown:
-    """Says what ``show`` has drawn of the ``num_rows`` of a table, and what it has left out."""
+    """Says of how many of a table's ``num_rows`` there are pictures, and what was left out."""
 
     num_rows: int
     num_drawn: int = 0
     unnamed: list[str] = field(default_factory=list)  # pictures that no row is of
     unread: Counter[str] = field(default_factory=Counter)  # reasons
+    first_unread: str = ""
+    verb: str = "drawn"
+
+    def leave_out(self, picture: Picture, why: Rejected) -> None:
+        """Counts a picture that cannot be read."""
+        self.first_unread = self.first_unread or name_in(picture)
+        self.unread[why.reason] += 1
 
     def said(self, index: IdIndex) -> str:
         """Returns a line with the counts; with ids of both sides where nothing was drawn."""
-        parts = [f"{self.num_drawn} of {self.num_rows} pictures drawn"]
+        parts = [f"{self.num_drawn} of {self.num_rows} pictures {self.verb}"]
         if self.unnamed:
             parts.append(f"{len(self.unnamed)} of --images have no row")
         if self.unread:
-            parts.append(rejects_said(self.unread))
+            parts.append(f"{rejects_said(self.unread)}, the first is {self.first_unread}")
         if self.unnamed and not self.num_drawn:
             join = Join(index, asking="--images", holding="REGIONS")
             parts.append(join.samples(self.unnamed))
@@ -166,17 +168,22 @@ def drawings(
             own_id, data = source.read(picture)
             image_id = own_id if named is None else named
             if image_id not in reader:
-                shown.unnamed.append(picture.image_id or Path(picture.path).name)
+                shown.unnamed.append(name_in(picture))
                 continue
             if image_id in drawn:
                 continue
             pixels = decode(data, limits)
         except Rejected as why:
-            shown.unread[why.reason] += 1
+            shown.leave_out(picture, why)
             continue
         drawn.add(image_id)
         row = reader[image_id]
         yield row, draw(Image.fromarray(pixels[:, :, ::-1].copy()), row, names, max_boxes)
+
+
+def name_in(picture: Picture) -> str:
+    """Returns what a picture is called where it lies."""
+    return picture.image_id or Path(picture.path).name
 
 
 def row_named(index: IdIndex, picture: Picture) -> str | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 900  # on a machine with much other work
+PATIENCE_SECONDS = 900  # so that what hangs ends, also on a machine with much other work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Served:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Asks it to stop, and returns its exit status."""
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_SECONDS)
 
 
 def children(pid: int) -> list[int]:
@@ -115,7 +115,7 @@ def served(command: Sequence[str], **environment: str) -> Iterator[Served]:
 
     reader = threading.Thread(target=listen, daemon=True)
     reader.start()
-    watchdog = threading.Timer(START_SECONDS, process.kill)
+    watchdog = threading.Timer(PATIENCE_SECONDS, process.kill)
     watchdog.start()
     try:
         line = process.stdout.readline()
@@ -135,11 +135,12 @@ def served(command: Sequence[str], **environment: str) -> Iterator[Served]:
         errors.close()
 
 
-def until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits until something holds."""
-    end = time.monotonic() + seconds
+def until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds, however slow the machine is."""
+    end = time.monotonic() + PATIENCE_SECONDS
     while not holds():
-        assert time.monotonic() < end, "did not come about"
+        if time.monotonic() > end:
+            raise TimeoutError(f"did not come about in {PATIENCE_SECONDS} seconds")
         time.sleep(0.05)
 
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from vlmill.extract.config import ExtractConfig
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.settings import (
+    add_name_arguments,
     add_service_arguments,
+    names_of,
+    require_names,
     require_packages,
     settings_of,
 )
@@ -41,9 +44,7 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
         help="processes a device that decode and resize (default: %(default)s, the one that "
         "computes does); a fast GPU needs some",
     )
-    names = serve.add_argument_group("names, for the page")
-    names.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
-    names.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
+    add_name_arguments(serve)
 
 
 def serve_regions(
@@ -62,24 +63,13 @@ def serve_regions(
     # What serves and what reads names take their time: not before the arguments are known good.
     from vlmill.extract.service.app import regions_service
     from vlmill.extract.service.engine import engine_plan
-    from vlmill.schemas.readers.class_names import require_number
     from vlmill.schemas.service.server import run_service
 
-    listed = {name: first_names(arguments, name) for name in ("classes", "attributes")}
-    shell, application = regions_service(settings, **listed)
+    names = names_of(arguments)
+    shell, application = regions_service(settings, **names)
 
     def check() -> None:
-        for what, names in listed.items():
-            producer = shell.about["producer"]
-            require_number(names, producer, what, flag=f"--{what}", regions="--weights")
+        require_names(names, shell.about["producer"], "--weights")
 
     plans = [engine_plan(open_detector, name, config, arguments.workers) for name in devices]
     return run_service(shell, application, plans, "extract-rois serve", check=check)
-
-
-def first_names(arguments: argparse.Namespace, what: str) -> list[str]:
-    """Reads the names that a flag gives; of synonyms the first."""
-    from vlmill.schemas.readers.class_names import read_names
-
-    path = getattr(arguments, what)
-    return [] if path is None else [names[0] for names in read_names(path, f"--{what}")]

@@ -18,7 +18,16 @@ from vlmill.extract.config import InputLimits
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import Picture, plan_pictures
 from vlmill.extract.pictures.reader import PictureReader
-from vlmill.extract.show import MAX_SIDE_PX, Vocabulary, check_names, encoded, row_named
+from vlmill.extract.show import (
+    MAX_SIDE_PX,
+    Shown,
+    Vocabulary,
+    check_names,
+    encoded,
+    name_in,
+    row_named,
+)
+from vlmill.schemas.console.command import say
 from vlmill.schemas.readers.regions import RegionReader, encode_regions
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.service.guard import Guard
@@ -37,6 +46,7 @@ class Viewed:
     reader: RegionReader
     pictures: Mapping[int, Picture]
     names: Vocabulary
+    found: str = ""  # of how many rows there are pictures, and which pictures are of none
     source: PictureReader = field(default_factory=lambda: PictureReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
 
@@ -89,16 +99,21 @@ def view(regions: str, images: Sequence[str], names: Vocabulary) -> Viewed:
     check_names(names, reader.producer)
     viewed = Viewed(reader=reader, pictures={}, names=names)
     pictures: dict[int, Picture] = {}
+    shown = Shown(num_rows=len(reader), verb="found")
     for picture in plan_pictures(images):
         image_id = row_named(reader.index, picture)
         if image_id is None:
             try:
                 image_id, _ = viewed.source.read(picture)
-            except Rejected:
+            except Rejected as why:
+                shown.leave_out(picture, why)
                 continue
         if image_id in reader:
             pictures.setdefault(int(reader.find([image_id])[0]), picture)
-    viewed.pictures = pictures
+        else:
+            shown.unnamed.append(name_in(picture))
+    shown.num_drawn = len(pictures)
+    viewed.pictures, viewed.found = pictures, shown.said(reader.index)
     return viewed
 
 
@@ -161,5 +176,8 @@ def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: in
     """Serves the page on this machine alone, until a stop is asked for; gives the exit status."""
     from vlmill.schemas.service.server import run_service
 
-    shell, application = viewer_service(ServiceSettings(port=port), view(regions, images, names))
+    viewed = view(regions, images, names)
+    if images:
+        say(viewed.found)
+    shell, application = viewer_service(ServiceSettings(port=port), viewed)
     return run_service(shell, application, [], "extract-rois show")

@@ -19,6 +19,11 @@ def read_names(path: str | Path, flag: str) -> list[list[str]]:
     return [[name.strip() for name in line.split(",")] for line in read_lines(path, flag)]
 
 
+def first_names(path: str | None, flag: str) -> list[str]:
+    """Reads the usual name of each class; none without a file. Raises InputError."""
+    return [] if path is None else [names[0] for names in read_names(path, flag)]
+
+
 def read_lines(path: str | Path, flag: str) -> list[str]:
     """Reads the line of each class. Raises InputError for a file that cannot be read."""
     file = path_of(path)

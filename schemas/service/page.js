@@ -355,9 +355,21 @@ function words(extra) {
   return form;
 }
 
+const TASKS = { score: ["Scoring", score], search: ["Searching", search],
+  answer: ["Answering", answer] };
+
+function wish(name) { // what the last one said goes first: an error must not stand above it
+  const [what, task] = TASKS[name];
+  $("said").textContent = "";
+  $("answers").replaceChildren();
+  trying(what, task);
+}
+
+function require(isThere, what) { if (!isThere) throw new Error(what); }
+
 async function score() {
   const text = $("text").value.trim();
-  if (!text || !state.blob) { $("said").textContent = "Choose a picture and type a text."; return; }
+  require(text && state.blob, "choose a picture and type a text");
   const said = await (await ask("/v1/score",
     { method: "POST", body: words({ texts: text }) })).json();
   const value = said.scores[0][0];
@@ -371,16 +383,17 @@ async function attend(text) { // what the score loses without each region
   const said = await (await ask("/v1/attend", { method: "POST", body: words({ text }) })).json();
   const regions = readRow(said.regions[0], said.arrays), losses = said.losses;
   const list = losses.map((_, at) => at).sort((a, b) => losses[b] - losses[a]);
-  const hot = new Set(list.slice(0, 3));
+  const hot = new Set(list.slice(0, 3).filter((at) => losses[at] > 0));
   drawBoxes($("first"), { regions, list, extra: losses, hot, what: "the score loses" }, null);
   const told = [...hot].map((at) => `${called(regions, at)} (${losses[at].toFixed(3)})`).join("; ");
-  $("first").querySelector("figcaption").textContent =
-    `The score rests most on ${told}: so much it loses without them.`;
+  $("first").querySelector("figcaption").textContent = hot.size
+    ? `The score rests most on ${told}: so much it loses without ${hot.size > 1 ? "each" : "it"}.`
+    : "The score rests on no single region: it loses nothing without any one of them.";
 }
 
 async function search() { // for the text, else for the picture
   const text = $("text").value.trim();
-  if (!text && !state.blob) { $("said").textContent = "Type a text, or choose a picture."; return; }
+  require(text || state.blob, "type a text, or choose a picture");
   const form = new FormData();
   if (text) form.append("text", text);
   else form.append("pictures", state.blob, "picture");
@@ -397,10 +410,11 @@ async function search() { // for the text, else for the picture
 }
 
 async function answer() {
+  const question = $("text").value.trim();
+  require(question && state.blob, "choose a picture and type a question");
   const said = await (await ask("/v1/answer",
-    { method: "POST", body: words({ question: $("text").value.trim() }) })).json();
+    { method: "POST", body: words({ question }) })).json();
   $("said").textContent = `Answer: ${said.answer}`;
-  $("answers").replaceChildren();
   say("Answered.");
 }
 
@@ -439,10 +453,10 @@ async function begin() {
   }
   $("choose").hidden = false;
   if (about.service === "model") {
-    $("model").hidden = false;
-    for (const name of ["score", "search", "answer"]) {
-      $(name).hidden = !about.methods.includes(name);
-    }
+    const names = Object.keys(TASKS).filter((name) => about.methods.includes(name));
+    $("model").hidden = !names.length;
+    for (const name of Object.keys(TASKS)) $(name).hidden = !names.includes(name);
+    state.firstTask = names[0];
   }
   say("Ready.");
 }
@@ -467,10 +481,9 @@ function connect() {
   $("compare").addEventListener("click", () => compare(!state.comparing));
   $("words").addEventListener("submit", (event) => {
     event.preventDefault();
-    trying("Scoring", score);
+    wish(state.firstTask); // the Enter key, too
   });
-  $("search").addEventListener("click", () => trying("Searching", search));
-  $("answer").addEventListener("click", () => trying("Answering", answer));
+  for (const name of Object.keys(TASKS)) $(name).addEventListener("click", () => wish(name));
   $("bearer").addEventListener("submit", (event) => {
     event.preventDefault();
     state.token = $("token").value.trim();

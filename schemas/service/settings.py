@@ -3,14 +3,17 @@
 import argparse
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vlmill.schemas.errors import InputError
 
 MEBIBYTE = 2**20
 TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+NAMED = ("classes", "attributes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,30 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="for a request, its waiting included (default: %(default)g)",
     )
+
+
+def add_name_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the names that a service's page shows."""
+    names = parser.add_argument_group("names, for the page")
+    for what in NAMED:
+        names.add_argument(f"--{what}", metavar="FILE", help=f"names of all {what}, one a line")
+
+
+def names_of(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Reads the flags of :func:`add_name_arguments`. Raises InputError."""
+    from vlmill.schemas.readers.class_names import first_names
+
+    return {what: first_names(getattr(arguments, what), f"--{what}") for what in NAMED}
+
+
+def require_names(
+    names: Mapping[str, Sequence[str]], producer: Mapping[str, Any], weights: str
+) -> None:
+    """Raises InputError unless the detector that ``weights`` names has as many of each."""
+    from vlmill.schemas.readers.class_names import require_number
+
+    for what, listed in names.items():
+        require_number(listed, producer, what, flag=f"--{what}", regions=weights)
 
 
 def settings_of(

@@ -88,7 +88,7 @@ def _opening(shown: Shown, training: Mapping[str, Any]) -> str:
     if shown.weights is not None:
         types = ", ".join(sorted(shown.weights.dtypes))
         size = f" {shown.weights.parameters / 1e6:,.1f} million parameters ({types})."
-    return f"A {variant}, {made}.{size}{blind}"
+    return f"Model `{variant}`, {made}.{size}{blind}"
 
 
 def _loading(facts: CardFacts) -> Iterator[str]:

@@ -60,6 +60,7 @@ from vlmill.train.tasks.search.queries import write_images
 
 Floats = NDArray[np.float32]
 Said = TypeVar("Said")
+WITHOUT_DETECTOR = ("pixels", "text")  # kinds of feeding
 PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
 
 
@@ -86,6 +87,22 @@ class Pretrained:
     batch_size: int = 64
     labels: Path | None = None
     _said: set[str] = field(default_factory=set)
+
+    def __repr__(self) -> str:
+        return f"<{self.loaded.variant} of {self.loaded.path} on {self.device}>"
+
+    def open_detector(self) -> None:
+        """Opens the detector, of a model that reads regions; else the first picture does.
+
+        Raises InputError where its file is missing, and for another detector than the model's.
+        """
+        if self.feeding.kind not in WITHOUT_DETECTOR:
+            _ = self._regions
+        elif self.detector is not None:
+            raise InputError(
+                f"detector {self.detector}: {self.loaded.path} is a {self.loaded.variant}, which "
+                "reads no regions; leave it away"
+            )
 
     def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> Floats:
         """Scores every picture with every text, float32 [I, T]: logits of the matching head, or
@@ -331,10 +348,13 @@ def load_pretrained(
         detector = loaded.path / DETECTOR
     on_device = device_named(device)
     loaded.model.to(on_device)
-    return Pretrained(
+    model = Pretrained(
         loaded=loaded,
         device=on_device,
         detector=None if detector is None else path_of(detector),
         batch_size=batch_size,
         labels=None if labels is None else path_of(labels),
     )
+    if detector is not None:
+        model.open_detector()
+    return model

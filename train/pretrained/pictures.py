@@ -2,6 +2,7 @@
 
 import io
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def encoded(picture: Picture, bounds: Bounds = BOUNDS) -> bytes:
         place = picture if isinstance(picture, str | Path) else Path(picture)
         try:
             return path_of(place).read_bytes()
-        except OSError:
+        except OSError as error:
+            warnings.warn(f"picture {picture}: {error.strerror or error}", stacklevel=2)
             return b""
     if isinstance(picture, np.ndarray):
         grey_or_rgb = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)

@@ -119,13 +119,17 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
 }
 
 
-def model_service(settings: ServiceSettings) -> tuple[Shell, Guard]:
-    """Makes the service."""
+def model_service(
+    settings: ServiceSettings, *, classes: Sequence[str] = (), attributes: Sequence[str] = ()
+) -> tuple[Shell, Guard]:
+    """Makes the service; ``classes`` and ``attributes`` are the names that its page shows."""
     shell = Shell(settings=settings)
 
     def about() -> Mapping[str, Any]:
         limits = {"bytes": settings.max_bytes, "pictures": settings.max_pictures}
-        return {"service": "model", "title": "A model", "limits": limits, **shell.about}
+        title = f"A model: {shell.about['variant']}"
+        names = {"classes": list(classes), "attributes": list(attributes)}
+        return {"service": "model", "title": title, "limits": limits, **names, **shell.about}
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)
 

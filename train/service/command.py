@@ -5,7 +5,10 @@ from pathlib import Path
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.settings import (
+    add_name_arguments,
     add_service_arguments,
+    names_of,
+    require_names,
     require_packages,
     settings_of,
 )
@@ -18,6 +21,7 @@ Answer requests for scores, vectors, nearest pictures and answers, over HTTP.
 
 examples:
   train-vl serve --checkpoint demo/trained --port 0
+  train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
 
 A checkpoint serves what it has heads for: /v1/score, /v1/embed, /v1/search (with --index, made by
@@ -48,6 +52,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "scored; requests are put together as far as that takes about a second",
     )
     add_service_arguments(parser)
+    add_name_arguments(parser)
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -69,6 +74,11 @@ def run_serve(args: argparse.Namespace) -> int:
         index=args.index,
         batch_size=args.batch_size,
     )
-    shell, application = model_service(settings)
+    names = names_of(args)
+    shell, application = model_service(settings, **names)
+
+    def check() -> None:
+        require_names(names, shell.about["producer"], "--detector")
+
     plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
-    return run_service(shell, application, plans, "train-vl serve")
+    return run_service(shell, application, plans, "train-vl serve", check=check)

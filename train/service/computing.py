@@ -18,6 +18,7 @@ from vlmill.schemas.readers.regions import encode_regions
 from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.workers import Opened
 from vlmill.train.pretrained.answering import ANSWER as VQA
+from vlmill.train.pretrained.detector import RANDOM
 from vlmill.train.pretrained.left_out import left_out, reads_regions
 from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained, parts_of
 from vlmill.train.service.questions import (
@@ -52,13 +53,22 @@ def open_model(options: ModelOptions, device: str) -> Opened:
             f"--checkpoint {options.checkpoint}: a {model.loaded.variant} with no head that "
             "scores, embeds or answers; give one that retrieval or VQA can evaluate"
         )
+    model.open_detector()  # not with the first request
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # answers say what is wrong with which picture
             return answered(methods, questions)
 
-    about = {"variant": model.loaded.variant, "methods": sorted(methods)}
+    loaded = model.loaded
+    # Of which detector the regions are, as tables of regions say it.
+    record = loaded.detector or {}
+    about = {
+        "variant": loaded.variant,
+        "methods": sorted(methods),
+        "producer": {"detector": record.get("detector")},
+        "random": RANDOM.fullmatch(str(record.get("weights"))) is not None,
+    }
     return Opened(compute=compute, about=about)
 
 

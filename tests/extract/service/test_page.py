@@ -171,9 +171,16 @@ def fits_narrow(page: Any, name: str) -> None:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_table_is_asked_by_page(first_run: Path, shared_pictures: Path) -> None:
+def test_a_table_is_asked_by_page(first_run: Path, pictures: Path) -> None:
     words = ["-m", "vlmill.extract.cli", "show", "--serve", str(first_run)]
-    with served([*words, "--images", str(shared_pictures)]) as service:
+    with (pictures / "huge.jpg").open("wb") as huge:
+        huge.truncate(2**30)  # takes no room
+    with served([*words, "--images", str(pictures)]) as service:
+        until(lambda: bool(service.log))
+        assert service.log[0] == (
+            "7 of 7 pictures found, 2 of --images have no row, 1 rejects (1 too_large), "
+            "the first is huge.jpg\n"
+        )
         reply = service.ask("GET", "/v1/rows?page=1&per_page=4").json()
         assert reply["total"] == 7 and [row["number"] for row in reply["rows"]] == [4, 5, 6]
         assert all(row["has_picture"] for row in reply["rows"])

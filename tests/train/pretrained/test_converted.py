@@ -83,9 +83,9 @@ def test_a_published_model_scores(
     words = ["convert", "--family", family, "--checkpoint", str(tmp_path / "published.safetensors")]
     ours = tmp_path / "ours"
     assert main([*words, "--config", preset, *fields, "--output", str(ours)]) == 0
-    loaded = vlmill.load(ours, detector=None if name == "vlmo" else weights)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
+        loaded = vlmill.load(ours, detector=None if name == "vlmo" else weights)
         scores = loaded.score(pictures, TEXTS)
     assert np.isfinite(scores).all() and len(np.unique(scores)) == 4
     assert ("paper says" in " ".join(str(one.message) for one in said)) == (name != "vlmo")
@@ -124,9 +124,9 @@ def test_a_converted_model_answers_from_its_own_list(
     folder = converted(tmp_path / "ours", recipe.variant, config)
     (tmp_path / "answers.txt").write_text("yes\nno\ntwo\n")
     detector = None if "vlmo" in name else weights
-    model = vlmill.load(folder, detector=detector, labels=tmp_path / "answers.txt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        model = vlmill.load(folder, detector=detector, labels=tmp_path / "answers.txt")
         assert model.answer(pictures[0], "is it a dog?") in ("yes", "no", "two")
     with pytest.raises(InputError, match="give labels=FILE"):
         vlmill.load(folder, detector=detector).answer(pictures[0], "is it a dog?")

@@ -26,6 +26,8 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
 from vlmill.train.run.lineage import detector_record
+from vlmill.train.service.computing import open_model
+from vlmill.train.service.questions import ModelOptions
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,
@@ -122,6 +124,7 @@ def test_a_bad_picture_and_an_empty_text_leave_the_others(
         scores = model.score(pictures, [TEXTS[0], " ", TEXTS[1]])
     words = [str(one.message) for one in said]
     assert "1 texts have no numbers (1 no_text), NaN stands for them: 1" in words
+    assert f"picture {tmp_path / 'nowhere.jpg'}: No such file or directory" in words
     assert any(
         word.startswith("2 pictures have no numbers (1 ") and word.endswith(": 2, 3")
         for word in words
@@ -171,6 +174,8 @@ def test_a_detector_that_cannot_be_found_is_refused(
     model = vlmill.load(save(tmp_path / "c", "imagebert", photographs, **record))
     with pytest.raises(InputError, match=said):
         model.score(as_users_have_them(photographs), TEXTS)
+    with pytest.raises(InputError, match=said):
+        open_model(ModelOptions(checkpoint=tmp_path / "c"), "cpu")  # no first request fails
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +198,21 @@ def test_a_detector_comes_from_its_file(photographs: Path, weights: Path, tmp_pa
     with pytest.warns(UserWarning, match="random weights"):
         expected = vlmill.load(drawn).score(pictures, ["dog", "tree"])
     np.testing.assert_array_equal(scores, expected)
+    with pytest.raises(InputError, match=r"none\.pth"):  # when it is opened, not with a picture
+        vlmill.load(named, detector=tmp_path / "none.pth")
+    pixels = save(tmp_path / "pixels", "vlmo", photographs)
+    with pytest.raises(InputError, match="reads no regions; leave it away"):
+        vlmill.load(pixels, detector=weights)
+    assert repr(vlmill.load(pixels)) == f"<vlmo of {pixels} on cpu>"
 
 
 def test_a_converted_checkpoint_takes_its_papers_regions(
     photographs: Path, weights: Path, tmp_path: Path
 ) -> None:
     checkpoint = save(tmp_path / "c", "vilbert", photographs, converted=True)
-    model, pictures = vlmill.load(checkpoint, detector=weights), as_users_have_them(photographs)
+    pictures = as_users_have_them(photographs)
     with pytest.warns(UserWarning) as said:
+        model = vlmill.load(checkpoint, detector=weights)
         assert np.isfinite(model.score(pictures, ["dog"])).all()
     words = " ".join(str(one.message) for one in said)
     assert "regions are chosen as vilbert's paper says" in words

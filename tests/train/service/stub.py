@@ -1,10 +1,14 @@
-"""The service of a model whose worker makes its answers up: no network, no torch."""
+"""The service of a model whose worker makes its answers up: no network, no torch.
 
+Run as ``python -m``, with the methods that it has, or all.
+"""
+
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.extract.service.stub import TOP, WIDTH, drawn
+from tests.extract.service.stub import CLASSES, TOP, WIDTH, drawn
 
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.service.plain import plain_row
@@ -32,19 +36,19 @@ def answered(question: Question) -> dict[str, Any]:
     assert isinstance(row, RegionRow)
     (plain,) = encode_regions([row], dtype="float16").to_pylist()
     arrays = region_arrays(dtype="float16", feature_dim=WIDTH, class_probs_dim=21, top_k=TOP)
-    losses = [0.1 * number for number in range(len(row.boxes))]
+    losses = [0.1 * number - 0.95 for number in range(len(row.boxes))]
     return {"score": 1.25, "losses": losses, "regions": [plain_row(plain)], "arrays": arrays}
 
 
-def opened() -> Opened:
+def opened(methods: Sequence[str]) -> Opened:
     """Is called in a worker."""
-    methods = ["answer", "attend", "score", "search"]
-    return Opened(compute=compute, about={"variant": "made up", "methods": methods})
+    return Opened(compute=compute, about={"variant": "made up", "methods": list(methods)})
 
 
 if __name__ == "__main__":
     from tests.train.service import stub
 
-    shell, application = model_service(ServiceSettings(port=0))
-    plan = Plan(name="stub", module="vlmill.train.service.engine", open=stub.opened)
+    shell, application = model_service(ServiceSettings(port=0), classes=CLASSES)
+    opener = functools.partial(stub.opened, sys.argv[1:] or ["answer", "attend", "score", "search"])
+    plan = Plan(name="stub", module="vlmill.train.service.engine", open=opener)
     sys.exit(run_service(shell, application, [plan], "stub"))

@@ -100,7 +100,7 @@ def test_what_cannot_be_answered_is_said(service: Served, pictures: list[bytes])
     body, kind = form([("a.jpg", pictures[0])])
     assert service.post("/v1/score", body, kind).json()["reason"] == "bad_request"
     about = service.ask("GET", "/v1/about").json()
-    assert about["methods"] == ["embed", "score", "search"]
+    assert about["methods"] == ["embed", "score", "search"] and not about["random"]
     document = service.ask("GET", "/openapi.json").json()
     assert {"/v1/score", "/v1/embed", "/v1/search", "/v1/answer"} <= document["paths"].keys()
 

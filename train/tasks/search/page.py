@@ -5,8 +5,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from vlmill.schemas.console.report import Section, picture_cards, settings_table, write_page
-from vlmill.train.tasks.report import pictures_of
+from vlmill.schemas.console.report import (
+    Section,
+    picture_cards,
+    settings_table,
+    thumbnail_uri,
+    write_page,
+)
+from vlmill.schemas.rejects import Rejected
+from vlmill.train.tasks.report import CARD_PX, pictures_of
 from vlmill.train.tasks.search.index import SearchIndex
 from vlmill.train.tasks.search.queries import Answered
 
@@ -19,11 +26,22 @@ def write_answers_page(
     """Writes the page: a row of pictures for each query, and what the index is."""
     ids = {row["image_id"] for one in shown for row in one.answers if "image_id" in row}
     ids |= {one.query.name for one in shown if one.query.kind == "image"}
-    uris = pictures_of(images, ids)
+    uris = pictures_of(images, ids) | files_of(shown)
     sections = [_section(one, uris) for one in shown]
     sections.append(Section(title="Index", body=settings_table(index.settings)))
     of_all = f"the first {len(shown)} of {num_queries}" if len(shown) < num_queries else "all"
     write_page(path, "Search", sections, subtitle=f"{num_queries} queries, {of_all} shown")
+
+
+def files_of(shown: Sequence[Answered]) -> dict[str, str]:
+    """Returns thumbnails of the files that were asked, by their names."""
+    uris = dict[str, str]()
+    for query in (one.query for one in shown if one.query.content):
+        try:
+            uris[query.name] = thumbnail_uri(query.content or b"", side=CARD_PX)
+        except Rejected:
+            continue  # shown by its name, with its error
+    return uris
 
 
 def _section(one: Answered, uris: Mapping[str, str]) -> Section:

@@ -5,7 +5,7 @@ Q queries, P width of the vectors.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ QUERIES = 1_024  # searched at once
 class Query:
     """Holds what is asked, by its kind and name; ``error`` says why there is no ``vector`` [P].
 
-    ``own`` names the vector's own row (kind, id), which is no answer.
+    ``own`` names the vector's own row (kind, id), which is no answer; ``content`` is a picture's.
     """
 
     kind: str
@@ -45,6 +45,7 @@ class Query:
     vector: NDArray[np.float32] | None = None
     error: str | None = None
     own: tuple[str, str] | None = None
+    content: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,7 @@ class Asker:
                 name=name,
                 vector=embedded.vectors.get(number),
                 error=embedded.faults.get(number),
+                content=contents[name],
             )
             for name, number in zip(names, numbers, strict=True)
         ]

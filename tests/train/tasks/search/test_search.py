@@ -135,11 +135,16 @@ def test_the_page_shows_queries_and_pictures(
 ) -> None:
     out = shop.folder / "answers"
     words = ["search", "--vectors", str(shop.vectors), "--text", "a <b> dog"]
-    images = str(shop.folder / "images")
-    assert main([*words, "--images", images, "--output", str(out), "--top", "2"]) == 0
+    images = shop.folder / "images"
+    asked = shop.folder / "asked.png"
+    reader = ImageReader(images)
+    asked.write_bytes(reader[reader.image_ids[0]] or b"")
+    words += ["--image", str(asked), "--image", str(shop.folder / "none.png")]
+    assert main([*words, "--images", str(images), "--output", str(out), "--top", "2"]) == 0
     page = (out / "report.html").read_text()
-    assert page.count("<img src='data:image/jpeg") == 2 and "a &lt;b&gt; dog" in page
-    (line,) = (out / "answers.jsonl").read_text().splitlines()
+    # Two answers each of the text and of the picture, which stands before them.
+    assert page.count("<img src='data:image/jpeg") == 5 and "a &lt;b&gt; dog" in page
+    line, *_ = (out / "answers.jsonl").read_text().splitlines()
     assert len(json.loads(line)["answers"]) == 2
     assert not capsys.readouterr().out
 
