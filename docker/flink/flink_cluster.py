@@ -266,6 +266,16 @@ def running(jar: Path, *, task_managers: int = 2, port: int = 0) -> Iterator[Clu
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def flags(cluster: Cluster, slots: int) -> str:
+    """What a job takes to run here, with workers of this Python's environment."""
+    worker = json.dumps({"command": str(Path(sys.executable).with_name("vlmill-flink-worker"))})
+    return (
+        f"--runner=FlinkRunner --flink_master={cluster.address} "
+        f"--flink_job_server_jar={cluster.jar} "
+        f"--parallelism={slots} --environment_type=PROCESS --environment_config='{worker}'"
+    )
+
+
 def main() -> int:
     """Runs a cluster until it is interrupted; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -276,7 +286,7 @@ def main() -> int:
     try:
         jar = job_server_jar()
         with running(jar, task_managers=args.task_managers, port=args.port) as cluster:
-            print(f"--flink_master={cluster.address} --flink_job_server_jar={jar}")
+            print(f"flags of a job: {flags(cluster, args.task_managers)}")
             print(
                 f"pages: http://{cluster.address}; logs: {cluster.logs}; Ctrl-C ends it", flush=True
             )

@@ -9,7 +9,7 @@ from vlmill.pipelines.counting.numbers import BYTES, Numbers, rejects_of, timed
 from vlmill.pipelines.fetching.entries import SUCCESSES
 from vlmill.pipelines.fetching.rounds import RunRound
 from vlmill.pipelines.fetching.work import Fetching, fetch_bucket
-from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import run_pipeline
 
@@ -51,7 +51,7 @@ def rounds_on_beam(job: Fetching, options: PipelineOptions) -> RunRound:
     """
 
     def run_round(buckets: Sequence[int]) -> None:
-        require_for_dataflow(options, {"--output": job.output})
+        require_for_cluster(options, {"--output": job.output})
         with run_pipeline(options) as p:
             (
                 p

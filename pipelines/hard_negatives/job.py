@@ -24,7 +24,7 @@ from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
 from vlmill.pipelines.hard_negatives.vectors import cut_chunk
-from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.local import workers_of
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
@@ -42,7 +42,7 @@ def run(
 ) -> int:
     """Searches what no finished block or shard holds, and writes the manifest."""
     options = beam_options(beam_flags, __name__)
-    require_for_dataflow(options, {"--pairs": args.pairs, "--output": str(args.output)})
+    require_for_cluster(options, {"--pairs": args.pairs, "--output": str(args.output)})
     source.require()
     if args.dry_run:
         rate = measure(source, rules)

@@ -2,5 +2,5 @@
 ``options`` of a Beam runner, which shows its ``metrics``.
 
 ``flink_worker`` starts Python workers on Flink, and ``flink_watch`` ends jobs that none of them can
-do; ``dataflow`` says what Dataflow needs, ``failures`` what a worker elsewhere died of.
+do; ``clusters`` asks for what their jobs need, ``failures`` what a worker elsewhere died of.
 """

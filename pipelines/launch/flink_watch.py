@@ -1,10 +1,12 @@
-"""Ends a job on Flink whose workers cannot work, at their first failure.
+"""Says where a job on Flink is seen, and ends it at the first failure that no worker can mend.
 
 Flink starts a failed task again whatever it failed of, as often as its restart strategy says: a job
-whose workers lack a library seemed to wait for ever. Its REST interface tells what failed.
+whose workers lack a library seemed to wait for ever. Its REST interface tells what failed. A job
+that wants more slots than there are waits, too; more may come, so that it is only told.
 """
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +30,8 @@ AT_WORK = ("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "FAILING")
 def watching(options: PipelineOptions) -> Iterator[list[OSError]]:
     """Watches the job of these options while the block runs; gives what has ended it, if anything.
 
-    Only ``--flink_master=HOST:PORT`` says whom to ask; without it nothing is watched.
+    Only ``--flink_master=HOST:PORT`` says whom to ask; without it nothing is watched. Ctrl-C ends
+    the job, too: on the cluster it would hold its slots and write beside the next run.
     """
     errors: list[OSError] = []
     master = str(options.view_as(FlinkRunnerOptions).flink_master).removeprefix("http://")
@@ -36,26 +39,58 @@ def watching(options: PipelineOptions) -> Iterator[list[OSError]]:
         yield errors
         return
     name, ended = str(options.view_as(GoogleCloudOptions).job_name), threading.Event()
-    watch = threading.Thread(target=_watch, args=(f"http://{master}", name, ended, errors))
+    parallelism = int(options.view_as(FlinkRunnerOptions).parallelism)
+    words = (f"http://{master}", name, parallelism, ended, errors)
+    watch = threading.Thread(target=_watch, args=words)
     watch.start()
     try:
         yield errors
+    except KeyboardInterrupt:
+        with suppress(OSError, ValueError):
+            for job in _at_work(f"http://{master}", name):
+                _cancel(f"http://{master}/jobs/{job}")
+        raise
     finally:
         ended.set()
         watch.join()
 
 
-def _watch(master: str, name: str, ended: threading.Event, errors: list[OSError]) -> None:
+def _watch(
+    master: str, name: str, parallelism: int, ended: threading.Event, errors: list[OSError]
+) -> None:
+    told = False
     while not ended.wait(EVERY_S):
         # A job manager that does not answer now may be busy: the job itself tells of its loss.
         with suppress(OSError, ValueError):
-            for job in _ask(f"{master}/jobs/overview")["jobs"]:
-                if job["name"] == name and job["state"] in AT_WORK:
-                    url = f"{master}/jobs/{job['jid']}"
-                    if found := _useless(url):
-                        errors += found
-                        _cancel(url)
-                        return
+            for job in _at_work(master, name):
+                if not told:
+                    told = True
+                    _tell(master, job, parallelism)
+                url = f"{master}/jobs/{job}"
+                if found := _useless(url):
+                    errors += found
+                    _cancel(url)
+                    return
+
+
+def _at_work(master: str, name: str) -> list[str]:
+    """The ids of the jobs of this name that have not ended."""
+    jobs = _ask(f"{master}/jobs/overview")["jobs"]
+    return [job["jid"] for job in jobs if job["name"] == name and job["state"] in AT_WORK]
+
+
+def _tell(master: str, job: str, parallelism: int) -> None:
+    """Prints where the job's progress is, and what it waits for if the cluster is too small."""
+    print(f"Flink has the job; its progress: {master}/#/job/{job}", file=sys.stderr, flush=True)
+    slots = int(_ask(f"{master}/overview")["slots-total"])
+    if slots < parallelism:
+        print(
+            f"WARNING: --parallelism={parallelism}, and the cluster has {slots} slots: the job "
+            f"waits until it has more; stop it and give --parallelism={max(slots, 1)}, or start "
+            "task managers",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _useless(job: str) -> list[OSError]:

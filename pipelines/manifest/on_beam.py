@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import apache_beam as beam
 
 from vlmill.pipelines.counting.numbers import Numbers, timed
-from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.manifest import own, parts
@@ -82,7 +82,7 @@ def make_on_beam(open_parts: Open, arguments: argparse.Namespace, missing: Seque
     """Has the parts with these indices made by the runner that the flags for Beam name."""
     options = beam_options(arguments.beam_flags, __name__)
     places: dict[str, Any] = {"--input": arguments.input, "--output": arguments.output}
-    require_for_dataflow(options, {flag: str(path) for flag, path in places.items()})
+    require_for_cluster(options, {flag: str(path) for flag, path in places.items()})
     if not missing:
         return
     step = MakePart(open_parts, arguments)

@@ -22,7 +22,7 @@ from vlmill.extract.flags import (
     warn_of_random_weights,
 )
 from vlmill.pipelines.counting.numbers import Numbers, rejects_of, timed
-from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
@@ -84,7 +84,7 @@ class ExtractPart(beam.DoFn):
 def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
     """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
     options = beam_options(beam_flags, __name__)
-    require_for_dataflow(options, {"--images": args.images, "--output": str(args.output)})
+    require_for_cluster(options, {"--images": args.images, "--output": str(args.output)})
     config = config_of(args)
 
     from vlmill.extract.pictures.plan import repeats_marked, rows_of

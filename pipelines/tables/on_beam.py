@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import apache_beam as beam
 
-from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.pipelines.tables.job import Job, Tally, count_shard, finished_shard, write_one
@@ -59,7 +59,7 @@ def write_on_beam(job: Job, flags: Sequence[str]) -> None:
     """Has the shards written that are not there yet, by the runner that ``flags`` name."""
     options = beam_options(flags)
     places = {f"IN {path}": str(path) for entry, i in shards_of(job) for path in [entry.paths[i]]}
-    require_for_dataflow(options, {**places, "--output": str(job.output)})
+    require_for_cluster(options, {**places, "--output": str(job.output)})
     shards = enumerate(shards_of(job))
     missing = [place for place, shard in shards if finished_shard(job, *shard) is None]
     if missing:

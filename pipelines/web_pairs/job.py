@@ -94,12 +94,12 @@ def runner_of(args: argparse.Namespace, beam_flags: Sequence[str]) -> Callable[[
     if workers is not None:
         return lambda job, steps: run_here(job, workers, steps)
     # Beam takes seconds to load.
-    from vlmill.pipelines.launch.dataflow import require_for_dataflow
+    from vlmill.pipelines.launch.clusters import require_for_cluster
     from vlmill.pipelines.launch.options import beam_options
     from vlmill.pipelines.web_pairs.on_beam import run_beam
 
     options = beam_options(beam_flags, __name__)
-    require_for_dataflow(options, {"--warc": args.warc, "--output": str(args.output)})
+    require_for_cluster(options, {"--warc": args.warc, "--output": str(args.output)})
     return lambda job, steps: run_beam(job, options, steps)
 
 

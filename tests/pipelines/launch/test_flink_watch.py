@@ -26,6 +26,7 @@ class JobManager(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         told = {
             "/jobs/overview": {"jobs": [{"jid": "7", "name": self.server.job, "state": "RUNNING"}]},
+            "/overview": {"slots-total": 2},
             "/jobs/7/exceptions": {"exceptionHistory": {"entries": self.server.failures}},
         }
         self.server.asked += 1
@@ -67,11 +68,11 @@ def flags(server: Served) -> list[str]:
     return [f"--flink_master=127.0.0.1:{server.server_port}", "--job_name=ours"]
 
 
-def watched(server: Served, job: str, failure: str) -> list[OSError]:
+def watched(server: Served, job: str, failure: str, *more: str) -> list[OSError]:
     """What ends the job "ours" while the cluster has a job that failed so."""
     server.job, server.failures = job, [{"stacktrace": failure}]
     deadline = time.monotonic() + 60
-    with watching(beam_options(flags(server))) as errors:
+    with watching(beam_options([*flags(server), *more])) as errors:
         while not errors and server.asked < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert server.asked
@@ -87,6 +88,23 @@ def test_a_job_that_can_never_be_done_is_ended(served: Served) -> None:
 @pytest.mark.parametrize(("job", "failure"), [("ours", KILLED), ("another", USELESS)])
 def test_a_kill_and_another_job_are_left_alone(job: str, failure: str, served: Served) -> None:
     assert watched(served, job, failure) == [] and served.ended == []
+
+
+@pytest.mark.parametrize(("parallelism", "waits"), [(2, False), (64, True)])
+def test_a_job_is_told_where_it_is_seen_and_what_it_waits_for(
+    parallelism: int, waits: bool, served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched(served, "ours", KILLED, f"--parallelism={parallelism}")
+    told = capsys.readouterr().err
+    assert told.count(f"http://127.0.0.1:{served.server_port}/#/job/7") == 1
+    assert ("the cluster has 2 slots" in told and "give --parallelism=2" in told) == waits
+
+
+def test_an_interrupted_command_leaves_no_job_behind(served: Served) -> None:
+    served.job = "ours"
+    with pytest.raises(KeyboardInterrupt), watching(beam_options(flags(served))):
+        raise KeyboardInterrupt
+    assert served.ended == ["/jobs/7?mode=cancel"]
 
 
 @pytest.mark.parametrize("flag", ["--flink_master=[local]", "--flink_master=127.0.0.1:9"])

@@ -1,8 +1,8 @@
-"""A job for Dataflow is refused before it starts where its workers would find nothing."""
+"""A job is refused before it starts where a cluster's workers would find nothing."""
 
 import pytest
 
-from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.web_pairs import command
 from vlmill.schemas.errors import InputError
@@ -14,20 +14,32 @@ CLOUD = {"--warc": "gs://bucket/*.warc.gz", "--output": "gs://bucket/pairs"}
 def test_workers_need_vlmill(runner: str) -> None:
     flags = [f"--runner={runner}"]
     with pytest.raises(InputError, match="do not have vlmill; give --sdk_container_image IMAGE"):
-        require_for_dataflow(beam_options(flags), CLOUD)
+        require_for_cluster(beam_options(flags), CLOUD)
     for more in ("--sdk_container_image=image", "--setup_file=./setup.py"):
-        require_for_dataflow(beam_options([*flags, more]), CLOUD)
+        require_for_cluster(beam_options([*flags, more]), CLOUD)
 
 
 def test_workers_need_places_that_they_see() -> None:
     options = beam_options(["--runner=DataflowRunner", "--sdk_container_image=image"])
     with pytest.raises(InputError, match=r"--output out lies on this machine, .* give gs://"):
-        require_for_dataflow(options, {**CLOUD, "--output": "out"})
+        require_for_cluster(options, {**CLOUD, "--output": "out"})
 
 
 def test_other_runners_are_not_asked() -> None:
-    require_for_dataflow(beam_options([]), {"--output": "out"})
-    require_for_dataflow(beam_options(["--runner=FlinkRunner"]), {"--output": "out"})
+    require_for_cluster(beam_options([]), {"--output": "out"})
+    require_for_cluster(beam_options(["--runner=FlinkRunner"]), {"--output": "out"})
+
+
+FLINK = ["--runner=FlinkRunner", "--flink_master=host:8081"]
+
+
+def test_workers_of_flink_stand_in_other_folders() -> None:
+    options = beam_options([*FLINK, "--environment_type=PROCESS"])
+    with pytest.raises(InputError, match=r"--output out is a path from this folder, .* give /"):
+        require_for_cluster(options, {"--pairs": "/shared/pairs", "--output": "out"})
+    require_for_cluster(options, {"--pairs": "s3://bucket/pairs", "--output": "/shared/out"})
+    here = beam_options([*FLINK, "--environment_type=LOOPBACK"])
+    require_for_cluster(here, {"--output": "out"})
 
 
 def test_the_job_says_so_in_one_line(

@@ -1,0 +1,59 @@
+"""What a job on a cluster needs is asked for before anything starts there."""
+
+import os
+from collections.abc import Mapping
+
+from apache_beam.options.pipeline_options import (
+    PipelineOptions,
+    PortableOptions,
+    SetupOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+
+from vlmill.schemas.errors import InputError
+
+RUNNERS = ("dataflowrunner", "apache_beam.runners.dataflow.dataflow_runner.dataflowrunner")
+
+
+def runs_there(options: PipelineOptions) -> bool:
+    """Whether the options name Dataflow's runner."""
+    return str(options.view_as(StandardOptions).runner).lower() in RUNNERS
+
+
+def require_for_cluster(options: PipelineOptions, places: Mapping[str, str | None]) -> None:
+    """Raises InputError for a job whose workers would find neither vlmill nor its places.
+
+    ``places`` are flags and what they name. Whether workers elsewhere share a file system with this
+    process, nobody can tell from here; but they stand in other folders, so that a path below this
+    one is another place to each, and Flink would start what does not find it again for hours.
+    """
+    told = {flag: place for flag, place in places.items() if place and "://" not in place}
+    if runs_there(options):
+        _require_for_dataflow(options, told)
+    elif options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK"):
+        for flag, place in told.items():
+            if not os.path.isabs(place):
+                raise InputError(
+                    f"{flag} {place} is a path from this folder, where the workers do not stand; "
+                    f"give {os.path.abspath(place)} (docs/clusters.md)"
+                )
+
+
+def _require_for_dataflow(options: PipelineOptions, local: Mapping[str, str]) -> None:
+    for flag, place in local.items():
+        raise InputError(
+            f"{flag} {place} lies on this machine, where Dataflow's workers do not see it; "
+            "give gs://... (docs/clusters.md)"
+        )
+    if not (image_of(options) or options.view_as(SetupOptions).setup_file):
+        raise InputError(
+            "--runner DataflowRunner: its workers do not have vlmill; give --sdk_container_image "
+            "IMAGE (docker/worker.Dockerfile) or --setup_file ./setup.py"
+        )
+
+
+def image_of(options: PipelineOptions) -> str | None:
+    """The container image that workers start from, if it is not Beam's own."""
+    image: str | None = options.view_as(WorkerOptions).sdk_container_image
+    return image
