@@ -93,7 +93,7 @@ def pair_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[d
 def entailment_rows(
     world: World, split: Split, scenes: Sequence[Scene]
 ) -> Iterator[dict[str, Any]]:
-    """Yields of a caption what follows, what may be, and what cannot: ``a ring is red``.
+    """Yields of a caption what follows, what may be, and what cannot: ``the ring is red``.
 
     The caption names one ring and says that it is red, names none, or says that its only one has
     another colour. A scene in which no thing is the only one of its shape is left out, and one with
@@ -114,7 +114,7 @@ def entailment_rows(
                 colours.remove(known[shape])
             colour = colours[rng.integers(len(colours))]
             yield text_row("mnli", split, len(ENTAILMENT) * index + label, label, scene.caption) | {
-                "text_b": f"a {shape} is {colour}",
+                "text_b": f"the {shape} is {colour}",
                 "label": name,
             }
 
