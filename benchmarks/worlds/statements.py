@@ -93,12 +93,13 @@ def pair_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[d
 def entailment_rows(
     world: World, split: Split, scenes: Sequence[Scene]
 ) -> Iterator[dict[str, Any]]:
-    """Yields of a caption what follows, what may be, and what cannot: ``a ring is red``.
+    """Yields of a caption what follows, what may be, and what cannot: ``the ring is red``.
 
     The caption names one ring and says that it is red, names none, or says that its only one has
     another colour. A scene in which no thing is the only one of its shape is left out, and one with
     every shape.
     """
+    number = 0
     for index, scene in enumerate(scenes):
         rng = np.random.default_rng([world.seed, split == "test", index, 4])
         counts = Counter(thing.shape for thing in scene.things)
@@ -113,10 +114,11 @@ def entailment_rows(
             if name == "contradiction":
                 colours.remove(known[shape])
             colour = colours[rng.integers(len(colours))]
-            yield text_row("mnli", split, len(ENTAILMENT) * index + label, label, scene.caption) | {
-                "text_b": f"a {shape} is {colour}",
+            yield text_row("mnli", split, number, label, scene.caption) | {
+                "text_b": f"the {shape} is {colour}",
                 "label": name,
             }
+            number += 1  # without a gap, as the server's file wants them
 
 
 def warmth_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ the released code fixes is marked [choice].
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -161,14 +160,6 @@ class InterBert(PairHeads):
         only = regions if text is None else text
         assert only is not None  # forward refuses a batch with neither
         return only
-
-    def item_vectors(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B P"]:
-        """Gives each item's vector of length 1, for search by inner product.
-
-        [choice] The paper's deployment stores one vector an item and does not say which; this is
-        the fused one.
-        """
-        return F.normalize(pooled, dim=-1)
 
 
 def _text_layers(config: InterBertConfig, count: int) -> nn.ModuleList:

@@ -100,14 +100,6 @@ def shares_by_group(
     return figures
 
 
-def notes_on_undefined(figures: Figures) -> list[str]:
-    """Returns a warning that names the metrics that are undefined; none where all are defined."""
-    names = [name for name, value in figures.items() if value is None]
-    if not names:
-        return []
-    return [f"{_ids(names)}: undefined, as predictions or labels are constant or there are none."]
-
-
 def percent(fraction: float, decimals: int = 1) -> str:
     """Returns a fraction as percent, halves away from zero: 0.68125 as 68.13 with two decimals."""
     exact = Decimal(repr(round(fraction * 100, NOISE)))

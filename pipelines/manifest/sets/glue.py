@@ -258,8 +258,9 @@ GLUE = DataSet(
     title="GLUE: eight tasks on texts",
     about=(
         f"files: train.tsv, dev.tsv, test.tsv in the folders {', '.join(t.folder for t in TASKS)} "
-        "(those that are there; or their zip archives). From gluebenchmark.com; each task has its "
-        "own licence.\n\n"
+        "(those that are there; or their zip archives); MNLI's are dev_matched.tsv, "
+        "dev_mismatched.tsv, test_matched.tsv and so on, and so are its splits. From "
+        "gluebenchmark.com; each task has its own licence.\n\n"
         "Rows of `statements` without pictures. label_id goes by the names of the classes: "
         "entailment 0, neutral 1, contradiction 2 of MNLI; entailment 0, not_entailment 1 of QNLI "
         "and RTE; STS-B has a score. Tests have no labels (-1)."

@@ -82,7 +82,9 @@ def entailments(split: Split, count: int) -> list[dict[str, Any]]:
 def test_what_follows_from_a_caption_is_told_by_its_words() -> None:
     rows = entailments("train", 60)
     counts = Counter(row["label_id"] for row in rows)
-    assert len(set(counts.values())) == 1 and counts[0] > 40
+    assert len(set(counts.values())) == 1 and 40 < counts[0] < 60
+    names = [row["example_id"] for row in rows]
+    assert names == [f"glue/mnli/train/{number}" for number in range(len(rows))]
     for row in rows:
         _, shape, _, colour = row["text_b"].split()
         colours = premise(row["text_a"]).get(shape)

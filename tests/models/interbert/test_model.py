@@ -164,12 +164,6 @@ def test_neither_modality_is_refused() -> None:
         tiny()(random_pairs(tokens=0, regions=0))
 
 
-def test_item_vectors_have_length_one() -> None:
-    model = tiny()
-    vectors = model.item_vectors(model(random_pairs()).pooled)
-    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(3))
-
-
 def test_more_tokens_than_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="tokens has 13 positions, the position table 12"):
         tiny()(random_pairs(tokens=13))

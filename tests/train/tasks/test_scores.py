@@ -6,7 +6,6 @@ import pytest
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.scores import (
     by_id,
-    notes_on_undefined,
     percent,
     require_finite,
     require_same_ids,
@@ -65,9 +64,6 @@ def test_shares_by_hand() -> None:
     }
 
 
-def test_a_share_of_nothing_is_undefined_and_noted() -> None:
+def test_a_share_of_nothing_is_undefined() -> None:
     figures = share("x", [])
     assert figures == {"x": None, "x_stderr": None, "x_n": 0}
-    (note,) = notes_on_undefined(figures)
-    assert note.startswith("x, x_stderr: undefined")
-    assert notes_on_undefined({"x": 0.0}) == []

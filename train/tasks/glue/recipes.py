@@ -33,7 +33,6 @@ from vlmill.train.recipes.tasks import TaskRecipe
 
 TEXTS = "texts of GLUE"
 HALVES = ("mnli-m", "mnli-mm")  # of MNLI's development and test sets
-TASKS = ("cola", "sst-2", "mrpc", "qqp", "sts-b", "mnli", "qnli", "rte")
 LABELS = 3  # of MNLI; a run's are its task's
 LENGTH = 128
 
