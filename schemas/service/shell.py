@@ -204,6 +204,7 @@ def new_application(
         version=__version__,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever host the request names
     )
 
     @application.exception_handler(Refused)

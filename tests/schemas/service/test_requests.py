@@ -115,6 +115,8 @@ def test_paths_methods_and_parameters(service: Served) -> None:
     for method, path, status in (
         ("GET", "/v1/nothing", 404),
         ("GET", "/..%2f..%2fetc/passwd", 404),
+        ("POST", "/v1/echo/", 404),
+        ("GET", "/healthz/", 404),
         ("GET", "/page.py", 404),
         ("GET", "/docs", 404),
         ("DELETE", "/v1/echo", 405),
