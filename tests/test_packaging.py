@@ -26,6 +26,16 @@ def test_one_version() -> None:
     assert f"## {vlmill.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_each_extra_is_told_and_tried() -> None:
+    """Those that pip is offered, the page of the installation and the long test below."""
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \| ", page.split("**faiss**")[0], re.M)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    listed = (ROOT / "setup.py").read_text(encoding="utf-8").split("EXTRAS = {")[1]
+    offered = set(re.findall(r'^    "(\w+)": ', listed, re.M))
+    assert told == offered == {*EXTRAS, "test"}
+
+
 def test_no_requirement_holds_another_ones_module() -> None:
     """faiss-cpu and faiss-gpu are one module: together, each is broken by the other."""
     required = re.findall(r'"(faiss[a-z0-9-]*)', (ROOT / "setup.py").read_text())
@@ -86,7 +96,7 @@ def test_commands_of_the_wheel_run(built: tuple[Path, Path], tmp_path: Path) -> 
         assert (str(target) if command[1] == code else vlmill.__version__) in done.stdout
 
 
-EXTRAS = ("cloud", "coco", "demo", "docs")
+EXTRAS = ("cloud", "coco", "demo", "dev", "docs", "gcp", "mlflow", "service", "wandb")
 
 
 @pytest.mark.long

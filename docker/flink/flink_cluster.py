@@ -136,6 +136,8 @@ class Cluster:
 
     def start(self, task_managers: int) -> None:
         """Starts all processes, and waits for them. Raises OSError if they do not come."""
+        if _listens(self.port):  # another cluster would answer for this one
+            raise OSError(f"{self.address} is taken; give another --port")
         self.logs.mkdir(parents=True)
         write_configuration(self.folder, self._settings)
         self._run("jobmanager", JOB_MEMORY, JOB_MANAGER, ["--configDir", str(self.folder)])

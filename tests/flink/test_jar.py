@@ -1,12 +1,14 @@
-"""When the jar cannot be had, and whose fault that is; no Java and no network is needed."""
+"""What a cluster lacks, and whose fault that is; no Java and no network is needed."""
 
 import hashlib
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import flink_jar
 import pytest
+from flink_cluster import HOST, Cluster
 from flink_jar import Missing, require_built, require_java, require_pinned, run_bounded
 
 UNKNOWN_HOST = (
@@ -68,3 +70,12 @@ def test_without_a_new_java_nothing_is_built(
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     with pytest.raises(Missing, match=why):
         require_java()
+
+
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    """Another cluster's job manager there would answer for this one."""
+    with socket.create_server((HOST, 0)) as taken:
+        cluster = Cluster(tmp_path / "jar", tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(OSError, match="is taken; give another --port"):
+            cluster.start(1)
+    assert cluster.processes == {}
