@@ -68,7 +68,7 @@ from vlmill.train.recipes.feeding import (
     imagebert_feeding,
     vilbert_retrieval_feeding,
 )
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures, text_batches
 from vlmill.train.tasks.retrieval.matching import PairScorer, match_scores, scorer_of
 from vlmill.train.tasks.retrieval.metrics import retrieval_metrics

@@ -23,7 +23,7 @@ from vlmill.train.loading.sample import (
     fit_together,
     take_regions,
 )
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 OVERLAP = 0.4  # above it a box shows the same thing, as in InterBERT's groups
 

@@ -26,7 +26,7 @@ from vlmill.train.loading.pictures.crop import evaluation_picture, training_pict
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.loading.stored import StoredFeatures
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 HEIGHT, WIDTH = 64, 96
 BLOCK = 16  # flat blocks of the size of JPEG's

@@ -23,7 +23,7 @@ from vlmill.train.loading.features import read_features
 from vlmill.train.loading.joined import joined_regions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import Sample, SampledRegions, take_regions
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.refcoco.recipes import refcoco_vilbert, vilbert_refcoco_feeding
 from vlmill.train.tasks.refcoco.task import targets_of, with_whole

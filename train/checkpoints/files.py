@@ -45,7 +45,7 @@ from vlmill.train.checkpoints.trained_on import (
     read_trained_on,
 )
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_text
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 # What evaluation and --init read of a checkpoint; the settings last: they say that all is there.
 PUBLISHED = (MODEL, VOCABULARY, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)

@@ -22,7 +22,7 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.pictures.boxed import padded_pictures
 from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, global_feature_of
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 NO_BOXES = np.empty((0, 4), dtype=np.float32)
 

@@ -31,7 +31,7 @@ from vlmill.train.loading.sample import (
     take_regions,
 )
 from vlmill.train.loading.stored import StoredFeatures, no_features
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 KEPT = 3  # blocks that wait for a batch: one that is filled, one that waits, one in use
 LARGER = 1.5  # times as large as needed: a block may be

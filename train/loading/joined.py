@@ -15,7 +15,7 @@ from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.sample import SampledRegions, placed_boxes
 from vlmill.train.loading.stored import StoredFeatures, stored_features, unread_features
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 
 def shown_of_each(num_detected: int, num_annotated: int, most: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from vlmill.train.loading.masking.regions import MaskedRegions, mask_groups, mas
 from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.stored import StoredFeatures, stored_features, unread_features
-from vlmill.train.recipes.spec import Feeding, Masking
+from vlmill.train.recipes.parts import Feeding, Masking
 
 LONGEST = 64  # text and regions together
 

@@ -35,7 +35,7 @@ from vlmill.train.objectives.losses import (
     mean_soft_cross_entropy,
     mean_squared_error,
 )
-from vlmill.train.recipes.spec import Objectives
+from vlmill.train.recipes.parts import Objectives
 from vlmill.train.recipes.variants import named, training_of
 
 

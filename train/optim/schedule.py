@@ -8,7 +8,7 @@ has rate 0.
 import math
 from collections.abc import Sequence
 
-from vlmill.train.recipes.spec import Optimizer
+from vlmill.train.recipes.parts import Optimizer
 
 
 def constant(at: float, *, warmup: float) -> float:

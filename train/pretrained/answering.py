@@ -12,7 +12,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.tables import EXPRESSIONS, QUESTIONS, REJECTS, Table
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.evaluating.job import predict_all, prepared_batches
 from vlmill.train.tasks.evaluating.opened import (
     EvaluationOptions,

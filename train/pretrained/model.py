@@ -43,7 +43,7 @@ from vlmill.train.pretrained.faults import warn_of, without_words
 from vlmill.train.pretrained.hub import DETECTOR, fetched
 from vlmill.train.pretrained.pictures import Picture, encoded, listed
 from vlmill.train.pretrained.places import hub_place, is_hub
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
     body_config,

@@ -28,18 +28,8 @@ from vlmill.train.recipes.interbert import (
     interbert_small_recipe,
     interbert_without_bert,
 )
-from vlmill.train.recipes.spec import (
-    Feeding,
-    Loading,
-    Masking,
-    MixedSource,
-    Objectives,
-    Optimizer,
-    Pass,
-    Recipe,
-    RunSettings,
-    Stage,
-)
+from vlmill.train.recipes.parts import Feeding, Loading, Masking, MixedSource, Objectives, Optimizer
+from vlmill.train.recipes.spec import Pass, Recipe, RunSettings, Stage
 from vlmill.train.recipes.vilbert import (
     vilbert,
     vilbert_large_layers,

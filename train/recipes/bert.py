@@ -6,8 +6,9 @@ without. The second task, next sentences, needs documents and is left out.
 
 from vlmill.models.bert.config import bert_base, bert_large, bert_small
 from vlmill.train.recipes.feeding import bert_feeding
+from vlmill.train.recipes.parts import Objectives, Optimizer
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Recipe, Stage
 
 MASKED_WORDS = Objectives(mlm=0.0, text_mlm=1.0, moc=0.0, mrfr=0.0, itm=0.0)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmill.models.vlbert.config import RegionCnnConfig, VlBertEndToEndConfig
-from vlmill.train.recipes.spec import Optimizer
+from vlmill.train.recipes.parts import Optimizer
 from vlmill.train.recipes.tasks import TaskRecipe
 
 # How often published runs say, save and load what.

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from vlmill.models.imagebert.config import imagebert_base, imagebert_small
 from vlmill.train.recipes.feeding import imagebert_feeding
+from vlmill.train.recipes.parts import Optimizer
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Recipe, Stage
 
 LAIT_PAIRS = 2_000_000  # of its 10 million (sec. 5.2)
 GLOBAL_WIDTHS = (1024, 2048, 1024)  # of the networks' vectors, in the order of needs

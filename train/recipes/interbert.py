@@ -14,8 +14,9 @@ from vlmill.train.recipes.feeding import (
     interbert_masking,
     interbert_single_masking,
 )
+from vlmill.train.recipes.parts import Objectives, Optimizer
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Recipe, Stage
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
 CLASSES = Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0)  # equal weights [code]

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from vlmill.train.recipes.spec import Optimizer, Recipe, Stage
+from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.recipes.spec import Recipe, Stage
 
 VOCABULARY = 4000
 

@@ -26,7 +26,7 @@ class VariantTraining:
     # Its losses on a batch, in the form of the first one of that file.
     losses: str = "vlmill.train.objectives.pretraining.region_losses"
     # What a published checkpoint was fed at the end of its pretraining.
-    feeding: str = "vlmill.train.recipes.spec.Feeding"
+    feeding: str = "vlmill.train.recipes.parts.Feeding"
     # The model inside it, and the field of its configuration, that has words and regions: where a
     # network of its own makes the regions' features, or a task's heads stand on it, or both, from
     # the outermost in. Empty: itself.

@@ -9,8 +9,9 @@ from vlmill.models.vilbert.config import (
     vilbert_small,
 )
 from vlmill.train.recipes.feeding import vilbert_feeding, vilbert_masking
+from vlmill.train.recipes.parts import Masking, Objectives, Optimizer
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Recipe, Stage
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
 

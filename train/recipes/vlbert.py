@@ -16,8 +16,9 @@ from vlmill.models.vlbert.config import (
     vlbert_small,
 )
 from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
+from vlmill.train.recipes.parts import Masking, Objectives, Optimizer
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Recipe, Stage
 
 DISTRIBUTIONS = "regions with distributions of classes"
 TEXTS = "texts of source books and wikipedia (pairs without image_id)"

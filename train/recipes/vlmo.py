@@ -30,8 +30,9 @@ from vlmill.train.recipes.feeding import (
     vlmo_pictures_feeding,
     vlmo_text_feeding,
 )
+from vlmill.train.recipes.parts import Loading, Objectives, Optimizer
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Loading, Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Recipe, Stage
 
 
 class Chain(NamedTuple):

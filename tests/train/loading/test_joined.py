@@ -15,7 +15,7 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.joined import joined_regions, shown_of_each, whole_weights
 from vlmill.train.loading.sample import Sample
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 
 def tables(folder: Path, *, empty: tuple[str, ...] = ()) -> JoinedRegions:

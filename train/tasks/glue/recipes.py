@@ -28,7 +28,8 @@ from vlmill.models.vlmo.config import (
 )
 from vlmill.train.recipes.feeding import bert_feeding
 from vlmill.train.recipes.fine_tuning import BERT, PUBLISHED_RUN, TRIAL_RUN, from_bert
-from vlmill.train.recipes.spec import Optimizer, Pass
+from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 
 TEXTS = "texts of GLUE"

@@ -39,7 +39,8 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_task_optimizer,
     vlmo_task_optimizer,
 )
-from vlmill.train.recipes.spec import Feeding, Optimizer, Pass
+from vlmill.train.recipes.parts import Feeding, Optimizer
+from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 
 PICTURES = 2  # of a statement

@@ -38,7 +38,7 @@ from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.mirrored import mirrored_text, sides_of

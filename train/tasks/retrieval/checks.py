@@ -10,7 +10,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.recipes.variants import named, part_of, training_of
 from vlmill.train.tasks.retrieval.base import NAME
 from vlmill.train.tasks.retrieval.candidates import Candidates

@@ -26,7 +26,7 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
 from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import Sample, chosen_regions, global_feature_of
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 
 
 @dataclass(frozen=True, kw_only=True)

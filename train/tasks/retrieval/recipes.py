@@ -28,7 +28,8 @@ from vlmill.train.recipes.feeding import (
     vilbert_retrieval_feeding,
 )
 from vlmill.train.recipes.fine_tuning import TRIAL_RUN, from_bert, vilbert_task_optimizer
-from vlmill.train.recipes.spec import Optimizer, Pass
+from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.settings import Loss, RetrievalSettings, retrieval_recipe
 from vlmill.train.tasks.retrieval.vlmo_recipes import VLMO_RECIPES, retrieval_vlmo_small

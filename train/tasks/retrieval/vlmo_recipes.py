@@ -21,7 +21,8 @@ from vlmill.models.vlmo.config import (
 )
 from vlmill.train.recipes.feeding import vlmo_feeding
 from vlmill.train.recipes.fine_tuning import TRIAL_RUN, vlmo_task_optimizer
-from vlmill.train.recipes.spec import Optimizer, Pass
+from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.vlmo import EVERYWHERE
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings, retrieval_recipe

@@ -18,7 +18,7 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import global_widths_of
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.retrieval.candidates import PairsRead, Texts, encode_texts, read_pairs

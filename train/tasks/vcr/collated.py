@@ -13,7 +13,7 @@ from torch import Tensor
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.objectives.losses import IGNORED
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.vcr.categories import WHOLE, category_of
 from vlmill.train.tasks.vcr.examples import ChoiceSample, Question
 from vlmill.train.tasks.vcr.recipes import VcrSettings

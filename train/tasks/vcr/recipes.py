@@ -32,7 +32,8 @@ from vlmill.train.recipes.fine_tuning import (
     small_region_cnn,
     vilbert_task_optimizer,
 )
-from vlmill.train.recipes.spec import Feeding, Masking, Optimizer, Pass
+from vlmill.train.recipes.parts import Feeding, Masking, Optimizer
+from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 
 SUBTASKS = ("q2a", "qa2r")

@@ -38,7 +38,7 @@ from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
-from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.learning import Criterion
