@@ -21,6 +21,7 @@ MAX_RECORD = 64 * 2**20  # of one picture; a checkpoint may be as large as its f
 MAX_INSTRUCTIONS = (
     20_000_000  # of one pickle; one of 142,000 expressions, as RefCOCO, has 5 million
 )
+NO_MEMORY = "it needs more memory than it may take"
 _NUMBER = re.compile(r"[<>|=]?([biu][1248]|f[248])")
 _TEXT = re.compile(r"[<>|=]?[SU][0-9]{1,6}")
 
@@ -269,7 +270,7 @@ def load(file: io.BufferedIOBase, size: int, *, encoding: str = "latin1") -> Any
     except BadPickle:
         raise
     except MemoryError:
-        raise BadPickle("it needs more memory than it may take") from None
+        raise BadPickle(NO_MEMORY) from None
     # A damaged pickle can fail in any instruction, with whatever error its operands give.
     except Exception as error:
         raise BadPickle(f"{type(error).__name__}: {error}"[:200]) from None

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vlmill.models.convert.plain_pickle import BadPickle, load
+from vlmill.models.convert.plain_pickle import NO_MEMORY, BadPickle, load
 
 MAX_PICKLE = 256 << 20  # bytes; published files have some 20 MB
 MEMORY = 2 << 30  # bytes beside those of Python itself; RefCOCO's need some 300 MB
@@ -118,8 +118,8 @@ def main(arguments: list[str]) -> int:
         _answer(content, encoding, output)
     except BadPickle as error:
         marshal.dump((ERROR, str(error)), output)
-    except MemoryError:
-        marshal.dump((ERROR, f"it needs more than {memory} bytes of memory"), output)
+    except MemoryError:  # also while the reader said so
+        marshal.dump((ERROR, NO_MEMORY), output)
     except ValueError as error:  # what marshal does not know, or that holds itself
         marshal.dump((ERROR, f"an element is no plain data ({error})"), output)
     output.flush()
