@@ -2,11 +2,10 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -20,7 +19,7 @@ from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.pictures.drawing import Corners, draw_boxes
-from vlmill.schemas.readers.class_names import require_number
+from vlmill.schemas.readers.class_names import require_names
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.readers.row_index import IdIndex
@@ -52,12 +51,6 @@ class Vocabulary:
 def name_of(names: Sequence[str], number: int, kind: str) -> str:
     """Returns the name with that number, or the number."""
     return names[number] if number < len(names) else f"{kind} {number}"
-
-
-def check_names(names: Vocabulary, producer: Mapping[str, Any]) -> None:
-    """Raises InputError for another number of names than the detector has classes or attributes."""
-    for what, listed in (("classes", names.classes), ("attributes", names.attributes)):
-        require_number(listed, producer, what, flag=f"--{what}", regions="REGIONS")
 
 
 @dataclass(kw_only=True)
@@ -104,7 +97,7 @@ def show(
     detector's, and for a picture that may be two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
-    check_names(names, reader.producer)
+    require_names(vars(names), reader.producer, "REGIONS")
     shown = Shown(num_rows=len(reader))
     drawn = islice(drawings(reader, images, names, max_boxes, shown), max_pictures)
     if output.suffix.lower() != PAGE:

@@ -10,7 +10,6 @@ from vlmill.schemas.service.settings import (
     add_name_arguments,
     add_service_arguments,
     names_of,
-    require_names,
     require_packages,
     settings_of,
 )
@@ -63,6 +62,7 @@ def serve_regions(
     # What serves and what reads names take their time: not before the arguments are known good.
     from vlmill.extract.service.app import regions_service
     from vlmill.extract.service.engine import engine_plan
+    from vlmill.schemas.readers.class_names import require_names
     from vlmill.schemas.service.server import run_service
 
     names = names_of(arguments)

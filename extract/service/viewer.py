@@ -22,12 +22,12 @@ from vlmill.extract.show import (
     MAX_SIDE_PX,
     Shown,
     Vocabulary,
-    check_names,
     encoded,
     name_in,
     row_named,
 )
 from vlmill.schemas.console.command import say
+from vlmill.schemas.readers.class_names import require_names
 from vlmill.schemas.readers.regions import RegionReader, encode_regions
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.service.guard import Guard
@@ -96,7 +96,7 @@ def view(regions: str, images: Sequence[str], names: Vocabulary) -> Viewed:
     Raises InputError for names that are not the detector's, and for a picture that may be two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
-    check_names(names, reader.producer)
+    require_names(vars(names), reader.producer, "REGIONS")
     viewed = Viewed(reader=reader, pictures={}, names=names)
     pictures: dict[int, Picture] = {}
     shown = Shown(num_rows=len(reader), verb="found")

@@ -70,8 +70,7 @@ class VlBertBody(nn.Module):
         if self.masked_feature is not None:
             nn.init.zeros_(self.masked_feature.weight)
         for visual in (self.text_visual, self.region_visual):
-            if visual.norm is not None:
-                nn.init.constant_(visual.norm.weight, visual.start)
+            visual.restart(visual.start)
         tables = self.text_embedding
         tables.word.weight.requires_grad_(not self.config.frozen_words)
         tables.position.weight.requires_grad_(not self.config.frozen_positions)

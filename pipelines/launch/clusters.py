@@ -16,7 +16,7 @@ from vlmill.schemas.errors import InputError
 RUNNERS = ("dataflowrunner", "apache_beam.runners.dataflow.dataflow_runner.dataflowrunner")
 
 
-def runs_there(options: PipelineOptions) -> bool:
+def runs_on_dataflow(options: PipelineOptions) -> bool:
     """Whether the options name Dataflow's runner."""
     return str(options.view_as(StandardOptions).runner).lower() in RUNNERS
 
@@ -29,7 +29,7 @@ def require_for_cluster(options: PipelineOptions, places: Mapping[str, str | Non
     one is another place to each, and Flink would start what does not find it again for hours.
     """
     told = {flag: place for flag, place in places.items() if place and "://" not in place}
-    if runs_there(options):
+    if runs_on_dataflow(options):
         _require_for_dataflow(options, told)
     elif options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK"):
         for flag, place in told.items():

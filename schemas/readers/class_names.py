@@ -39,6 +39,16 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
     return lines
 
 
+def require_names(
+    names: Mapping[str, Sequence[object]], producer: Mapping[str, Any], regions: str
+) -> None:
+    """Raises InputError for another number of ``names["classes"]`` or ``["attributes"]`` than the
+    detector of ``regions`` has; the flags have the same names.
+    """
+    for what, listed in names.items():
+        require_number(listed, producer, what, flag=f"--{what}", regions=regions)
+
+
 def require_number(
     names: Sequence[object], producer: Mapping[str, Any], what: str, *, flag: str, regions: str
 ) -> None:

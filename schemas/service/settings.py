@@ -3,10 +3,8 @@
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmill.schemas.errors import InputError
 
@@ -143,16 +141,6 @@ def names_of(arguments: argparse.Namespace) -> dict[str, list[str]]:
     from vlmill.schemas.readers.class_names import first_names
 
     return {what: first_names(getattr(arguments, what), f"--{what}") for what in NAMED}
-
-
-def require_names(
-    names: Mapping[str, Sequence[str]], producer: Mapping[str, Any], weights: str
-) -> None:
-    """Raises InputError unless the detector that ``weights`` names has as many of each."""
-    from vlmill.schemas.readers.class_names import require_number
-
-    for what, listed in names.items():
-        require_number(listed, producer, what, flag=f"--{what}", regions=weights)
 
 
 def settings_of(

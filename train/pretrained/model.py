@@ -60,7 +60,6 @@ from vlmill.train.tasks.search.queries import write_images
 
 Floats = NDArray[np.float32]
 Said = TypeVar("Said")
-WITHOUT_DETECTOR = ("pixels", "text")  # kinds of feeding
 PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
 
 
@@ -96,7 +95,7 @@ class Pretrained:
 
         Raises InputError where its file is missing, and for another detector than the model's.
         """
-        if self.feeding.kind not in WITHOUT_DETECTOR:
+        if self.feeding.has_regions:
             _ = self._regions
         elif self.detector is not None:
             raise InputError(

@@ -8,7 +8,6 @@ from vlmill.schemas.service.settings import (
     add_name_arguments,
     add_service_arguments,
     names_of,
-    require_names,
     require_packages,
     settings_of,
 )
@@ -63,6 +62,7 @@ def run_serve(args: argparse.Namespace) -> int:
     find_checkpoint(args.checkpoint)
     require_packages()
     # What serves takes its time to load: not before the arguments are known to be good.
+    from vlmill.schemas.readers.class_names import require_names
     from vlmill.schemas.service.server import run_service
     from vlmill.train.service.app import model_service
     from vlmill.train.service.engine import model_plan

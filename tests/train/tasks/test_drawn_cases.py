@@ -10,8 +10,8 @@ from vlmill.train.tasks.report import Case, DrawnBox
 BOX = np.array([10.0, 20, 60, 80])
 
 
-def drawn(*boxes: DrawnBox) -> str:
-    """The section of one example in a picture of 200 x 100."""
+def drawn(*boxes: DrawnBox, size: tuple[int, int] = (200, 100)) -> str:
+    """The section of one example in a picture of that width and height."""
     case = Case(
         example_id="e",
         image_id="p",
@@ -20,7 +20,7 @@ def drawn(*boxes: DrawnBox) -> str:
         said="box 1 of 2",
         right="10, 20, 60, 80",
         boxes=boxes,
-        size=(200, 100),
+        size=size,
         choices=("a cat", "a & dog"),
     )
     return str(drawn_section("Worst", "", [case], {"p": "data:x"}).body)
@@ -40,17 +40,7 @@ def test_letters_are_as_large_on_the_page_whatever_the_picture_measures() -> Non
     label = DrawnBox(box=BOX, label="right", kind="right")
     sizes = []
     for side in (96, 960):
-        case = Case(
-            example_id="e",
-            image_id="p",
-            score=0.0,
-            asked="",
-            said="",
-            right="",
-            boxes=(label,),
-            size=(side, side),
-        )
-        body = str(drawn_section("Worst", "", [case], {}).body)
+        body = drawn(label, size=(side, side))
         (size,) = re.findall(r"font-size='([\d.]+)'", body)
         sizes.append(float(size) / side)
     assert sizes[0] == sizes[1]

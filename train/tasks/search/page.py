@@ -36,9 +36,11 @@ def write_answers_page(
 def files_of(shown: Sequence[Answered]) -> dict[str, str]:
     """Returns thumbnails of the files that were asked, by their names."""
     uris = dict[str, str]()
-    for query in (one.query for one in shown if one.query.content):
+    for one in shown:
+        if not one.query.content:
+            continue
         try:
-            uris[query.name] = thumbnail_uri(query.content or b"", side=CARD_PX)
+            uris[one.query.name] = thumbnail_uri(one.query.content, side=CARD_PX)
         except Rejected:
             continue  # shown by its name, with its error
     return uris
