@@ -10,3 +10,8 @@ class StoreFailed(Exception):
 
     No OSError: what makes of those that a file is damaged or missing would be wrong.
     """
+
+
+def with_article(name: str) -> str:
+    """Puts the article before a name, as messages say it: a vilbert, an imagebert."""
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

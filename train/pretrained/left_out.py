@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import without_progress
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.region_rows import PER_BOX
@@ -46,7 +46,7 @@ def left_out(model: Pretrained, picture: bytes, text: str) -> LeftOut:
     a word, and for a picture in which no two regions are found.
     """
     if not reads_regions(model):
-        raise InputError(f"a {model.loaded.variant} reads no regions")
+        raise InputError(f"{with_article(model.loaded.variant)} reads no regions")
     tokens, good = model.tokens([text])
     if not good:
         raise InputError(f"text {text!r} has no word; give one")

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import without_progress
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.readers.images import ImageReader
@@ -99,8 +99,8 @@ class Pretrained:
             _ = self._regions
         elif self.detector is not None:
             raise InputError(
-                f"detector {self.detector}: {self.loaded.path} is a {self.loaded.variant}, which "
-                "reads no regions; leave it away"
+                f"detector {self.detector}: {self.loaded.path} is "
+                f"{with_article(self.loaded.variant)}, which reads no regions; leave it away"
             )
 
     def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> Floats:
@@ -240,8 +240,9 @@ class Pretrained:
     def _require_dual(self, what: str) -> None:
         if way_of(self.loaded) != "dual":
             raise InputError(
-                f"{what}: a {self.loaded.variant} reads a text and a picture together, and has no "
-                "vector of one alone; use score, or `train-vl embed` for vectors of pairs"
+                f"{what}: {with_article(self.loaded.variant)} reads a text and a picture "
+                "together, and has no vector of one alone; use score, or "
+                "`train-vl embed` for vectors of pairs"
             )
 
     def tokens(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from vlmill.models import VARIANTS
+from vlmill.schemas.errors import with_article
 from vlmill.schemas.splits import split_name
 from vlmill.train.recipes.parts import (
     FEWEST_TOKENS,
@@ -243,15 +244,16 @@ class Recipe(RunSettings):
         for number, stage in enumerate(self.stages):
             if training.kind and stage.feeding.kind != training.kind:
                 raise ValueError(
-                    f"stages.{number}.feeding.kind={stage.feeding.kind}: a {self.variant} reads "
-                    f"{training.kind} alone; set it to {training.kind}"
+                    f"stages.{number}.feeding.kind={stage.feeding.kind}: "
+                    f"{with_article(self.variant)} reads {training.kind} alone; "
+                    f"set it to {training.kind}"
                 )
             for name, weight in vars(stage.objectives).items():
                 if weight and training.objectives and name not in training.objectives:
                     known = ", ".join(training.objectives)
                     raise ValueError(
-                        f"stages.{number}.objectives.{name}={weight:g}: a {self.variant} learns "
-                        f"{known} alone; set it to 0"
+                        f"stages.{number}.objectives.{name}={weight:g}: "
+                        f"{with_article(self.variant)} learns {known} alone; set it to 0"
                     )
 
     def _check_classes(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from vlmill.models import MODELS
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.recipes.spec import RunSettings
 from vlmill.train.recipes.variants import named
 
@@ -133,7 +133,7 @@ def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
         fitting = [recipe for recipe in of_task if variant in recipe.starts_from]
         if not fitting:
             raise InputError(
-                f"TASK {name}: no recipe starts from a {variant}; there are "
+                f"TASK {name}: no recipe starts from {with_article(variant)}; there are "
                 f"{', '.join(named(TASKS[name].recipes))}"
             )
         return fitting[0]

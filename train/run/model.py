@@ -17,7 +17,7 @@ from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.models.vlmo.stages import start_from
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import features_of
@@ -51,7 +51,9 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
         return {}
     training, theirs = training_of(recipe.variant), flatten(to_plain(init.config))
     if init.variant not in (recipe.variant, *training.starts_from):
-        raise InputError(f"--init is a {init.variant}, the recipe's is {recipe.variant}")
+        raise InputError(
+            f"--init is {with_article(init.variant)}, the recipe's is {recipe.variant}"
+        )
     if init.variant in training.starts_from and not training.shared_sizes:
         body = flatten(to_plain(training.body_of(recipe.model)))
         _refuse_others({name: body[name] for name in OF_BERT if name in body}, theirs, init)

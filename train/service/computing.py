@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.console.progress import without_progress
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.readers.regions import encode_regions
 from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.workers import Opened
@@ -50,8 +50,8 @@ def open_model(options: ModelOptions, device: str) -> Opened:
     methods = methods_of(model, options.index)
     if not methods:
         raise InputError(
-            f"--checkpoint {options.checkpoint}: a {model.loaded.variant} with no head that "
-            "scores, embeds or answers; give one that retrieval or VQA can evaluate"
+            f"--checkpoint {options.checkpoint}: {with_article(model.loaded.variant)} with no "
+            "head that scores, embeds or answers; give one that retrieval or VQA can evaluate"
         )
     model.open_detector()  # not with the first request
 

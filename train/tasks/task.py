@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import Batch, HostBatch
@@ -112,7 +112,8 @@ def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
     kind = "picture-regions" if from_pixels else "regions"
     if stage.feeding.kind != kind:
         raise InputError(
-            f"feeding.kind={stage.feeding.kind}: a {recipe.variant} reads {kind}; take the recipe "
+            f"feeding.kind={stage.feeding.kind}: {with_article(recipe.variant)} reads {kind}; "
+            "take the recipe "
             f"{'on stored features' if from_pixels else 'from pixels (end-to-end)'} instead"
         )
 

@@ -71,7 +71,7 @@ def test_it_goes_on_from_its_own_checkpoint_and_from_nothing_else(
     assert all(torch.equal(state[k], v) for k, v in after.model.state_dict().items())
     pretrain(tiny("imagebert-small", "steps=0"), captions, tmp_path / "imagebert")
     other = dataclasses.replace(again, init=str(tmp_path / "imagebert"))
-    with pytest.raises(InputError, match="--init is a imagebert, the recipe's is bert"):
+    with pytest.raises(InputError, match="--init is an imagebert, the recipe's is bert"):
         pretrain(tiny("bert-small"), other, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

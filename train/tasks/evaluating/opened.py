@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.plain_fields import from_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
@@ -125,8 +125,8 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     recipe = next((one for one in recipes_of(task) if one.variant == loaded.variant), None)
     if recipe is None or (loaded.task is None and loaded.training.stage):
         raise InputError(
-            f"{who} is a {loaded.variant}, which was not fine-tuned for {task}; `train-vl "
-            f"finetune {task} --init` makes one of it that is"
+            f"{who} is {with_article(loaded.variant)}, which was not fine-tuned for {task}; "
+            f"`train-vl finetune {task} --init` makes one of it that is"
         )
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding

@@ -14,7 +14,7 @@ from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import RegionCnnConfig, vlbert_for_task
 from vlmill.models.vlmo.stages import start_from as start_vlmo
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipes
@@ -43,15 +43,15 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
         return
     if init.variant not in recipe.starts_from:
         raise InputError(
-            f"--init {init.path} is a {init.variant}; {recipe.name} starts from "
+            f"--init {init.path} is {with_article(init.variant)}; {recipe.name} starts from "
             f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
         )
     trunk = body_of(init)
     ours = training_of(recipe.variant).body_of(recipe.model)
     if init.variant != "bert" and type(trunk) is not type(ours):
         raise InputError(
-            f"--init {init.path} is a {init.variant} over {type(trunk).__name__}, {recipe.name} "
-            f"wants {type(ours).__name__}; take the recipe of that model"
+            f"--init {init.path} is {with_article(init.variant)} over {type(trunk).__name__}, "
+            f"{recipe.name} wants {type(ours).__name__}; take the recipe of that model"
         )
 
 

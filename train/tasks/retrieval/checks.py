@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vlmill.models import VARIANTS
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
@@ -31,7 +31,8 @@ def ranking_of(
     Raises InputError if the model cannot say whether a text and a picture belong together, or not
     in the way that is asked for.
     """
-    who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", body_config(loaded)
+    who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
+    config = body_config(loaded)
     if loaded.task is not None and loaded.task.name != NAME:
         raise InputError(
             f"{who} that was fine-tuned for {loaded.task.name}; evaluate {loaded.task.name}, or "
@@ -165,7 +166,7 @@ def notes_on_training(
         notes.append("The checkpoint was converted: it is fed what its publication says.")
         if loaded.variant not in VARIANTS:
             notes.append(
-                f"A {loaded.variant} has heads of several tasks: figures mean nothing unless it "
+                f"{loaded.variant} has heads of several tasks: figures mean nothing unless it "
                 "was fine-tuned for retrieval."
             )
     elif training.step == 0 and (loaded.trained_on is None or not len(loaded.trained_on.pairs)):

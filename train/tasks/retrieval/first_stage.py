@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.readers.class_names import read_names, require_number
 from vlmill.schemas.readers.images import ImageReader
@@ -165,8 +165,8 @@ def open_first_stage(
     loaded = load_checkpoint(Path(first))
     if ranking_of(loaded) != "contrast":
         raise InputError(
-            f"--first-stage {first} is a {loaded.variant} without a contrastive head, which reads "
-            "texts and pictures together; give a VLMo with one, or words"
+            f"--first-stage {first} is {with_article(loaded.variant)} without a contrastive "
+            "head, which reads texts and pictures together; give a VLMo with one, or words"
         )
     if images is None:
         raise InputError(f"--images is missing: --first-stage {first} reads pictures")

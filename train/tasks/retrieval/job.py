@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
@@ -157,10 +157,10 @@ def _open_pictures(
     """Opens the table that the model reads, and what is to be said of it."""
     if feeding.kind == "pixels":
         if options.images is None:
-            raise InputError(f"--images is missing: a {loaded.variant} reads pictures")
+            raise InputError(f"--images is missing: {with_article(loaded.variant)} reads pictures")
         return None, ImageReader(options.images), []
     if options.regions is None:
-        raise InputError(f"--regions is missing: a {loaded.variant} reads regions")
+        raise InputError(f"--regions is missing: {with_article(loaded.variant)} reads regions")
     if options.images is not None:
         ImageReader(options.images)  # the report's: what is wrong with them shows before the work
     regions = RegionReader(options.regions)

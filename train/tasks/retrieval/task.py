@@ -20,7 +20,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.order import Visit
@@ -158,7 +158,8 @@ def retrieval(
     if contrasts != (settings.negatives == "batch"):
         use = "batch" if contrasts else "alignment, texts, pictures or both"
         raise InputError(
-            f"settings.negatives={settings.negatives}: a {recipe.variant} is fine-tuned with {use}"
+            f"settings.negatives={settings.negatives}: {with_article(recipe.variant)} is "
+            f"fine-tuned with {use}"
         )
     if contrasts:
         return dual_encoder(recipe)

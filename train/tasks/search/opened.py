@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from vlmill.models import VARIANTS
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.readers.images import ImageReader
@@ -104,7 +104,8 @@ class Embedded:
 
 def way_of(loaded: LoadedCheckpoint) -> Way:
     """Says what the model gives vectors of. Raises InputError for one that gives none."""
-    who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", body_config(loaded)
+    who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
+    config = body_config(loaded)
     if loaded.variant == "vlmo" and config.contrast:
         return "dual"
     if loaded.variant == "bert":
@@ -178,7 +179,7 @@ def _open_pictures(
     options: EmbedOptions, loaded: LoadedCheckpoint, way: Way, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
     """Opens the table of pictures, and says what is to be told of it."""
-    who = f"a {loaded.variant}"
+    who = with_article(loaded.variant)
     if way == "dual":
         if options.pairs is None and options.images is None:
             raise InputError(f"--pairs and --images are missing: {who} embeds texts and pictures")

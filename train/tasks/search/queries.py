@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmill.schemas.console.command import say
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.images import ImageReader
@@ -144,11 +144,13 @@ def asker_with(index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, fla
     Raises InputError otherwise.
     """
     if (way := way_of(loaded)) == "text" and flag != "--text":
-        raise InputError(f"{flag}: a {loaded.variant} reads texts alone; give --text or --queries")
+        raise InputError(
+            f"{flag}: {with_article(loaded.variant)} reads texts alone; give --text or --queries"
+        )
     if way == "pair":
         raise InputError(
-            f"{flag}: the vectors are of {way}s, as a {loaded.variant} reads text and picture "
-            "together; give --queries, vectors of pairs by `train-vl embed`"
+            f"{flag}: the vectors are of {way}s, as {with_article(loaded.variant)} reads text "
+            "and picture together; give --queries, vectors of pairs by `train-vl embed`"
         )
     if weights_digest(loaded) != index.settings["weights_sha256"]:
         raise InputError(

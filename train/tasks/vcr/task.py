@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.models.vlbert.config import VlBertEndToEndConfig
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
@@ -293,8 +293,9 @@ def vcr(
     has_heads = recipe.variant in OWN_HEADS
     if not has_heads and (settings.regions != "none" or settings.words):
         raise InputError(
-            f"settings.regions={settings.regions}, words={settings.words}: a {recipe.variant} has "
-            "no head for regions or words of VCR; leave them at none and false"
+            f"settings.regions={settings.regions}, words={settings.words}: "
+            f"{with_article(recipe.variant)} has no head for regions or words of VCR; "
+            "leave them at none and false"
         )
     feeding = recipe.stages[0].feeding
     heads, num_cells = recipe.model, 0
