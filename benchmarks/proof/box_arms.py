@@ -12,7 +12,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "vcr": ("vcr/test/q_a", "vcr/test/qa_r"),
 }
 CHANCE: Mapping[str, float | None] = {"refcoco": None, "vcr": 0.25}
-STEPS: Mapping[str, int] = {"refcoco": 2_250, "vcr": 600}
+STEPS: Mapping[str, int] = {"refcoco": 2_250, "vcr": 1_800}
 # Shapes are none of COCO's categories.
 NO_CATEGORIES = ("settings.regions=none",)
 FEWER = ("batch_size=16",)  # questions, of four texts each
