@@ -16,9 +16,13 @@ STEPS: Mapping[str, int] = {"refcoco": 2_250, "vcr": 1_800}
 # Shapes are none of COCO's categories.
 NO_CATEGORIES = ("settings.regions=none",)
 FEWER = ("batch_size=16",)  # questions, of four texts each
+# The paper's loss. By the released one, of each choice alone, where a thing stands is learnt to 0.41
+# in as many steps (0.92).
+ONE_OF_FOUR = ("settings.loss=softmax",)
 # Choices say where things stand: a mirrored picture would make them wrong (the released code
 # mirrors nonetheless).
 UNMIRRORED = ("feeding.flip=0",)
+CHOICES = (*FEWER, *NO_CATEGORIES, *ONE_OF_FOUR)
 
 
 def box_arms() -> tuple[TaskArm, ...]:
@@ -29,7 +33,7 @@ def box_arms() -> tuple[TaskArm, ...]:
         box_arm("vcr", "vilbert", "vcr-vilbert-small", "vilbert-small", FEWER),
         box_arm("vcr", BLIND, "vcr-vilbert-small", "vilbert-small", (*FEWER, "blind=true")),
         box_arm("refcoco", "vl-bert", "refcoco-vl-bert-small", "vl-bert-small"),
-        box_arm("vcr", "vl-bert", "vcr-vl-bert-small", "vl-bert-small", (*FEWER, *NO_CATEGORIES)),
+        box_arm("vcr", "vl-bert", "vcr-vl-bert-small", "vl-bert-small", CHOICES),
         box_arm(
             "refcoco", "vl-bert-from-pixels", "refcoco-vl-bert-end-to-end-small", None, steps=600
         ),
@@ -38,7 +42,7 @@ def box_arms() -> tuple[TaskArm, ...]:
             "vl-bert-from-pixels",
             "vcr-vl-bert-end-to-end-small",
             None,
-            (*FEWER, *NO_CATEGORIES),
+            CHOICES,
         ),
     )
 
