@@ -16,8 +16,8 @@ STEPS: Mapping[str, int] = {"refcoco": 2_250, "vcr": 1_800}
 # Shapes are none of COCO's categories.
 NO_CATEGORIES = ("settings.regions=none",)
 FEWER = ("batch_size=16",)  # questions, of four texts each
-# The paper's loss. By the released one, of each choice alone, where a thing stands is learnt to 0.41
-# in as many steps (0.92).
+# The paper's loss. By the released one, of each choice alone, VL-BERT learns where a thing stands
+# to 0.41 in as many steps, by this to 0.92.
 ONE_OF_FOUR = ("settings.loss=softmax",)
 # Choices say where things stand: a mirrored picture would make them wrong (the released code
 # mirrors nonetheless).
