@@ -166,8 +166,8 @@ def notes_on_training(
         notes.append("The checkpoint was converted: it is fed what its publication says.")
         if loaded.variant not in VARIANTS:
             notes.append(
-                f"{loaded.variant} has heads of several tasks: figures mean nothing unless it "
-                "was fine-tuned for retrieval."
+                f"This {loaded.variant} has heads of several tasks: figures mean nothing unless "
+                "it was fine-tuned for retrieval."
             )
     elif training.step == 0 and (loaded.trained_on is None or not len(loaded.trained_on.pairs)):
         return ["The checkpoint is untrained: figures are those of random weights."]

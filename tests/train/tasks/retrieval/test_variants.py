@@ -137,7 +137,7 @@ def test_heads_of_several_tasks_are_fed_what_retrieval_was_and_doubted(
     assert place.run() == 0
     settings = place.settings()
     assert (settings["feeding.max_tokens"], settings["feeding.max_regions"]) == (30, 99)
-    said = "A vilbert-tasks has heads of several tasks: figures mean nothing unless it was fine-tun"
+    said = "This vilbert-tasks has heads of several tasks: figures mean nothing unless it was fine-"
     assert said in capsys.readouterr().err
 
 
