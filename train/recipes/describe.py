@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vlmill.train.recipes.parts import MixedSource
-from vlmill.train.recipes.size import Network, network_of
+from vlmill.train.recipes.size import network_of
 from vlmill.train.recipes.spec import Pass, RunSettings, Stage
+from vlmill.train.recipes.trunk_size import Network
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
 # Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
