@@ -6,7 +6,7 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from proof.arms import BASE, MARGINS
+from proof.arms import BARS, BASE, MARGINS
 from proof.tables import Oracles
 from shell import result_line
 
@@ -24,10 +24,11 @@ def retrieval_lines(figures: Figures, oracles: Oracles) -> list[dict[str, Any]]:
 
 
 def _retrieval_line(figures: Figures, oracles: Oracles, direction: str) -> dict[str, Any]:
-    r1, bar = figures[f"{direction}/r1"], MARGINS[figures["recipe"]]
+    r1, recipe = figures[f"{direction}/r1"], figures["recipe"]
     sure = {name: metrics[f"{direction}/r1"] for name, metrics in oracles.items()}
     by_chance = oracles["colours"][f"{direction}/r1_expected"]
     margin = r1 - sure["colours"]
+    wanted = BARS[recipe] - sure["colours"] if recipe in BARS else MARGINS[recipe]
     settings = ("pairs", "held_out", "steps", "seed", "minutes", "cpu_minutes", "device")
     return result_line(
         f"learning/{figures['name']}/{direction}/r1",
@@ -37,8 +38,8 @@ def _retrieval_line(figures: Figures, oracles: Oracles, direction: str) -> dict[
         peer_value=sure["colours"],
         ratio=r1 / sure["colours"] if sure["colours"] else None,
         margin=margin,
-        margin_wanted=bar,
-        learned=margin >= bar,
+        margin_wanted=wanted,
+        learned=margin >= wanted,
         peer_expected=by_chance,
         margin_to_expected=r1 - by_chance,
         shapes=sure["shapes"],

@@ -1,11 +1,12 @@
 """The learning proof's arms, figures and tables, and a run of it on a handful of pairs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import learning
 import pytest
-from proof.arms import MARGINS, Arm, ablation_arms, base_arms, recipe_of
+from proof.arms import BARS, MARGINS, Arm, ablation_arms, base_arms, recipe_of
 from proof.runs import train_minutes
 from proof.summary import Spread, difference, probe_lines, retrieval_lines, table
 from shell import KEYS
@@ -65,6 +66,23 @@ def test_r1_stands_beside_what_colours_alone_would_give() -> None:
     assert image["margin_to_expected"] == pytest.approx(-0.05)
     assert image["fraction_of_limit"] == 0.5 and image["bag_of_things"] == 0.95
     assert text["margin"] == 0.0 and not text["learned"]
+
+
+def test_an_hour_has_a_bar_of_its_own() -> None:
+    for reached, learned in ((0.91, False), (0.92, True)):
+        run = RUN | {"recipe": "imagebert-hour", "image_retrieval/r1": reached}
+        image, text = retrieval_lines(run, ORACLES)
+        assert image["learned"] is learned and not text["learned"]
+        assert image["margin_wanted"] == pytest.approx(0.92 - image["peer_value"])
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_an_hour_is_a_small_recipe_with_more_steps(name: str) -> None:
+    hour, small = recipe_named(name), recipe_named(name.replace("-hour", "-small"))
+    (stage,), (base,) = hour.stages, small.stages
+    assert stage.steps > 3 * base.steps
+    assert replace(stage, steps=base.steps) == base
+    assert replace(hour, name=small.name, about=small.about, stages=small.stages) == small
 
 
 def test_probes_stand_beside_another_picture_and_no_caption() -> None:
