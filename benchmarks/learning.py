@@ -2,7 +2,7 @@
 
     python benchmarks/learning.py
     python benchmarks/learning.py --full --output build/learning-full
-    python benchmarks/learning.py --full --variants imagebert-hour --pairs 24000 --output build/hour
+    python benchmarks/learning.py --full --variants vl-bert-hour --pairs 24000 --output build/hour
     python benchmarks/learning.py --ablations --seeds 0,1,2 --output build/learning-ablations
 
 Trains variants by their small recipes and ranks held-out pairs, of which no training picture shows
