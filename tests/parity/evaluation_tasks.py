@@ -13,7 +13,7 @@ from tests.parity.printed import check_printed
 from tests.parity.results import Results
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.tasks.glue.metrics import glue_metrics
+from vlmill.train.tasks.glue.metrics import TASKS, glue_metrics
 from vlmill.train.tasks.glue.submission import prediction_file
 from vlmill.train.tasks.nlvr2.metrics import among, nlvr2_metrics, verdicts
 from vlmill.train.tasks.refcoco.metrics import RULES, Choice, Grounding, choose, iou
@@ -26,6 +26,9 @@ VCR_NAMES = {
     "qa_r": ("Rationale acc", "QA_R_accuracy"),
     "q_ar": ("Joint acc", "Q_AR_accuracy"),
 }
+
+
+SURE = 1e-6  # of the numbers in the leaderboard's file
 
 
 def vcr(golden: GoldenSet, results: Results) -> None:
@@ -61,9 +64,30 @@ def hits_of(rows: list[Mapping[str, Any]]) -> VcrHits[str]:
 
 
 def leaderboard(golden: GoldenSet, results: Results, cases: Mapping[str, Any]) -> None:
-    """The file of the case whose questions it has; its numbers have six sure digits."""
-    ids = [key.partition(":")[2] for key in golden.values if key.startswith("leaderboard:")][1:]
-    (rows,) = (rows for rows in cases.values() if [r["annot_id"] for r in rows] == ids)
+    """The file of the case whose questions it has, of several the nearest one's; its numbers have
+    six sure digits.
+    """
+    stem = "leaderboard:"
+    recorded = {k.removeprefix(stem): v for k, v in golden.values.items() if k.startswith(stem)}
+    if not recorded:
+        return
+    recorded.pop("header")
+    same = [rows for rows in cases.values() if [r["annot_id"] for r in rows] == [*recorded]]
+    expect(same, f"{golden.folder}/leaderboard.csv: no case has its questions in their order")
+    ours = [leaderboard_file(rows) for rows in same]
+    expect(all([*file] == ["annot_id", *recorded] for file in ours), "another order of questions")
+    theirs = np.array([*recorded.values()])
+    offs = [np.abs(np.array([*file.values()][1:], float) - theirs) for file in ours]
+    nearest = min(range(len(ours)), key=lambda number: float(offs[number].max()))
+    results.check(f"{stem}header", ["annot_id", *ours[nearest].pop("annot_id")])
+    for (name, fields), off in zip(ours[nearest].items(), offs[nearest], strict=True):
+        numbers = [float(field) for field in fields]
+        results.check(stem + name, recorded[name] if off.max() <= SURE else numbers)
+
+
+def leaderboard_file(rows: list[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The lines of our file by their first field."""
+    ids = [row["annot_id"] for row in rows]
     made = leaderboard_rows(
         {r["annot_id"]: np.array(r["answer_logits"]) for r in rows},
         {r["annot_id"]: np.array(r["rationale_logits"]) for r in rows},
@@ -72,15 +96,7 @@ def leaderboard(golden: GoldenSet, results: Results, cases: Mapping[str, Any]) -
     with TemporaryDirectory() as folder:
         path = Path(folder) / "leaderboard.csv"
         write_leaderboard(path, made, official=set(ids))
-        header, *written = csv.reader(path.read_text().splitlines())
-    results.check("leaderboard:header", header)
-    expect([row[0] for row in written] == ids, "leaderboard.csv: another order of questions")
-    for name, *fields in written:
-        key = f"leaderboard:{name}"
-        recorded = golden.values[key]
-        ours = [float(field) for field in fields]
-        near = len(ours) == len(recorded) and np.allclose(ours, recorded, rtol=0, atol=1e-6)
-        results.check(key, recorded if near else ours)
+        return {name: fields for name, *fields in csv.reader(path.read_text().splitlines())}
 
 
 def corners(boxes: Any) -> Any:
@@ -171,7 +187,10 @@ def compare_nlvr2(
     results.check(f"{at}.accuracy", figures["nlvr2/x/accuracy"])
     results.check(f"{at}.consistency", figures["nlvr2/x/consistency"])
     subset = figures["nlvr2/x/balanced_accuracy"]
-    results.check(f"{at}.filtered_accuracy", None if subset is None else 100 * subset)
+    if subset is None:
+        results.given(f"{at}.filtered_accuracy")  # the official script divides by zero
+    else:
+        results.check(f"{at}.filtered_accuracy", 100 * subset)
     key = f"{at}.per_category"
     if None in found.values():
         # The official script stops at the first other text; its words are the recording.
@@ -181,6 +200,8 @@ def compare_nlvr2(
     for row in case["labels"]:
         for category in case["categories"].get(row["sentence"], ()):
             members[category].append(row["identifier"])
+    if not members:
+        results.check(key, {})
     for category, identifiers in members.items():
         right = among(found, identifiers)
         check_printed(results, f"{key}.{category}.accuracy", 100 * float(np.mean(right)), 2)
@@ -233,8 +254,12 @@ OLD_TASKS = {
     "quora": "qqp",
     "squad": "qnli",
     "sts-benchmark": "sts-b",
+    "mnli": "mnli-m",
 }
-SWAPPED = {"qnli", "rte"}  # the older tool calls entailment 1
+OLD_CLASSES = {
+    **dict.fromkeys(("qnli", "rte"), ("not_entailment", "entailment")),
+    **dict.fromkeys(("mnli-m", "mnli-mm"), ("neutral", "entailment", "contradiction")),
+}
 
 
 def glue(golden: GoldenSet, results: Results) -> None:
@@ -262,6 +287,7 @@ def glue(golden: GoldenSet, results: Results) -> None:
     for name, file in files.items():
         task = OLD_TASKS.get(name, name)
         predictions = dict(zip(file["index"], file["predictions"], strict=True))
-        if task in SWAPPED:
-            predictions = {row: 1 - number for row, number in predictions.items()}
+        if task in OLD_CLASSES:
+            numbers = [TASKS[task].classes.index(name) for name in OLD_CLASSES[task]]
+            predictions = {row: numbers[number] for row, number in predictions.items()}
         results.check(f"prediction_files:{name}.file", prediction_file(task, predictions))

@@ -158,19 +158,22 @@ def picture_with_whole(golden: GoldenSet, name: str) -> dict[str, Tensor]:
 def pretraining_record(golden: GoldenSet, results: Results) -> None:
     """The caption's pieces, the padded regions, and the picture's row after some were hidden.
 
-    The record is of the picture whose regions have as many rows of classes.
+    The record is of the picture of its size whose regions have as many rows of classes.
     """
     record, recorded = golden.config["pretrain"], golden.tensors
     probs = recorded["pretrain.in.cls_prob40"]
     longest, count = record["region_len"], len(probs)
-    (name,) = {
-        key.split(".")[1]
-        for key, value in recorded.items()
-        if key.startswith("reader.det") and key.endswith("in.boxes") and len(value) == count
-    }
+    size = [record["image_w"], record["image_h"]]
+    names = [
+        name
+        for name in sorted({key.split(".")[1] for key in recorded if key.startswith("reader.det")})
+        if len(recorded[f"reader.{name}.in.boxes"]) == count
+        and recorded[f"reader.{name}.in.wh"].tolist() == size
+    ]
+    expect(names, f"{golden.folder}: no picture of {size} has the {count} regions of pretrain")
+    name = names[0]
     boxes = recorded[f"reader.{name}.in.boxes"].numpy()
-    size = (record["image_w"], record["image_h"])
-    locations = torch.from_numpy(padded_locations([boxes], [size], longest)[0])
+    locations = torch.from_numpy(padded_locations([boxes], [(size[0], size[1])], longest)[0])
     features = torch.zeros(longest, recorded[f"reader.{name}.in.features16"].shape[1])
     features[:count] = recorded[f"reader.{name}.in.features16"]
     shown = torch.arange(longest) < count

@@ -29,12 +29,12 @@ from vlmill.train.loading.stored import unread_features
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.tasks.vcr.categories import PERSON, WHOLE, category_of
+from vlmill.train.tasks.vcr.collated import object_places
 from vlmill.train.tasks.vcr.examples import cut_pieces, named_texts
 from vlmill.train.tasks.vcr.outlines import instance_masks, outlines_of
 from vlmill.train.tasks.vcr.recipes import VcrSettings, vilbert_vcr_feeding
 from vlmill.train.tasks.vcr.texts import MARK, names_in_turn
 
-UNUSED = "a mask that the model does not read"
 RELEVANT = "objects that the text names alone, off in all released settings"
 
 
@@ -51,12 +51,11 @@ def vilbert_choices(golden: GoldenSet, results: Results) -> None:
         reader = stored_tables(golden, Path(folder))
         feeding = replace(vilbert_vcr_feeding(), max_regions=about["max_region_num"] - 1)
         image_id = annotation["img_id"].partition("-")[2]
-        regions = picture(reader, image_id, feeding, joined=True)
+        regions = picture(reader, image_id, feeding, annotated=True)
         batch = batch_of(regions, reader, feeding)
     for kind, longest in about["max_seq_length"].items():
         at = f"vcr.{kind}.out"
         results.given(f"{at}.anno_id", f"{at}.target")
-        results.leaves_out(UNUSED, f"{at}.co_attention_mask")
         with naming(at):
             check_regions(results, at, batch)
             first, choices = annotation["question"], annotation["answer_choices"]
@@ -74,6 +73,13 @@ def vilbert_choices(golden: GoldenSet, results: Results) -> None:
                 tensors = [torch.from_numpy(value) for value in values]
                 padded = [F.pad(tensor, (0, longest - len(tensor))) for tensor in tensors]
                 results.check(f"{at}.{name}", torch.stack(padded))
+            places = object_places(regions, len(names), feeding)
+            pointed = torch.zeros(len(texts), about["max_region_num"], longest, dtype=torch.int8)
+            for choice, text in enumerate(texts):
+                rows = places[text.objects]
+                (tokens,) = rows.nonzero()
+                pointed[choice, rows[tokens], tokens] = 1
+            results.check(f"{at}.co_attention_mask", pointed)
 
 
 def vlbert_choices(golden: GoldenSet, results: Results) -> None:

@@ -24,7 +24,7 @@ from vlmill.train.loading.masking.words import (
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.recipes.parts import Masking
 from vlmill.train.tasks.retrieval.metrics import KS, rank_summary, ranks_among
-from vlmill.train.tasks.vcr.texts import choice_texts, name_objects
+from vlmill.train.tasks.vcr.texts import Piece, choice_texts, name_objects
 
 IGNORED = -1
 CAPTION = r'"([^"]+)": ([^",;]+)'  # of a pool: its id and its words
@@ -322,17 +322,18 @@ def texts_of_choices(golden: GoldenSet, results: Results, key: str) -> None:
     """The released code's cut, which the choices share."""
     names, longest = golden.values[f"{key}.object_names"], golden.values[f"{key}.max_length"]
     first, *choices = (
-        [word for word, _ in name_objects(words, names)]
+        [Piece(word, number) for word, number in name_objects(words, names)]
         for words in (golden.values[f"{key}.question"], *golden.values[f"{key}.answers"])
     )
     texts = choice_texts(first, choices, max_tokens=longest, shared_cut=True)
     for i, text in enumerate(texts):
-        padding = [0] * (longest - len(text.tokens))
+        tokens = [piece.token for piece in text.pieces]
+        padding = [0] * (longest - len(tokens))
         results.check_all(
             {
-                f"{key}.per_answer.{i}.tokens": text.tokens,
-                f"{key}.per_answer.{i}.input_ids": numbered(golden, text.tokens).tolist() + padding,
-                f"{key}.per_answer.{i}.input_mask": [1] * len(text.tokens) + padding,
+                f"{key}.per_answer.{i}.tokens": tokens,
+                f"{key}.per_answer.{i}.input_ids": numbered(golden, tokens).tolist() + padding,
+                f"{key}.per_answer.{i}.input_mask": [1] * len(tokens) + padding,
                 f"{key}.per_answer.{i}.segment_ids": text.segments + padding,
             }
         )

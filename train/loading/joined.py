@@ -3,6 +3,7 @@
 N detected and M annotated regions of a picture, R of both.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.joined_regions import JoinedRegions
 from vlmill.schemas.readers.region_group import RegionGroup
-from vlmill.schemas.readers.region_rows import RegionRow
+from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.sample import SampledRegions, placed_boxes
@@ -18,11 +19,17 @@ from vlmill.train.loading.stored import StoredFeatures, stored_features, unread_
 from vlmill.train.recipes.parts import Feeding
 
 
-def shown_of_each(num_detected: int, num_annotated: int, most: int) -> tuple[int, int]:
-    """Returns how many regions of either kind are shown among ``most``.
+def shown_of_each(
+    num_detected: int, num_annotated: int, most: int, *, detected_first: bool = False
+) -> tuple[int, int]:
+    """Returns how many regions of either kind are shown among ``most``; the last ones of each go.
 
-    Annotated ones have the right of way, the last ones of each kind go (ViLBERT's code).
+    Annotated ones have the right of way, but with ``detected_first`` (ViLBERT's code for VCR, and
+    for RefCOCO+).
     """
+    if detected_first:
+        detected = min(most, num_detected)
+        return detected, min(most - detected, num_annotated)
     annotated = min(most, num_annotated)
     return min(most - annotated, num_detected), annotated
 
@@ -52,33 +59,38 @@ def weights_of(counts: tuple[int, int], feeding: Feeding) -> Array:
 
 
 def joined_regions(
-    regions: JoinedRegions, at: int, feeding: Feeding, *, mirrored: bool = False
+    regions: RegionReader,
+    at: int,
+    feeding: Feeding,
+    *,
+    with_annotated: bool = True,
+    mirrored: bool = False,
 ) -> SampledRegions:
-    """Takes the detected regions of row ``at`` and behind them the picture's annotated ones.
+    """Takes the detected regions of row ``at`` and, ``with_annotated``, the picture's annotated
+    ones behind them.
 
     Those that are not shown are read behind both, as they count for the whole picture. Nothing is
     masked, and no class comes along: the two tables' classes may be different lists. Raises
     InputError for tables that give the picture different sizes.
     """
-    detected = regions.located(at)
-    row = detected[0].row(detected[1], ())
-    annotated = regions.located_annotated(row.image_id)
-    other = annotated[0].row(annotated[1], ())
-    size, theirs = (row.width, row.height), (other.width, other.height)
-    if size != theirs:
-        raise InputError(
-            f"--annotated-regions: {other.image_id} is {theirs[0]} x {theirs[1]} pixels, in "
-            f"--regions {size[0]} x {size[1]}; extract both from the same picture"
-        )
-    counts = len(row.boxes), len(other.boxes)
-    shown = shown_of_each(*counts, feeding.max_regions)
+    tables = [regions.located(at)]
+    rows = [tables[0][0].row(tables[0][1], ())]
+    if with_annotated:
+        assert isinstance(regions, JoinedRegions)  # `open_examples`
+        tables.append(regions.located_annotated(rows[0].image_id))
+        rows.append(tables[1][0].row(tables[1][1], ()))
+        require_same_size(*rows)
+    counts = len(rows[0].boxes), len(rows[1].boxes) if with_annotated else 0
+    in_training = feeding.boxes == "joined-in-training"
+    shown = shown_of_each(*counts, feeding.max_regions, detected_first=in_training)
     parts = joined_parts(counts, shown)
     order = np.concatenate([places + which * counts[0] for which, places in parts])
-    boxes = np.concatenate([row.boxes, other.boxes])[order]
+    boxes = np.concatenate([row.boxes for row in rows])[order]
+    size = rows[0].width, rows[0].height
     return SampledRegions(
-        row=RegionRow(image_id=row.image_id, width=row.width, height=row.height, boxes=boxes),
+        row=RegionRow(image_id=rows[0].image_id, width=size[0], height=size[1], boxes=boxes),
         features=(
-            _features(regions, (detected, annotated), parts)
+            _features(len(regions.paths), tables, parts)
             if feeding.reads_features
             else unread_features(len(order))
         ),
@@ -91,6 +103,16 @@ def joined_regions(
     )
 
 
+def require_same_size(detected: RegionRow, annotated: RegionRow) -> None:
+    """Raises InputError for a picture that two tables give different sizes."""
+    ours, theirs = ((row.width, row.height) for row in (detected, annotated))
+    if ours != theirs:
+        raise InputError(
+            f"--annotated-regions: {annotated.image_id} is {theirs[0]} x {theirs[1]} pixels, in "
+            f"--regions {ours[0]} x {ours[1]}; extract both from the same picture"
+        )
+
+
 def joined_parts(counts: tuple[int, int], shown: tuple[int, int]) -> list[tuple[int, Ids]]:
     """Returns which regions are read, in turn: 0 for detected or 1 for annotated, and their places
     in that row. First those of both that are shown, then the others.
@@ -101,11 +123,12 @@ def joined_parts(counts: tuple[int, int], shown: tuple[int, int]) -> list[tuple[
 
 
 def _features(
-    regions: JoinedRegions,
-    tables: tuple[tuple[RegionGroup, int], tuple[RegionGroup, int]],
+    num_shards: int,
+    tables: Sequence[tuple[RegionGroup, int]],
     parts: list[tuple[int, Ids]],
 ) -> StoredFeatures:
-    """Where the features of these parts are stored, one behind the other.
+    """Where the features of these parts are stored, one behind the other; shards of the annotated
+    table count from ``num_shards`` on.
 
     The first part has no order: it begins with its row, as `SampledRegions.stored_boxes` asks.
     """
@@ -116,7 +139,7 @@ def _features(
         part = stored_features(*tables[which], len(places), None if places[0] == 0 else places)
         if which and part.place is not None:
             shard, offset, size = part.place
-            part = replace(part, place=(len(regions.paths) + shard, offset, size))
+            part = replace(part, place=(num_shards + shard, offset, size))
         stored.append(part)
     first, *more = stored or [stored_features(*tables[0], 0)]
     return replace(first, more=tuple(more))

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vlmill.schemas.readers.joined_regions import JoinedRegions
 from vlmill.schemas.readers.region_rows import RegionRow
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
@@ -111,12 +110,14 @@ class TaskBatches(StageBatches):
         assert self.regions is not None
         feeding = self.stage.feeding
         mirrored = self._mirrors(draws)
-        joined = feeding.boxes == "joined" or (
-            feeding.boxes == "joined-in-training" and self.training
-        )
-        if joined:
-            assert isinstance(self.regions, JoinedRegions)  # `open_examples`
-            regions = joined_regions(self.regions, at, feeding, mirrored=mirrored)
+        if feeding.boxes in ("joined", "joined-in-training"):
+            regions = joined_regions(
+                self.regions,
+                at,
+                feeding,
+                with_annotated=self.training or feeding.boxes == "joined",
+                mirrored=mirrored,
+            )
         else:
             table = self.regions.located(at)
             regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)

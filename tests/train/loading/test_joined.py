@@ -47,6 +47,25 @@ def test_annotated_regions_are_the_last_to_go(
     np.testing.assert_allclose(features[0], (means[0] * 6 + means[1] * 4) / 10, rtol=1e-5)
 
 
+@pytest.mark.parametrize("with_annotated", [True, False])
+def test_of_expressions_the_annotated_regions_go_first(
+    tmp_path: Path, with_annotated: bool
+) -> None:
+    """All that were detected count for the whole picture, shown or not, as in training so later."""
+    reader = tables(tmp_path)
+    assert shown_of_each(5, 3, 6, detected_first=True) == (5, 1)
+    feeding = Feeding(max_regions=4, whole_image="mean", boxes="joined-in-training")
+    regions = joined_regions(reader, 0, feeding, with_annotated=with_annotated)
+    detected = reader["a"]
+    assert detected.features is not None and (regions.num_shown, regions.first_annotated) == (4, 4)
+    assert len(regions.boxes) == (8 if with_annotated else 5)
+    host = read_features(collate([Sample(pair_id="x", regions=regions)], feeding), reader)
+    (features,) = host.to("cpu").inputs.region_features
+    np.testing.assert_array_equal(features[1:], detected.features[:4].astype(np.float32))
+    mean = detected.features.astype(np.float64).mean(0)
+    np.testing.assert_allclose(features[0], mean, rtol=1e-5, atol=1e-7)
+
+
 def test_one_kind_alone_counts_for_the_whole_picture(tmp_path: Path) -> None:
     np.testing.assert_allclose(whole_weights(0, 4), 0.25)
     np.testing.assert_allclose(whole_weights(2, 0), 0.5)

@@ -31,7 +31,7 @@ def choice_tensors(
     ``word_targets`` [N]; the pictures' ``sizes`` [B, 2].
     """
     places = [
-        object_places(sample.regions, question, feeding)
+        object_places(sample.regions, len(question.object_names), feeding)
         for question, sample in zip(questions, samples, strict=True)
     ]
     texts = [text for sample in samples for text in sample.texts]
@@ -83,13 +83,13 @@ def size_of(sample: ChoiceSample) -> tuple[int, int]:
     return sample.regions.row.width, sample.regions.row.height
 
 
-def object_places(regions: SampledRegions | None, question: Question, feeding: Feeding) -> Ids:
+def object_places(regions: SampledRegions | None, num_objects: int, feeding: Feeding) -> Ids:
     """Returns the row of the region of each object, counted from 1: int64 [objects + 1].
 
     0 stands for no object, and has the whole picture's row, as objects have that are not shown.
     """
     assert regions is not None
-    numbers = np.arange(len(question.object_names) + 1)
+    numbers = np.arange(num_objects + 1)
     if feeding.boxes == "detected":
         return np.zeros_like(numbers)
     shown = regions.num_shown - regions.first_annotated

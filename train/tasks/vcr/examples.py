@@ -19,6 +19,7 @@ from vlmill.train.tasks.vcr.outlines import Outline, outlines_of
 from vlmill.train.tasks.vcr.recipes import VcrSettings
 from vlmill.train.tasks.vcr.submission import CHOICES
 from vlmill.train.tasks.vcr.texts import (
+    BETWEEN,
     Piece,
     Words,
     choice_texts,
@@ -193,20 +194,24 @@ def named_texts(
 ) -> tuple[ChoiceText, ...]:
     """ViLBERT's: [CLS] question ([SEP] answer) [SEP] choice [SEP]."""
 
-    def tokens_of(words: Words) -> list[str]:
-        return [piece.token for piece in pieces_of(name_objects(words, names), tokenizer)]
+    def pieces(words: Words) -> list[Piece]:
+        return pieces_of(name_objects(words, names), tokenizer)
 
     question, answer = split_at_mark(first)
-    before = tokens_of(question) + ([SEP, *tokens_of(answer)] if answer else [])
+    before = pieces(question) + ([BETWEEN, *pieces(answer)] if answer else [])
     pairs = choice_texts(
         before,
-        [tokens_of(choice) for choice in choices],
+        [pieces(choice) for choice in choices],
         max_tokens=longest,
         shared_cut=settings.shared_cut,
     )
     ids = tokenizer.get_vocab()
     return tuple(
-        plain_text([ids[token] for token in pair.tokens], pair.segments, [0] * len(pair.tokens))
+        plain_text(
+            [ids[piece.token] for piece in pair.pieces],
+            pair.segments,
+            [piece.object_number + 1 for piece in pair.pieces],
+        )
         for pair in pairs
     )
 

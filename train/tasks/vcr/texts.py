@@ -19,20 +19,23 @@ MARK = "[MARK]"  # in a table of choices, between a question and the answer that
 NO_OBJECT = -1
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextPair:
-    """Holds two texts in one: ``tokens`` [T] with [CLS] and [SEP], ``segments`` [T] 0 or 1."""
-
-    tokens: list[str]
-    segments: list[int]
-
-
 class Piece(NamedTuple):
     """A word piece, the number of the object that it names (-1: none), and its word's number."""
 
     token: str
-    object_number: int
-    word: int
+    object_number: int = NO_OBJECT
+    word: int = -1
+
+
+FIRST, BETWEEN = Piece(CLS), Piece(SEP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPair:
+    """Holds two texts in one: ``pieces`` [T] with [CLS] and [SEP], ``segments`` [T] 0 or 1."""
+
+    pieces: list[Piece]
+    segments: list[int]
 
 
 def tagged_words(text: str, tags: Sequence[Sequence[int]]) -> list[str | list[int]]:
@@ -117,8 +120,8 @@ def cut_pair(first: Sequence[object], second: Sequence[object], longest: int) ->
 
 
 def choice_texts(
-    first: Sequence[str],
-    choices: Sequence[Sequence[str]],
+    first: Sequence[Piece],
+    choices: Sequence[Sequence[Piece]],
     *,
     max_tokens: int,
     shared_cut: bool = False,
@@ -133,9 +136,9 @@ def choice_texts(
         num_first, num_choice = cut_pair(first, choice, max_tokens - 3)
         if shared_cut:
             first = first[:num_first]
-        tokens = [CLS, *first[:num_first], SEP, *choice[:num_choice], SEP]
+        pieces = [FIRST, *first[:num_first], BETWEEN, *choice[:num_choice], BETWEEN]
         texts.append(
-            TextPair(tokens=tokens, segments=[0] * (num_first + 2) + [1] * (num_choice + 1))
+            TextPair(pieces=pieces, segments=[0] * (num_first + 2) + [1] * (num_choice + 1))
         )
     return texts
 

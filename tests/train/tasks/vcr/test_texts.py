@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmill.train.tasks.vcr.texts import (
+    Piece,
     choice_texts,
     cut_pair,
     cut_with_answer,
@@ -64,7 +65,9 @@ def test_the_longer_text_is_cut(first: int, second: int, longest: int) -> None:
 
 @pytest.mark.parametrize(("shared", "kept"), [(False, "abcd"), (True, "abc")])
 def test_a_shared_cut_lasts(shared: bool, kept: str) -> None:
-    texts = choice_texts("abcd", ["uvwx", "u"], max_tokens=8, shared_cut=shared)
-    assert texts[0].tokens == ["[CLS]", *"abc", "[SEP]", *"uv", "[SEP]"]
+    first, *choices = ([Piece(letter) for letter in word] for word in ("abcd", "uvwx", "u"))
+    texts = choice_texts(first, choices, max_tokens=8, shared_cut=shared)
+    tokens = [[piece.token for piece in text.pieces] for text in texts]
+    assert tokens[0] == ["[CLS]", *"abc", "[SEP]", *"uv", "[SEP]"]
     assert texts[0].segments == [0] * 5 + [1] * 3
-    assert texts[1].tokens == ["[CLS]", *kept, "[SEP]", "u", "[SEP]"]
+    assert tokens[1] == ["[CLS]", *kept, "[SEP]", "u", "[SEP]"]
