@@ -109,7 +109,10 @@ def fault_of(question: Question) -> tuple[Reason, str] | None:
         question.outlines()
     except ValueError as error:
         return Reason.BAD_ROW, str(error)
-    numbers = [n for words in (first, *choices) for w in words if not isinstance(w, str) for n in w]
+    tags = [word for words in (first, *choices) for word in words if not isinstance(word, str)]
+    if not all(tags):
+        return Reason.BAD_REFERENCE, "a tag names no object; want -1 for a plain word"
+    numbers = [number for tag in tags for number in tag]
     if beyond := [n for n in numbers if not 0 <= n < len(question.object_names)]:
         return (
             Reason.BAD_REFERENCE,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from vlmill.train.loading.arrays import Array
 
 Cells = NDArray[np.uint8]
+MAX_CORNERS = 10_000  # of a polygon; published ones have some hundred, and memory grows with them
 Outline = Sequence[Array]  # polygons [V, 2] of x and y in pixels; none: all of the object's box
 
 
@@ -27,13 +28,17 @@ def outlines_of(segms: str | None, num_objects: int) -> list[Outline]:
         of_objects: Any = json.loads(segms)
         count = len(of_objects)
         outlines = [[points_of(polygon) for polygon in polygons] for polygons in of_objects]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"segms: {error}") from None
     if count != num_objects:
         raise ValueError(f"segms of {count} objects, want {num_objects}")
     for number, polygons in enumerate(outlines):
         if any(not len(points) for points in polygons):
             raise ValueError(f"segms: a polygon of object {number} has no points")
+        if (most := max(map(len, polygons), default=0)) > MAX_CORNERS:
+            raise ValueError(
+                f"segms: a polygon of object {number} has {most} points, want at most {MAX_CORNERS}"
+            )
     return list(outlines)
 
 

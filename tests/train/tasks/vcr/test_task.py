@@ -156,16 +156,17 @@ def test_wrong_rows_are_named_and_counted(
         choice_row(3, question_tags=[[-1]]),
         choice_row(4, boxes=[0.0, 0, 9, 9, 60, 20, 100, 80, 120, 0, 190, 99]),
         choice_row(5, label=4),
+        choice_row(7, question_tags=[[-1], [-1], [], [-1], [-1]]),
         choice_row(6, boxes=[0.0, 10, 40, 60, 60, 20, 100, 80, 120, 0, 290, 99]),
     ]
     inputs = dataclasses.replace(inputs, examples=write_choices(tmp_path, rows))
     assert evaluate(inputs, run, tmp_path / "out") == 2
     said = capsys.readouterr().err
-    counts = "bad_reference 2, bad_row 2, empty_box 1, label_unknown 1"
-    assert f"6 of 7 cannot be answered ({counts}): vcr/val-1/q2a, vcr/val-2/q2a" in said
+    counts = "bad_reference 3, bad_row 2, empty_box 1, label_unknown 1"
+    assert f"7 of 8 cannot be answered ({counts}): vcr/val-1/q2a, vcr/val-2/q2a" in said
     assert evaluate(inputs, run, tmp_path / "out", "--missing", "skip", "--fresh") == 0
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert metrics["examples"] == 1 and metrics["rejected"] == 6
+    assert metrics["examples"] == 1 and metrics["rejected"] == 7
 
 
 def test_a_picture_without_detected_boxes_is_named_where_they_are_read(
