@@ -1,9 +1,10 @@
-"""What recipes of several tasks share: the codes' optimisers, and a start from BERT alone."""
+"""What recipes of several tasks share: the codes' optimisers, the papers' ways, and baselines."""
 
 import re
 from dataclasses import replace
 from typing import Any
 
+from vlmill.models.vilbert.config import single_stream_base
 from vlmill.models.vlbert.config import RegionCnnConfig, VlBertEndToEndConfig
 from vlmill.train.recipes.parts import Optimizer
 from vlmill.train.recipes.tasks import TaskRecipe
@@ -32,6 +33,32 @@ def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
         "warmup": 0.1,
     }
     return Optimizer(lr=lr, **(fields | changes))
+
+
+def vilbert_paper(recipe: TaskRecipe, **changes: Any) -> TaskRecipe:
+    """ViLBERT's released recipe by the paper's text: Adam at one rate; warm-up and decay are BERT's
+    [choice].
+    """
+    (stage,) = recipe.stages
+    stage = replace(stage, optimizer=Optimizer(lr=stage.optimizer.lr, warmup=0.1))
+    fields: dict[str, Any] = {
+        "name": f"{recipe.name}-paper",
+        "stages": (stage,),
+        "about": f"{recipe.about.partition(',')[0]}, by the paper's text",
+    }
+    return replace(recipe, **(fields | changes))
+
+
+def on_single_stream(recipe: TaskRecipe) -> TaskRecipe:
+    """ViLBERT's released recipe for the paper's baseline, one BERT over both."""
+    return replace(
+        recipe,
+        name=recipe.name.replace("vilbert", "single-stream"),
+        model=replace(recipe.model, trunk=single_stream_base()),
+        starts_from=("vilbert-single-stream", "vilbert-tasks"),
+        about=f"{recipe.about.partition(',')[0]}'s single-stream baseline",
+        needs=recipe.needs.replace("a pretrained ViLBERT", "a pretrained single stream"),
+    )
 
 
 def vlmo_task_optimizer(lr: float, **changes: Any) -> Optimizer:

@@ -60,7 +60,8 @@ class Feeding:
     max_regions: int = 100  # the first of a picture in ``region_order``
     # Whose boxes they are: ``--regions``, ``--annotated-regions``, or both, the annotated ones
     # behind the detected ones and first to stay (``max_regions``); ``joined-in-training`` has the
-    # detected ones alone wherever it is measured, and for the whole picture's feature (RefCOCO+).
+    # detected ones alone wherever it is measured, and for the whole picture's feature (RefCOCO+),
+    # and these are the first to stay.
     # ``examples``: those of the objects that the examples themselves name (VCR), of which only
     # pixels tell more: no table of regions is read.
     boxes: Literal["detected", "annotated", "joined", "joined-in-training", "examples"] = "detected"

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from vlmill.models.vilbert.config import (
     VilbertTasksConfig,
-    single_stream_base,
     vilbert_base,
     vilbert_small,
 )
@@ -29,7 +28,9 @@ from vlmill.train.recipes.fine_tuning import (
     TRIAL_RUN,
     from_bert,
     from_pixels,
+    on_single_stream,
     small_region_cnn,
+    vilbert_paper,
     vilbert_task_optimizer,
 )
 from vlmill.train.recipes.parts import Feeding, Optimizer
@@ -118,33 +119,6 @@ def refcoco_vilbert() -> TaskRecipe:
         about="RefCOCO+ with ViLBERT, as released",
         needs=f"{NEEDS}; --init: a pretrained ViLBERT",
         settings=RefcocoSettings(labels="soft"),
-    )
-
-
-def refcoco_vilbert_paper() -> TaskRecipe:
-    """By the paper's text: a region is right or wrong. Adam at one rate; warm-up and decay are
-    BERT's [choice].
-    """
-    recipe = refcoco_vilbert()
-    stage = replace(recipe.stages[0], optimizer=Optimizer(lr=4e-5, warmup=0.1))
-    return replace(
-        recipe,
-        name="refcoco-vilbert-paper",
-        stages=(stage,),
-        settings=RefcocoSettings(),
-        about="RefCOCO+ with ViLBERT, by the paper's text",
-    )
-
-
-def refcoco_single_stream() -> TaskRecipe:
-    """The paper's baseline, one BERT over both."""
-    return replace(
-        refcoco_vilbert(),
-        name="refcoco-single-stream",
-        model=VilbertTasksConfig(trunk=single_stream_base(), num_answers=1),
-        starts_from=("vilbert-single-stream", "vilbert-tasks"),
-        about="RefCOCO+ with ViLBERT's single-stream baseline",
-        needs=f"{NEEDS}; --init: a pretrained single stream",
     )
 
 
@@ -275,10 +249,10 @@ def refcoco_vl_bert_end_to_end_small() -> TaskRecipe:
 RELEASED_CNN, PAPER_CNN = RegionCnnConfig(), RegionCnnConfig(frozen_stages=0)
 RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "refcoco-vilbert": refcoco_vilbert,
-    "refcoco-vilbert-paper": refcoco_vilbert_paper,
+    "refcoco-vilbert-paper": lambda: vilbert_paper(refcoco_vilbert(), settings=RefcocoSettings()),
     "refcoco-vilbert-from-bert": lambda: from_bert(refcoco_vilbert()),
-    "refcoco-single-stream": refcoco_single_stream,
-    "refcoco-single-stream-from-bert": lambda: from_bert(refcoco_single_stream()),
+    "refcoco-single-stream": lambda: on_single_stream(refcoco_vilbert()),
+    "refcoco-single-stream-from-bert": lambda: from_bert(on_single_stream(refcoco_vilbert())),
     "refcoco-vl-bert": refcoco_vl_bert,
     "refcoco-vl-bert-annotated": lambda: among_annotated(refcoco_vl_bert()),
     "refcoco-vl-bert-paper": refcoco_vl_bert_paper,

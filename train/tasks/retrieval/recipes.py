@@ -27,7 +27,12 @@ from vlmill.train.recipes.feeding import (
     interbert_retrieval_feeding,
     vilbert_retrieval_feeding,
 )
-from vlmill.train.recipes.fine_tuning import TRIAL_RUN, from_bert, vilbert_task_optimizer
+from vlmill.train.recipes.fine_tuning import (
+    TRIAL_RUN,
+    from_bert,
+    vilbert_paper,
+    vilbert_task_optimizer,
+)
 from vlmill.train.recipes.parts import Optimizer
 from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
@@ -70,15 +75,7 @@ def retrieval_vilbert() -> TaskRecipe:
 
 def retrieval_vilbert_paper() -> TaskRecipe:
     """By the paper's text: the alignment head of pretraining scores, and Adam at one rate."""
-    stage = replace(vilbert_retrieval_stage(), optimizer=Optimizer(lr=2e-5, warmup=0.1))
-    return replace(
-        retrieval_vilbert(),
-        name="retrieval-vilbert-paper",
-        variant="vilbert",
-        model=vilbert_base(),
-        stages=(stage,),
-        about="Retrieval with ViLBERT, by the paper's text",
-    )
+    return vilbert_paper(retrieval_vilbert(), variant="vilbert", model=vilbert_base())
 
 
 # InterBERT (arXiv:2003.13198, sec. 4): the same four, scored by the matching head of pretraining;

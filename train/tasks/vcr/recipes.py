@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from vlmill.models.vilbert.config import (
     VilbertTasksConfig,
-    single_stream_base,
     vilbert_base,
     vilbert_small,
 )
@@ -29,7 +28,9 @@ from vlmill.train.recipes.fine_tuning import (
     TRIAL_RUN,
     from_bert,
     from_pixels,
+    on_single_stream,
     small_region_cnn,
+    vilbert_paper,
     vilbert_task_optimizer,
 )
 from vlmill.train.recipes.parts import Feeding, Masking, Optimizer
@@ -134,31 +135,6 @@ def vcr_vilbert() -> TaskRecipe:
         settings=VcrSettings(shared_cut=True),
         about="VCR with ViLBERT, answers and rationales by one model, as released",
         needs=f"{NEEDS}; --init: a pretrained ViLBERT",
-    )
-
-
-def vcr_vilbert_paper() -> TaskRecipe:
-    """By the paper's text: Adam at one rate; warm-up and decay are BERT's [choice]."""
-    recipe = vcr_vilbert()
-    stage = replace(recipe.stages[0], optimizer=Optimizer(lr=2e-5, warmup=0.1))
-    return replace(
-        recipe,
-        name="vcr-vilbert-paper",
-        stages=(stage,),
-        settings=VcrSettings(),
-        about="VCR with ViLBERT, by the paper's text",
-    )
-
-
-def vcr_single_stream() -> TaskRecipe:
-    """The paper's baseline, one BERT over both."""
-    return replace(
-        vcr_vilbert(),
-        name="vcr-single-stream",
-        model=VilbertTasksConfig(trunk=single_stream_base(), num_answers=1),
-        starts_from=("vilbert-single-stream", "vilbert-tasks"),
-        about="VCR with ViLBERT's single-stream baseline",
-        needs=f"{NEEDS}; --init: a pretrained single stream",
     )
 
 
@@ -335,10 +311,10 @@ def _of_vl_bert(subtask: str) -> dict[str, Callable[[], TaskRecipe]]:
 
 RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "vcr-vilbert": vcr_vilbert,
-    "vcr-vilbert-paper": vcr_vilbert_paper,
+    "vcr-vilbert-paper": lambda: vilbert_paper(vcr_vilbert(), settings=VcrSettings()),
     "vcr-vilbert-from-bert": lambda: from_bert(vcr_vilbert()),
-    "vcr-single-stream": vcr_single_stream,
-    "vcr-single-stream-from-bert": lambda: from_bert(vcr_single_stream()),
+    "vcr-single-stream": lambda: on_single_stream(vcr_vilbert()),
+    "vcr-single-stream-from-bert": lambda: from_bert(on_single_stream(vcr_vilbert())),
     **_of_vl_bert("q2a"),
     **_of_vl_bert("qa2r"),
     "vcr-vilbert-small": vcr_vilbert_small,

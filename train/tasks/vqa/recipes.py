@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from vlmill.models.vilbert.config import (
     VilbertTasksConfig,
-    single_stream_base,
     vilbert_base,
     vilbert_small,
 )
@@ -39,6 +38,8 @@ from vlmill.train.recipes.fine_tuning import (
     PUBLISHED_RUN,
     TRIAL_RUN,
     from_bert,
+    on_single_stream,
+    vilbert_paper,
     vilbert_task_optimizer,
     vlmo_task_optimizer,
 )
@@ -132,33 +133,6 @@ def vqa_vilbert() -> TaskRecipe:
         vilbert_vqa_stage(),
         "VQA 2.0 with ViLBERT, as released",
         f"{REGIONS}; --init: a pretrained ViLBERT",
-    )
-
-
-def vilbert_paper_stage() -> Pass:
-    """By the paper's text: Adam at one rate; warm-up and decay are BERT's [choice]."""
-    return replace(vilbert_vqa_stage(), optimizer=Optimizer(lr=4e-5, warmup=0.1))
-
-
-def vqa_vilbert_paper() -> TaskRecipe:
-    """By the paper's text."""
-    return replace(
-        vqa_vilbert(),
-        name="vqa-vilbert-paper",
-        stages=(vilbert_paper_stage(),),
-        about="VQA 2.0 with ViLBERT, by the paper's text",
-    )
-
-
-def vqa_single_stream() -> TaskRecipe:
-    """The paper's baseline, one BERT over both."""
-    return replace(
-        vqa_vilbert(),
-        name="vqa-single-stream",
-        model=VilbertTasksConfig(trunk=single_stream_base()),
-        starts_from=("vilbert-single-stream", "vilbert-tasks"),
-        about="VQA 2.0 with ViLBERT's single-stream baseline",
-        needs=f"{REGIONS}; --init: a pretrained single stream",
     )
 
 
@@ -330,10 +304,10 @@ def vqa_vlmo_small() -> TaskRecipe:
 
 RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "vqa-vilbert": vqa_vilbert,
-    "vqa-vilbert-paper": vqa_vilbert_paper,
+    "vqa-vilbert-paper": lambda: vilbert_paper(vqa_vilbert()),
     "vqa-vilbert-from-bert": lambda: from_bert(vqa_vilbert()),
-    "vqa-single-stream": vqa_single_stream,
-    "vqa-single-stream-from-bert": lambda: from_bert(vqa_single_stream()),
+    "vqa-single-stream": lambda: on_single_stream(vqa_vilbert()),
+    "vqa-single-stream-from-bert": lambda: from_bert(on_single_stream(vqa_vilbert())),
     "vqa-vl-bert": vqa_vl_bert,
     "vqa-vl-bert-paper": vqa_vl_bert_paper,
     "vqa-vl-bert-large": vqa_vl_bert_large,
