@@ -259,14 +259,39 @@ def test_bfloat16_trains_the_same_detector(shapes: Path, trained: Path, tmp_path
     assert all(value.dtype == torch.float32 for value in weights.values())
 
 
+def broken_pictures(shapes: Path, folder: Path, count: int) -> Path:
+    """A table of pictures of which the first ones are none."""
+    rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
+    for row in rows[:count]:
+        row["bytes"] = b"no picture"
+    folder.mkdir()
+    write_shard(folder, IMAGES, rows)
+    return folder
+
+
+def test_a_step_of_broken_pictures_takes_the_next_ones(shapes: Path, tmp_path: Path) -> None:
+    """With one picture a step, as of the original's recipe, every step is one picture."""
+    folder, output = broken_pictures(shapes, tmp_path / "images", 5), tmp_path / "out"
+    tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(output)]
+    fields = ["recipe=small", *TINY, "batch_size=1", "steps=8"]
+    assert cli.command(["train", *tables, *fields, "workers=1"]) == 0
+    assert [step for step, _ in losses(output)] == list(range(1, 9))
+    assert rejected(output) == [
+        (f"shapes/{number:05d}", "unsupported_format") for number in range(5)
+    ]
+
+
+def test_pictures_of_which_none_can_be_used_end_the_run(shapes: Path, tmp_path: Path) -> None:
+    folder = broken_pictures(shapes, tmp_path / "images", 8)
+    tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
+    with pytest.raises(InputError, match="none of 9 pictures of a step can be used"):
+        cli.command(["train", *tables, "recipe=small", *TINY])
+
+
 def test_an_undecodable_picture_is_left_out_of_its_step(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "images"
-    rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
-    rows[0]["bytes"] = b"no picture"
-    folder.mkdir()
-    write_shard(folder, IMAGES, rows)
+    folder = broken_pictures(shapes, tmp_path / "images", 1)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
     assert cli.command(["train", *tables, *TINY, "recipe=small"]) == 0
     assert "1 rejects" in capsys.readouterr().out
