@@ -17,6 +17,7 @@ from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.train import loop, solver
 from vlmill.extract.train.batches import visits_from
 from vlmill.extract.train.command import settings_of
+from vlmill.extract.train.examples import require_whole
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import read_manifest
@@ -69,6 +70,7 @@ def test_a_run_writes_a_detector_that_extracts(trained: Path, shapes: Path, tmp_
     assert metrics["pictures"] == 2 and 0 <= metrics["vg/map"] <= 1
     report = (trained / "report.html").read_text()
     assert "Best classes" in report and "true boxes; right: " in report
+    assert ">2</td>" in report and "2.0000" not in report  # pictures are counted
     regions = tmp_path / "regions"
     run = ["run", str(shapes), "--weights", str(trained), "--output", str(regions)]
     assert cli.command([*run, "--max-boxes", "5"]) == 0
@@ -204,6 +206,26 @@ def test_bad_boxes_and_pictures_are_counted(
     assert "classes with a single box: " in said.err
     assert "1 rejects (1 no_picture)" in said.out
     assert rejected(tmp_path / "out") == [("shapes/missing", "no_picture")]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("class_ids", [0]), ("is_crowd", [False]), ("attribute_ids", [[0]])],
+)
+def test_lists_that_are_not_of_all_boxes_are_refused(
+    column: str, value: list[Any], shapes: Path, tmp_path: Path
+) -> None:
+    table = pq.read_table(next(shapes.glob("boxes-*.parquet"))).to_pylist()
+    row = {"boxes": [[1.0, 1, 9, 9]] * 2, "class_ids": [0, 1], "attribute_ids": [[0], []]}
+    table[3] |= row | {column: value}
+    folder = tmp_path / "boxes"
+    folder.mkdir()
+    write_shard(folder, BOXES, table)
+    tables = ["--boxes", str(folder), "--images", str(shapes), "--output", str(tmp_path / "out")]
+    with pytest.raises(InputError, match="shapes/00003 has"):
+        cli.command(["train", *tables, "recipe=small", *TINY, "steps=0"])
+    with pytest.raises(InputError, match="a null among"):  # of a table that was made elsewhere
+        require_whole(table[4] | {"class_ids": [None] * len(table[4]["boxes"])})
 
 
 def rejected(output: Path) -> list[tuple[str, str]]:
