@@ -9,6 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tests.parity.detector_training import Recorded
+from tests.parity.detector_training_keys import (
+    keys_of,
+    loss_config,
+    roi_rules,
+    rpn_rules,
+    solver_of,
+)
 from tests.parity.detector_training_step import batch_of, opened
 from tests.parity.golden import GoldenSet
 from tests.parity.handlers import compare
@@ -17,6 +24,7 @@ from tests.parity.variants import recorded, write_detector, write_set
 from tests.parity.variants_detector import config_of_family, merged, network_config, pictures
 from torch import Tensor
 
+from vlmill.extract.train.settings import RoiRules, RpnRules, Solver
 from vlmill.extract.train.step import DetectorStep
 
 ENTRY = {"part": "detector-training", "family": "frcnn"}
@@ -42,6 +50,19 @@ def of_case(number: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def expect_passed(golden: GoldenSet) -> None:
     result: Any = compare(golden)
     assert (result["status"], result["reason"]) == ("passed", "")
+
+
+@pytest.mark.parametrize(("reference", "attributes"), [("detectron2", 0), ("milvlg", 400)])
+def test_keys_that_a_set_leaves_out_are_detectron2s(
+    tmp_path: Path, reference: str, attributes: int
+) -> None:
+    """The READMEs say so; our own defaults are those, too."""
+    config = {"reference": reference, "cases": [{"keys": {}}]}
+    tensors = {"case0.in.iteration": torch.zeros(1)}
+    keys = keys_of(write_set(tmp_path, "frcnn/keys", ENTRY, config, tensors), "case0")
+    assert (rpn_rules(keys), roi_rules(keys)) == (RpnRules(), RoiRules())
+    assert solver_of(keys) == Solver(drops=(210_000, 250_000))
+    assert loss_config(keys).num_attributes == attributes
 
 
 def test_regions_of_boxes_without_attributes_are_sampled(tmp_path: Path) -> None:
