@@ -27,7 +27,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "schemas/console/trackers.py": {"accelerate"},
     # Threads of the library that two jobs search with.
     "schemas/console/threads.py": {"faiss"},
-    # Whether one of their processes was asked to stop.
+    # How their processes are brought together, and whether one of them was asked to stop.
+    "schemas/console/launched.py": {"accelerate", "torch"},
     "schemas/console/stopping.py": {"accelerate", "torch"},
     # Distances of vectors, and the unpickler of strangers' files.
     "pipelines/nearest_pictures/search.py": {"faiss"},

@@ -4,6 +4,7 @@ The order, the mirroring and the size of a picture follow from (seed, epoch, pic
 run that goes on forms the batches that it would have formed.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.rejects import Reason, Rejected
 
 MIRROR, SIZE, ORDER = 1, 2, 3  # what a number is drawn for
+MOST_FURTHER = 100  # pictures that are tried where none of a step's can be used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,18 @@ class Pictures(Dataset[list[Loaded]]):
         self.examples, self.images, self.settings = examples, images, settings
 
     def __getitem__(self, visits: list[Visit]) -> list[Loaded]:
-        return [self.load(visit) for visit in visits]
+        """Loads a step's pictures; where none of them can be used, further ones up to the first
+        that can: with one picture a process, a run would end at a broken one.
+        """
+        seen = [self.load(visit) for visit in visits]
+        while not any(one.picture is not None for one in seen) and len(seen) < self.most(visits):
+            following = (visits[-1].example + 1 + len(seen) - len(visits)) % len(self.examples)
+            seen.append(self.load(dataclasses.replace(visits[-1], example=following)))
+        return seen
+
+    def most(self, visits: Sequence[Visit]) -> int:
+        """Says how many pictures are tried at most for a step."""
+        return len(visits) + min(MOST_FURTHER, len(self.examples) - 1)
 
     def load(self, visit: Visit) -> Loaded:
         example = self.examples[visit.example]

@@ -124,13 +124,10 @@ def example_of(
     ``result`` counts these by why.
     """
     key, count = row["image_id"], len(row["boxes"])
+    require_whole(row)
     boxes = np.array(row["boxes"], dtype=np.float32).reshape(count, 4)
     classes = np.array(row["class_ids"], dtype=np.int64)
     width, height = row["width"], row["height"]
-    if len(classes) != count:
-        raise InputError(
-            f"--boxes: {key} has {count} boxes and {len(classes)} class_ids; make the table again"
-        )
     finite = np.isfinite(boxes).all(axis=1)
     inverted = ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     clipped = boxes.clip(0, np.array([width, height, width, height], dtype=np.float32))
@@ -167,6 +164,19 @@ def example_of(
         crowd_boxes=clipped[crowd],
         crowd_classes=classes[crowd],
     )
+
+
+def require_whole(row: dict[str, Any]) -> None:
+    """Raises InputError for a row whose lists are not of all its boxes."""
+    key, count = row["image_id"], len(row["boxes"])
+    for name in ("class_ids", "is_crowd", "attribute_ids"):
+        if row[name] is not None and len(row[name]) != count:
+            raise InputError(
+                f"--boxes: {key} has {count} boxes and {len(row[name])} {name}; make the table "
+                "again"
+            )
+    if None in row["boxes"] or None in row["class_ids"]:
+        raise InputError(f"--boxes: {key} has a null among its boxes or class_ids; leave it out")
 
 
 def attribute_rows(

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 
 from vlmill.extract.config import MODEL, saved_folder
 from vlmill.extract.train.settings import NO_EFFECT, TrainingSettings
 from vlmill.extract.train.start import Names
+from vlmill.schemas.console.launched import open_accelerator
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input
@@ -55,12 +55,7 @@ class TrainJob:
 
 def make_accelerator(settings: TrainingSettings) -> Accelerator:
     """Opens devices and processes. Raises InputError for batches that cannot be dealt out."""
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    accelerator = Accelerator(
-        mixed_precision=settings.precision,
-        kwargs_handlers=[unused],
-        cpu=not torch.accelerator.is_available(),
-    )
+    accelerator = open_accelerator(settings.precision)
     if settings.batch_size % accelerator.num_processes:
         raise InputError(
             f"batch_size={settings.batch_size} is no multiple of {accelerator.num_processes} "

@@ -107,7 +107,9 @@ def batch_of(seen: Sequence[Loaded], settings: TrainingSettings) -> Batch:
     usable = [one for one in seen if one.picture is not None and one.truth is not None]
     if not usable:
         why = "; ".join(f"{one.image_id}: {one.reject}" for one in seen[:4])
-        raise InputError(f"--images: no picture of a step can be used ({why}); mend the table")
+        raise InputError(
+            f"--images: none of {len(seen)} pictures of a step can be used ({why}); mend the table"
+        )
     return padded_batch(
         [one.image_id for one in usable],
         [one.picture for one in usable if one.picture is not None],

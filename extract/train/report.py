@@ -25,6 +25,7 @@ from vlmill.schemas.readers.images import ImageReader
 
 SHOWN_CLASSES, SHOWN_PICTURES, SHOWN_BOXES = 20, 12, 8
 SIDE_PX, GAP_PX = 360, 8
+COUNTS = ("pictures", "boxes")  # the measures that are no shares
 
 
 def write_report(
@@ -37,7 +38,10 @@ def write_report(
     title: str,
 ) -> None:
     """Writes one file with its pictures inside."""
-    rows = [[name, f"{value:.4f}"] for name, value in evaluation.metrics.items()]
+    rows = [
+        [name, f"{value:.0f}" if name in COUNTS else f"{value:.4f}"]
+        for name, value in evaluation.metrics.items()
+    ]
     sections = [
         Section(title="Held-out pictures", body=html_table(["measure", "value"], rows)),
         *class_sections(evaluation, classes),

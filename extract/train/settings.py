@@ -8,6 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from vlmill.models.config_checks import check_sizes
 from vlmill.models.detector.config import DetectorConfig
 
 Normaliser = Literal["wanted", "sampled"]
@@ -15,6 +16,10 @@ Precision = Literal["no", "bf16"]
 # How boxes are compared in a box loss: by their deltas, or by generalised overlap.
 BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
 Clip = Literal["none", "value", "norm", "global"]
+# Fields that may be 0: a run's whole numbers are from 1 else.
+FROM_ZERO = (
+    *("steps", "seed", "workers", "validate_every", "validation_pictures", "keep_checkpoints"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +107,12 @@ class Solver:
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.warmup < 0:
             raise ValueError(f"lr {self.lr}, warmup {self.warmup}: want above 0 and at least 0")
+        if not 0 <= self.momentum < 1 or (self.nesterov and not self.momentum):
+            raise ValueError(f"momentum {self.momentum}: want 0 to below 1, above 0 with nesterov")
+        if min(self.weight_decay, self.norm_decay or 0.0, self.bias_decay or 0.0) < 0:
+            raise ValueError("weight_decay, norm_decay and bias_decay: want 0 or more")
+        if self.clip_at <= 0:
+            raise ValueError(f"clip_at {self.clip_at}: want a bound above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +145,15 @@ class TrainingSettings:
     new_layers: Literal["detectron2", "caffe"] = "detectron2"  # how layers without weights begin
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.batch_size - 1, self.save_every - 1, self.log_every - 1) < 0:
-            raise ValueError("steps from 0, batch_size, save_every and log_every from 1")
-        if not self.short_sides or min(self.short_sides) > self.long_side:
-            raise ValueError(f"short_sides {self.short_sides}: at most long_side {self.long_side}")
+        check_sizes(self, from_zero=FROM_ZERO)
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip {self.flip}: want a share from 0 to 1")
+        sides = self.short_sides
+        if not sides or min(sides) < self.detector.min_input_side or max(sides) > self.long_side:
+            raise ValueError(
+                f"short_sides {sides}: want sides from {self.detector.min_input_side} to long_side "
+                f"{self.long_side}"
+            )
 
 
 # What may differ when a run goes on, or has no part in its numbers.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vlmill.extract.train.settings import Solver
 
 NORMS = (nn.BatchNorm2d, nn.GroupNorm)
+NEARLY = 1e-6  # a part of the run that is that much of it short of a drop has reached it
 
 
 def norm_parameters(model: nn.Module) -> set[str]:
@@ -76,7 +77,7 @@ def rate_factor(iteration: int, steps: int, solver: Solver) -> float:
     whole ramp.
     """
     warmup = min(solver.warmup, steps)
-    if iteration >= warmup:
+    if not warmup or iteration / steps + NEARLY > warmup / steps:
         if solver.rescale and steps > warmup:
             return scheduled((iteration - warmup) / (steps - warmup) * steps, steps, solver)
         return scheduled(iteration, steps, solver)
@@ -92,8 +93,7 @@ def scheduled(iteration: float, steps: int, solver: Solver) -> float:
     if solver.schedule == "cosine":
         wave = 0.5 * (1 + math.cos(math.pi * iteration / max(steps, 1)))
         return solver.end + (1 - solver.end) * wave
-    # A part of the run that is a millionth short of a drop has reached it.
-    reached = sum(iteration + 1e-6 * steps >= drop for drop in solver.drops)
+    reached = sum(iteration + NEARLY * steps >= drop for drop in solver.drops)
     return float(solver.drop_factor**reached)
 
 

@@ -107,6 +107,11 @@ class DetectorConfig:
             raise ValueError(f"box_offset {self.box_offset}: 1 or 0 pixels")
         if not 0 <= self.frozen_stages <= 4:
             raise ValueError(f"frozen_stages {self.frozen_stages}: 0 (none) to 4 (up to res4)")
+        if not self.num_anchors or min(*self.anchor_scales, *self.anchor_ratios, 1.0) <= 0:
+            raise ValueError(
+                f"anchor_scales {self.anchor_scales}, anchor_ratios {self.anchor_ratios}: want "
+                "one or more of each, above 0"
+            )
         if not self.class_nms_thresholds:
             raise ValueError("class_nms_thresholds are empty: give one or more")
 

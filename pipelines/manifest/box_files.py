@@ -20,6 +20,7 @@ from vlmill.schemas.rejects import Reason
 
 PICTURE_FOLDERS = ("images/", "JPEGImages/", "train/", "val/", "test/")
 MAX_XML = 1 << 22  # bytes
+MAX_PX = 10_000_000  # of a side or a corner: above it nothing is a picture's
 COLUMNS = ("image", "x1", "y1", "x2", "y2", "class")  # of a TSV; attributes and split may follow
 VOC_LISTS = ("val", "test", "train", "trainval")  # the first that names a picture counts
 COCO_KEYS = {
@@ -70,7 +71,7 @@ def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
         a, b, c, d = (float(value) for value in values)
     except (TypeError, ValueError):
         return Drop(Reason.BAD_ROW, f"a box of {values!a}, want four numbers"[:200])
-    if not all(abs(value) < 1e7 for value in (a, b, c, d)):  # NaN is not, either
+    if not all(abs(value) < MAX_PX for value in (a, b, c, d)):  # NaN is not, either
         return Drop(Reason.BAD_ROW, f"a box of {values!a}, want numbers of pixels"[:200])
     return a, b, c, d
 
@@ -117,11 +118,35 @@ def tsv_pictures(source: Source) -> Iterator[Annotated]:
     yield from pictures.values()
 
 
-def coco_categories(source: Source) -> dict[int, str]:
-    """Returns the names of a COCO file's categories by id, in the order of the ids."""
+CocoId = int | str
+
+
+def coco_id(entry: Any, key: str) -> CocoId | None:
+    """Returns an id of an entry of a COCO file; None where there is none that may be one."""
+    value = entry.get(key) if isinstance(entry, dict) else None
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+
+def coco_categories(source: Source) -> dict[CocoId, str]:
+    """Returns the names of a COCO file's categories by id, in the order of the ids.
+
+    Raises InputError for a category without an id or a name, or with the id of another.
+    """
+    names: dict[CocoId, str] = {}
     listed = JsonLists(source=source, known=COCO_KEYS).elements("categories")
-    names = {one["id"]: str(one["name"]).lower() for one in listed if isinstance(one, dict)}
-    return dict(sorted(names.items()))
+    for place, one in enumerate(listed):
+        number = coco_id(one, "id")
+        if number is None or not isinstance(one.get("name"), str):
+            raise InputError(
+                f"{source.said}: categories[{place}] has no id or no name; give it both"
+            )
+        name = one["name"].lower()
+        if names.setdefault(number, name) != name:
+            raise InputError(
+                f"{source.said}: the categories {names[number]} and {name} share the id "
+                f"{number}; give each its own"
+            )
+    return dict(sorted(names.items(), key=lambda pair: (isinstance(pair[0], str), pair[0])))
 
 
 def coco_pictures(source: Source) -> Iterator[Annotated]:
@@ -131,15 +156,19 @@ def coco_pictures(source: Source) -> Iterator[Annotated]:
     """
     names = coco_categories(source)
     file = JsonLists(source=source, known=COCO_KEYS)
-    pictures: dict[Any, Annotated] = {}
+    pictures: dict[CocoId | None, Annotated] = {}
     split, folders = split_of(source.name), coco_folders(source.name)
     for place, one in enumerate(file.elements("images")):
-        key = f"{source.name}:{place}"
-        if not isinstance(one, dict) or not isinstance(one.get("file_name"), str):
-            drop = Drop(Reason.BAD_ROW, "a picture without file_name")
+        key, number = f"{source.name}:{place}", coco_id(one, "id")
+        if number is None or not isinstance(one.get("file_name"), str):
+            drop = Drop(Reason.BAD_ROW, "a picture without id or file_name")
             yield Annotated(key=key, file_name="", things=drop)
             continue
-        pictures[one.get("id")] = Annotated(
+        if number in pictures:
+            drop = Drop(Reason.ID_CONFLICT, f"the id of {pictures[number].file_name}: {number}")
+            yield Annotated(key=key, file_name="", things=drop)
+            continue
+        pictures[number] = Annotated(
             key=key,
             file_name=one["file_name"],
             width=whole(one.get("width")),
@@ -148,7 +177,7 @@ def coco_pictures(source: Source) -> Iterator[Annotated]:
             folders=folders,
         )
     for place, one in enumerate(file.elements("annotations")):
-        picture = pictures.get(one.get("image_id")) if isinstance(one, dict) else None
+        picture = pictures.get(coco_id(one, "image_id"))
         if picture is None or isinstance(picture.things, Drop):
             drop = Drop(Reason.BAD_REFERENCE, "an annotation of a picture that is not listed")
             yield Annotated(key=f"{source.name}:annotations:{place}", file_name="", things=drop)
@@ -156,11 +185,11 @@ def coco_pictures(source: Source) -> Iterator[Annotated]:
         box = numbers(one.get("bbox") if isinstance(one.get("bbox"), list) else [])
         if not isinstance(box, Drop):
             box = (box[0], box[1], box[0] + box[2], box[1] + box[3])
-        given = one.get("attributes")
+        given, category = one.get("attributes"), coco_id(one, "category_id")
         picture.things.append(
             Thing(
                 box=box,
-                name=names.get(one.get("category_id"), ""),
+                name=names.get(category, "") if category is not None else "",
                 attributes=tuple(str(a).lower() for a in given) if isinstance(given, list) else (),
                 crowd=bool(one.get("iscrowd")),
             )
@@ -185,8 +214,14 @@ def split_of(name: str) -> str | None:
 
 
 def whole(value: Any) -> int | None:
-    """Returns a positive whole number; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    """Returns the side of a picture, a positive whole number; None for anything else."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 < value < MAX_PX else None
+
+
+def digits(text: str) -> int | None:
+    """Returns the whole number that a text is; None for another text, or more than nine digits."""
+    return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
@@ -223,8 +258,7 @@ def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> Annotated:
         return annotated
     annotated.file_name = (tree.findtext("filename") or path.stem).strip()
     sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
-    width, height = (int(side) if side.isdecimal() and int(side) else None for side in sides)
-    annotated.width, annotated.height = width, height
+    annotated.width, annotated.height = (whole(digits(side)) for side in sides)
     things = []
     for one in tree.iter("object"):
         corners = [one.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]

@@ -6,37 +6,57 @@ from pathlib import Path
 import yaml
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.box_files import Annotated, Thing, numbers, split_of
+from vlmill.pipelines.manifest.box_files import Annotated, Thing, digits, numbers, split_of
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import PICTURE_ENDINGS
 
 YOLO_NAMES = ("data.yaml", "dataset.yaml", "classes.txt", "obj.names")
+MAX_NAMES = 1 << 22  # bytes
 
 
-def yolo_names(root: Path) -> list[str]:
-    """Returns the classes of a YOLO folder, by its ``data.yaml`` or ``classes.txt``.
+def yolo_names(root: Path) -> dict[int, str]:
+    """Returns the classes of a YOLO folder by number, of its ``data.yaml`` or ``classes.txt``.
 
-    Raises InputError where neither is there or names none.
+    Raises InputError where neither is there, or names none.
     """
     for name in YOLO_NAMES:
         path = root / name
         if not path.is_file():
             continue
-        text = path.read_text(encoding="utf-8")
+        text = names_text(path)
         if path.suffix != ".yaml":
-            return [line.strip().lower() for line in text.splitlines() if line.strip()]
+            lines = (line.strip().lower() for line in text.splitlines())
+            return dict(enumerate(line for line in lines if line))
         try:
             names = yaml.safe_load(text)["names"]
         except (yaml.YAMLError, KeyError, TypeError) as error:
             raise InputError(f"{path}: no list of names ({error})") from None
-        listed = (
-            [names[number] for number in sorted(names)] if isinstance(names, Mapping) else names
-        )
-        return [str(one).lower() for one in listed]
+        numbered = names if isinstance(names, Mapping) else dict(enumerate(as_list(names)))
+        if not numbered or not all(
+            isinstance(number, int) and isinstance(one, str | int | float)
+            for number, one in numbered.items()
+        ):
+            raise InputError(f"{path}: names is no list of classes, nor their names by number")
+        return {number: str(numbered[number]).lower() for number in sorted(numbered)}
     raise InputError(f"--input {root}: none of {', '.join(YOLO_NAMES)}, which name YOLO's classes")
 
 
-def yolo_picture(path: Path, root: Path, names: list[str]) -> Annotated:
+def as_list(value: object) -> list[object]:
+    """Returns a list as it is; an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def names_text(path: Path) -> str:
+    """Returns a file of names as text. Raises InputError for one that is too large or no UTF-8."""
+    if path.stat().st_size > MAX_NAMES:
+        raise InputError(f"{path}: over {MAX_NAMES >> 20} MB; want a list of classes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: no UTF-8 ({error}); save it as UTF-8") from None
+
+
+def yolo_picture(path: Path, root: Path, names: Mapping[int, str]) -> Annotated:
     """Reads a YOLO file: a line an object, its class and, in fractions, centre, width and height
     or a polygon.
     """
@@ -51,8 +71,8 @@ def yolo_picture(path: Path, root: Path, names: list[str]) -> Annotated:
         fields = line.split()
         if not fields:
             continue
-        number = int(fields[0]) if fields[0].isdecimal() else -1
-        name = names[number] if 0 <= number < len(names) else ""
+        number = digits(fields[0])
+        name = "" if number is None else names.get(number, "")
         things.append(Thing(box=yolo_box(fields[1:]), name=name, fractions=True))
     annotated.things = things
     return annotated

@@ -178,6 +178,7 @@ def roi_sampling(golden: GoldenSet, results: Results) -> None:
             case.check(f"out.objectness{i}", torch.cat((logits, truth))[regions.sources])
             if len(boxes):
                 case.check(f"out.gt_boxes{i}", boxes[regions.matched])
+            if len(boxes) and f"in.gt_attributes{i}" in case:
                 attributes = case[f"in.gt_attributes{i}"]
                 case.check(f"out.gt_attributes{i}", attributes[regions.matched])
         expect(not draws.permutations, f"{case.name}: recorded draws are left")

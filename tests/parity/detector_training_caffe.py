@@ -17,6 +17,7 @@ from vlmill.extract.train.targets import (
     attribute_targets,
     candidates,
     encode_boxes,
+    inside,
     kept_labels,
     match_anchors,
     match_regions,
@@ -62,7 +63,8 @@ def anchor_layer(case: Recorded, about: Mapping[str, Any]) -> None:
         batch=about["RPN_BATCHSIZE"],
         positives=about["RPN_FG_FRACTION"],
     )
-    rules = dataclasses.replace(CAFFE_RPN, matching=matching)
+    border = float(about.get("allowed_border", 0))
+    rules = dataclasses.replace(CAFFE_RPN, matching=matching, border=border)
     boxes = case["in.gt_boxes"]
     matches = match_anchors(grid, boxes, (height, width), rules, 1.0)
     counts = [int((matches.labels == label).sum()) for label in (1, 0)]
@@ -82,13 +84,13 @@ def anchor_layer(case: Recorded, about: Mapping[str, Any]) -> None:
 
     maps = as_map(labels).reshape(1, 1, -1, columns)
     case.check("out.rpn_labels", maps)
-    allowed = (grid[:, 0] >= 0) & (grid[:, 1] >= 0) & (grid[:, 2] < width) & (grid[:, 3] < height)
+    allowed = inside(grid, (height, width), border)
     deltas = encode_boxes(grid, boxes[matches.boxes], PLAIN, 1.0)
     case.check("out.rpn_bbox_targets", as_map(deltas.masked_fill(~allowed[:, None], 0.0)))
-    inside = (labels == 1).float()[:, None].expand(-1, 4)
-    outside = (labels >= 0).float()[:, None].expand(-1, 4) / (labels >= 0).sum()
-    case.check("out.rpn_bbox_inside_weights", as_map(inside))
-    case.check("out.rpn_bbox_outside_weights", as_map(outside))
+    positives = (labels == 1).float()[:, None].expand(-1, 4)
+    shares = (labels >= 0).float()[:, None].expand(-1, 4) / (labels >= 0).sum()
+    case.check("out.rpn_bbox_inside_weights", as_map(positives))
+    case.check("out.rpn_bbox_outside_weights", as_map(shares))
 
 
 def proposal_layer(case: Recorded, about: Mapping[str, Any]) -> None:
@@ -109,7 +111,7 @@ def proposal_layer(case: Recorded, about: Mapping[str, Any]) -> None:
     )
     rules = dataclasses.replace(CAFFE_ROI, matching=matching)
     boxes, classes = case["in.gt_boxes"], about["classes"]
-    config = caffe(num_classes=classes, num_attributes=about["attributes"])
+    config = caffe(num_classes=classes, num_attributes=about.get("attributes", 0))
     there = candidates(case["in.rois"], boxes, rules)
     matches = match_regions(there, boxes, rules, config.box_offset)
     draws = RecordedDraws([case["in.perm_pos"], case["in.perm_neg"]])
@@ -122,13 +124,15 @@ def proposal_layer(case: Recorded, about: Mapping[str, Any]) -> None:
     weights = tuple(1 / std for std in about["BBOX_NORMALIZE_STDS"])
     deltas = encode_boxes(regions.boxes, boxes[regions.matched], weights, config.box_offset)
     targets = torch.zeros(count, classes + 1, 4)
-    inside = torch.zeros(count, classes + 1, 4)
+    counted = torch.zeros(count, classes + 1, 4)
     rows = (outputs > 0).nonzero().flatten()
     targets[rows, outputs[rows]] = deltas[rows]
-    inside[rows, outputs[rows]] = 1.0
+    counted[rows, outputs[rows]] = 1.0
     case.check("out.bbox_targets", targets.flatten(1))
-    case.check("out.bbox_inside_weights", inside.flatten(1))
-    case.check("out.bbox_outside_weights", inside.flatten(1))
+    case.check("out.bbox_inside_weights", counted.flatten(1))
+    case.check("out.bbox_outside_weights", counted.flatten(1))
+    if not config.num_attributes:  # the layer of a network without them has no such output
+        return
     attributes = attribute_targets(
         case["in.gt_attributes"] - 1, regions, background=classes, shift=True
     )

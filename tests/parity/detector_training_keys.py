@@ -1,6 +1,5 @@
 """What Detectron2's keys, by which training sets say their options, are in our settings."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +12,41 @@ from vlmill.models.detector.configurations import flat
 Keys = Mapping[str, Any]
 RPN, ROI, BOX = "MODEL.RPN.", "MODEL.ROI_HEADS.", "MODEL.ROI_BOX_HEAD."
 ATTRIBUTES = "MODEL.ROI_ATTRIBUTE_HEAD."
+# What a set leaves out is that of the COCO Faster R-CNN R50-C4 3x configuration.
+DEFAULTS: dict[str, Any] = {
+    "MODEL.RESNETS.NORM": "FrozenBN",
+    "MODEL.BACKBONE.FREEZE_AT": 2,
+    "MODEL.ANCHOR_GENERATOR": {
+        **{"SIZES": [[32, 64, 128, 256, 512]], "ASPECT_RATIOS": [[0.5, 1.0, 2.0]], "OFFSET": 0.0},
+    },
+    "MODEL.RPN": {
+        **{"IOU_THRESHOLDS": [0.3, 0.7], "IOU_LABELS": [0, -1, 1]},
+        **{"BATCH_SIZE_PER_IMAGE": 256, "POSITIVE_FRACTION": 0.5, "BOUNDARY_THRESH": -1},
+        **{"SMOOTH_L1_BETA": 0.0, "LOSS_WEIGHT": 1.0, "BBOX_REG_LOSS_WEIGHT": 1.0},
+    },
+    "MODEL.ROI_HEADS": {
+        **{"IOU_THRESHOLDS": [0.5], "IOU_LABELS": [0, 1], "NUM_CLASSES": 80},
+        **{"BATCH_SIZE_PER_IMAGE": 512, "POSITIVE_FRACTION": 0.25},
+    },
+    "SOLVER": {
+        **{"BASE_LR": 0.02, "STEPS": [210_000, 250_000], "MAX_ITER": 270_000, "NUM_DECAYS": 3},
+        "WARMUP_ITERS": 1000,
+    },
+}
+# Of the attribute head, where a set is of its repository.
+MILVLG_DEFAULTS = {
+    "MODEL.ROI_ATTRIBUTE_HEAD": {"NUM_CLASSES": 400, "OBJ_EMBED_DIM": 256, "FC_DIM": 512},
+}
 
 
 def keys_of(golden: GoldenSet, case: str) -> dict[str, Any]:
-    """The keys of a case: those of the set, with its own over them; flat."""
+    """The keys of a case: the defaults, those of the set over them, and its own over both; flat."""
     number = int(case.removeprefix("case"))
     config = golden.config
     own = config["cases"][number].get("keys", {})
-    layers = (config.get("detectron2_keys", {}), config.get("attribute_keys", {}), own)
+    of_head = MILVLG_DEFAULTS if config.get("reference") == "milvlg" else {}
+    of_set = (config.get("detectron2_keys", {}), config.get("attribute_keys", {}))
+    layers = (DEFAULTS, of_head, *of_set, own)
     values: dict[str, Any] = {}
     for layer in layers:
         values |= dict(flat(layer))
@@ -54,17 +80,15 @@ def rpn_rules(keys: Keys) -> RpnRules:
 
 
 def roi_rules(keys: Keys) -> RoiRules:
-    """Of the heads; a set of single rules has but the keys of its own rule."""
-    rules = RoiRules(
+    """Of the heads."""
+    return RoiRules(
+        matching=matching(keys, ROI),
         box_loss=keys.get(f"{BOX}BBOX_REG_LOSS_TYPE", "smooth_l1"),
         beta=keys.get(f"{BOX}SMOOTH_L1_BETA", RoiRules.beta),
         box_weight=keys.get(f"{BOX}BBOX_REG_LOSS_WEIGHT", RoiRules.box_weight),
         append_truth=keys.get(f"{ROI}PROPOSAL_APPEND_GT", RoiRules.append_truth),
         attribute_weight=keys.get(f"{ATTRIBUTES}LOSS_WEIGHT", RoiRules.attribute_weight),
     )
-    if f"{ROI}IOU_THRESHOLDS" not in keys:
-        return rules
-    return dataclasses.replace(rules, matching=matching(keys, ROI))
 
 
 def solver_of(keys: Keys) -> Solver:

@@ -44,7 +44,9 @@ def write_set(
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({key: t.contiguous() for key, t in tensors.items()}, folder / "cases.safetensors")
+    # Copies: no two tensors of a file may share their memory.
+    copies = {key: t.clone(memory_format=torch.contiguous_format) for key, t in tensors.items()}
+    save_file(copies, folder / "cases.safetensors")
     return GoldenSet(root, name, {"tolerance": TOLERANCE, "integers": "exact", **entry})
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from vlmill.models.layers.blocks import PostNormBlock
 from vlmill.models.layers.co_attention import CoAttentionBlock
 from vlmill.models.layers.experts import PreNormBlock
+from vlmill.schemas.console.launched import open_accelerator
 from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RunSettings
 
@@ -30,14 +31,7 @@ def make_accelerator(recipe: RunSettings) -> Accelerator:
     """
     if recipe.precision == "fp16" and not torch.accelerator.is_available():
         raise InputError("precision=fp16 needs a GPU; add precision=no (or bf16) on this machine")
-    # Heads of objectives that a batch has no labels for get no gradient.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    accelerator = Accelerator(
-        mixed_precision=recipe.precision,
-        kwargs_handlers=[unused],
-        # Told, as it takes a launcher's processes for single ones where there is no accelerator.
-        cpu=not torch.accelerator.is_available(),
-    )
+    accelerator = open_accelerator(recipe.precision)
     for number, stage in enumerate(recipe.stages):
         parts = stage.accumulation * accelerator.num_processes
         if stage.batch_size % parts:

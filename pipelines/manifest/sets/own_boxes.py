@@ -130,7 +130,7 @@ def layout_of(folder: Folder) -> Layout:
                 (yolo_picture(path, root, classes) for path in texts),
                 yolo_backgrounds(root, texts),
             ),
-            classes=tuple(classes),
+            classes=tuple(dict.fromkeys(classes.values())),
         )
     raise folder.lacks(
         f"*.tsv, a *.json of COCO's instances, Pascal VOC's *.xml, or YOLO's labels/ with "

@@ -51,6 +51,24 @@ def test_a_shown_recipe_is_a_file_that_can_be_changed(
         cli.command(["recipes", "show", "large"])
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("seed=-1", "flip=3", "validation_pictures=-1", "short_sides=[1]", "short_sides=[999]"),
+        *(
+            "batch_size=0",
+            "save_every=0",
+            "detector.anchor_scales=[]",
+            "detector.anchor_ratios=[0]",
+        ),
+        *("solver.momentum=1", "solver.weight_decay=-1", "solver.clip_at=0", "solver.lr=0"),
+    ],
+)
+def test_fields_that_no_run_can_have_are_refused_by_name(field: str) -> None:
+    with pytest.raises(InputError, match=field.partition("=")[0].rpartition(".")[2]):
+        settings_of("small", None, [field])
+
+
 def test_another_size_than_was_trained_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     for name in RECIPES:
         say_sizes(recipe_named(name))

@@ -17,6 +17,7 @@ from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.train import loop, solver
 from vlmill.extract.train.batches import visits_from
 from vlmill.extract.train.command import settings_of
+from vlmill.extract.train.examples import require_whole
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import read_manifest
@@ -69,6 +70,7 @@ def test_a_run_writes_a_detector_that_extracts(trained: Path, shapes: Path, tmp_
     assert metrics["pictures"] == 2 and 0 <= metrics["vg/map"] <= 1
     report = (trained / "report.html").read_text()
     assert "Best classes" in report and "true boxes; right: " in report
+    assert ">2</td>" in report and "2.0000" not in report  # pictures are counted
     regions = tmp_path / "regions"
     run = ["run", str(shapes), "--weights", str(trained), "--output", str(regions)]
     assert cli.command([*run, "--max-boxes", "5"]) == 0
@@ -206,6 +208,26 @@ def test_bad_boxes_and_pictures_are_counted(
     assert rejected(tmp_path / "out") == [("shapes/missing", "no_picture")]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("class_ids", [0]), ("is_crowd", [False]), ("attribute_ids", [[0]])],
+)
+def test_lists_that_are_not_of_all_boxes_are_refused(
+    column: str, value: list[Any], shapes: Path, tmp_path: Path
+) -> None:
+    table = pq.read_table(next(shapes.glob("boxes-*.parquet"))).to_pylist()
+    row = {"boxes": [[1.0, 1, 9, 9]] * 2, "class_ids": [0, 1], "attribute_ids": [[0], []]}
+    table[3] |= row | {column: value}
+    folder = tmp_path / "boxes"
+    folder.mkdir()
+    write_shard(folder, BOXES, table)
+    tables = ["--boxes", str(folder), "--images", str(shapes), "--output", str(tmp_path / "out")]
+    with pytest.raises(InputError, match="shapes/00003 has"):
+        cli.command(["train", *tables, "recipe=small", *TINY, "steps=0"])
+    with pytest.raises(InputError, match="a null among"):  # of a table that was made elsewhere
+        require_whole(table[4] | {"class_ids": [None] * len(table[4]["boxes"])})
+
+
 def rejected(output: Path) -> list[tuple[str, str]]:
     """The pictures of a run's rejects, and why."""
     rows = pq.read_table(next(output.glob("rejects-*.parquet"))).to_pylist()
@@ -259,14 +281,39 @@ def test_bfloat16_trains_the_same_detector(shapes: Path, trained: Path, tmp_path
     assert all(value.dtype == torch.float32 for value in weights.values())
 
 
+def broken_pictures(shapes: Path, folder: Path, count: int) -> Path:
+    """A table of pictures of which the first ones are none."""
+    rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
+    for row in rows[:count]:
+        row["bytes"] = b"no picture"
+    folder.mkdir()
+    write_shard(folder, IMAGES, rows)
+    return folder
+
+
+def test_a_step_of_broken_pictures_takes_the_next_ones(shapes: Path, tmp_path: Path) -> None:
+    """With one picture a step, as of the original's recipe, every step is one picture."""
+    folder, output = broken_pictures(shapes, tmp_path / "images", 5), tmp_path / "out"
+    tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(output)]
+    fields = ["recipe=small", *TINY, "batch_size=1", "steps=8"]
+    assert cli.command(["train", *tables, *fields, "workers=1"]) == 0
+    assert [step for step, _ in losses(output)] == list(range(1, 9))
+    assert rejected(output) == [
+        (f"shapes/{number:05d}", "unsupported_format") for number in range(5)
+    ]
+
+
+def test_pictures_of_which_none_can_be_used_end_the_run(shapes: Path, tmp_path: Path) -> None:
+    folder = broken_pictures(shapes, tmp_path / "images", 8)
+    tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
+    with pytest.raises(InputError, match="none of 9 pictures of a step can be used"):
+        cli.command(["train", *tables, "recipe=small", *TINY])
+
+
 def test_an_undecodable_picture_is_left_out_of_its_step(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "images"
-    rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
-    rows[0]["bytes"] = b"no picture"
-    folder.mkdir()
-    write_shard(folder, IMAGES, rows)
+    folder = broken_pictures(shapes, tmp_path / "images", 1)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
     assert cli.command(["train", *tables, *TINY, "recipe=small"]) == 0
     assert "1 rejects" in capsys.readouterr().out

@@ -17,6 +17,15 @@ def test_the_warm_up_rises_to_what_the_schedule_says_at_its_end() -> None:
     assert rate_factor(50, 100, solver) == pytest.approx(0.01)
 
 
+def test_a_millionth_of_the_run_before_its_end_the_warm_up_is_over() -> None:
+    """As a drop is reached: Detectron2 allows for rounding, which is steps in a long run."""
+    solver = Solver(warmup=1000, drops=(2_000_000,))
+    assert rate_factor(996, 3_000_000, solver) < 1
+    assert rate_factor(998, 3_000_000, solver) == 1
+    assert rate_factor(1_999_998, 3_000_000, solver) == pytest.approx(0.1)
+    assert rate_factor(0, 3_000_000, Solver(warmup=0)) == 1
+
+
 def test_a_constant_warm_up_a_cosine_and_a_rescaled_schedule() -> None:
     constant = Solver(warmup=10, warmup_from=0.25, warmup_method="constant")
     assert [rate_factor(at, 100, constant) for at in (0, 9, 10)] == [0.25, 0.25, 1.0]

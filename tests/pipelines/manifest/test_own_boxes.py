@@ -210,3 +210,93 @@ def test_a_folder_of_nothing_says_what_is_wanted(
     pictures(tmp_path / "in")
     assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "o")]) == 2
     assert "Pascal VOC" in capsys.readouterr().err
+
+
+LISTED = {"id": [1], "name": "bird"}
+BAD_CATEGORIES: list[dict[str, Any]] = [{"name": "bird"}, {"id": 5}, LISTED, {"id": 3, "name": "x"}]
+
+
+@pytest.mark.parametrize("category", BAD_CATEGORIES)
+def test_a_category_of_coco_without_its_own_id_and_name_is_refused(
+    category: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    coco_with(tmp_path / "in", {"categories": [category]})
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "o")]) == 2
+    assert "instances_train2017.json" in capsys.readouterr().err
+
+
+def coco_with(root: Path, more: dict[str, list[Any]]) -> None:
+    """COCO's layout with further entries."""
+    coco(root)
+    file = json.loads((root / "instances_train2017.json").read_text())
+    write_json(root / "instances_train2017.json", {k: v + more.get(k, []) for k, v in file.items()})
+
+
+def test_ids_of_coco_that_are_none_or_come_twice_are_rejects(tmp_path: Path) -> None:
+    """Two pictures of one id: the first keeps its boxes."""
+    size = {"width": 40, "height": 30}
+    thing = {"id": 9, "image_id": 1, "category_id": 3, "bbox": [1, 1, 5, 5]}
+    more: dict[str, list[Any]] = {
+        "images": [
+            {"id": [7], "file_name": "d.png", **size},
+            {"file_name": "e.png", **size},
+            {"id": 0, "file_name": "f.png", **size},
+            {"id": 8, "file_name": "g.png", "width": 10**14, "height": 3},
+        ],
+        "annotations": [thing | {"image_id": [1]}, thing | {"category_id": [3]}],
+        "categories": [{"id": "5", "name": "bird"}],  # a text is an id, too
+    }
+    coco_with(tmp_path / "in", more)
+    out = tmp_path / "out"
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out)]) == 0
+    assert json.loads((out / "classes.json").read_text()) == ["dog", "cat", "bird"]
+    rows = {row["image_id"]: row["boxes"] for row in table(out, "boxes")}
+    assert rows.keys() == EXPECTED.keys() and rows["a.png"] == EXPECTED["a.png"][0]
+    reasons = sorted(row["reason"] for row in table(out, "rejects"))
+    expected = ["bad_reference", "bad_reference", "bad_row", "bad_row", "id_conflict"]
+    assert reasons == [*expected, "image_missing"]
+    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 2
+
+
+def test_numbers_that_no_picture_has_are_none(tmp_path: Path) -> None:
+    """Pascal VOC and YOLO with 5,000 digits: counted, and nothing breaks."""
+    nines = "9" * 5000
+    voc(tmp_path / "voc")
+    size = f"<size><width>{nines}</width><height>3</height></size>"
+    text = f"<annotation><filename>z.png</filename>{size}</annotation>"
+    write(tmp_path / "voc" / "Annotations" / "z.xml", text)
+    yolo(tmp_path / "yolo")
+    write(tmp_path / "yolo" / "labels" / "train" / "a.txt", f"{nines} 0.5 0.5 0.1 0.1\n")
+    reasons = {"voc": ["bad_row", "image_missing"], "yolo": []}
+    for name, expected in reasons.items():
+        out = tmp_path / f"{name}-out"
+        assert main(["boxes", "--input", str(tmp_path / name), "--output", str(out)]) == 0
+        assert sorted(row["reason"] for row in table(out, "rejects")) == expected
+    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 1
+
+
+NO_NAMES = [b"names: 3", b"names:", b"names: {0: a, b: c}", b"names: [[a]]", b"names: [caf\xe9]"]
+
+
+@pytest.mark.parametrize("names", NO_NAMES)
+def test_yolos_names_that_are_none_are_refused(
+    names: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yolo(tmp_path / "in")
+    (tmp_path / "in" / "data.yaml").write_bytes(names)
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "o")]) == 2
+    assert "data.yaml" in capsys.readouterr().err
+
+
+def test_yolos_classes_are_found_by_their_numbers(tmp_path: Path) -> None:
+    """Where the numbers have gaps, the place in the file says nothing."""
+    yolo(tmp_path / "in")
+    write(tmp_path / "in" / "data.yaml", "names:\n  4: bird\n  0: dog\n  1: cat\n")
+    line = "4 0.5 0.5 0.5 0.5\n2 0.5 0.5 0.5 0.5\n"
+    write(tmp_path / "in" / "labels" / "train" / "c.txt", line)
+    out = tmp_path / "out"
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out)]) == 0
+    assert json.loads((out / "classes.json").read_text()) == ["dog", "cat", "bird"]
+    classes = {Path(row["image_id"]).name: row["class_ids"] for row in table(out, "boxes")}
+    assert classes["c"] == [2]
+    assert read_manifest(out)["notes"] == {"objects left out, label_unknown": 1}

@@ -1,0 +1,26 @@
+"""The processes of a run that trains: how a launcher's are brought together."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+# While one process measures held-out pictures, or writes, the others wait: NCCL's own ten minutes
+# are over before 5,000 pictures are. A process that dies is noticed by the launcher, not by this.
+LONGEST_WAIT = timedelta(hours=12)
+
+
+def open_accelerator(precision: str) -> "Accelerator":
+    """Opens the devices; under a launcher, also the group of its processes."""
+    import torch  # of the runs that train, which have loaded it
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    # Heads of objectives that a batch has no labels for get no gradient.
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return Accelerator(
+        mixed_precision=precision,
+        kwargs_handlers=[unused, InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
+        # Told, as it takes a launcher's processes for single ones where there is no accelerator.
+        cpu=not torch.accelerator.is_available(),
+    )
