@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
-from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
+from vlmill.pipelines.launch.loading import parsed
 from vlmill.pipelines.launch.local import all_cores
 from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_dry_run
@@ -90,8 +90,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     source = source_of(args.pairs, args.id_column, args.image_column, args.text_column)
     source.require()
     require_tables({"--images": args.images})
-    with quiet_beam_import():
-        from vlmill.pipelines.hard_negatives import job
+    from vlmill.pipelines.hard_negatives import job
 
     return job.run(args, source, rules, beam_flags)
 

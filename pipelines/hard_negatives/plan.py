@@ -46,10 +46,18 @@ class Plan:
         """What chunks of captions were cut into."""
         return self.work / "words"
 
+    def words_of(self, chunk: int) -> Path:
+        """The words of a chunk of captions; what else it leaves is there before them."""
+        return self.words / f"words-{chunk:05d}.arrow"
+
     @property
     def bags(self) -> Path:
         """The captions' vectors."""
         return self.work / "bags"
+
+    def part(self, number: int) -> Path:
+        """A part of the index."""
+        return self.work / f"part-{number}"
 
     @property
     def vocabulary(self) -> Path:

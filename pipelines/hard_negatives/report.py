@@ -17,10 +17,10 @@ from vlmill.pipelines.hard_negatives.arrays import Array
 from vlmill.pipelines.hard_negatives.blocks import all_lists
 from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.vectors import texts_of
+from vlmill.schemas.console.bars import histogram
 from vlmill.schemas.console.report import (
     Section,
     funnel_table,
-    histogram,
     html_table,
     picture_cards,
     settings_table,
@@ -73,8 +73,8 @@ def write_report(
 ) -> None:
     """Writes ``output/report.html``; ``images`` is a table of pictures, ids those of the pairs."""
     charts = [
-        histogram(findings.first, title="Highest similarity of a caption", x_label="cosine"),
-        histogram(findings.last, title=f"Lowest of its {findings.top}", x_label="cosine"),
+        histogram(findings.first, title="Highest similarity of a caption", label="cosine"),
+        histogram(findings.last, title=f"Lowest of its {findings.top}", label="cosine"),
     ]
     captions = funnel[-1]["in"]
     write_page(

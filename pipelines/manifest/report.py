@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from vlmill.pipelines.texts.words import words_of
+from vlmill.schemas.console.bars import bar_chart, histogram
 from vlmill.schemas.console.report import (
     Section,
-    bar_chart,
     funnel_table,
-    histogram,
     html_table,
     picture_cards,
     settings_table,
@@ -110,11 +109,11 @@ def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
     mean = sum(words) / len(words) if words else 0.0
     captions = Counter(row["image_id"] for row in pairs if row["image_id"])
     charts = [
-        histogram(words, title=f"Words of a caption (mean {mean:.1f})", x_label="words"),
+        histogram(words, title=f"Words of a caption (mean {mean:.1f})", label="words"),
         histogram(
             [float(n) for n in captions.values()],
             title="Captions of a picture",
-            x_label="captions in the sample",
+            label="captions in the sample",
         ),
     ]
     if pairs:

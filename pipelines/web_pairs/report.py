@@ -20,7 +20,7 @@ from vlmill.pipelines.web_pairs.metrics import (
     SIDE_BIN,
     score_bin,
 )
-from vlmill.schemas.console.bars import binned_columns, count_bars, funnel_bars
+from vlmill.schemas.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.schemas.console.report import (
     Section,
     funnel_table,
@@ -103,7 +103,7 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
         return binned_columns(counts.get(name, Counter()), width, title=title, label=label)
 
     def most(name: str, title: str) -> Markup:
-        return count_bars(dict(counts.get(name, Counter()).most_common(MOST_BARS)), title=title)
+        return bar_chart(dict(counts.get(name, Counter()).most_common(MOST_BARS)), title=title)
 
     charts = [
         bins("words", 1, "Words of a text", "words"),
