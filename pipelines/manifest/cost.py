@@ -6,12 +6,12 @@ from itertools import islice, repeat
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import PICTURES, Entry
-from vlmill.pipelines.manifest.own import CHUNK, Caption, Ledger, OwnJob
-from vlmill.pipelines.manifest.parts import CHUNK as ENTRIES
-from vlmill.pipelines.manifest.parts import Job
-from vlmill.pipelines.manifest.pictures import picture_row
-from vlmill.pipelines.manifest.rows import read_rows
-from vlmill.pipelines.manifest.text_rows import Row
+from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob
+from vlmill.pipelines.manifest.published.parts import CHUNK as ENTRIES
+from vlmill.pipelines.manifest.published.parts import Job
+from vlmill.pipelines.manifest.reading.pictures import picture_row
+from vlmill.pipelines.manifest.reading.rows import read_rows
+from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vlmill.pipelines.launch.loading import parsed, require_flags
-from vlmill.pipelines.manifest.own_command import add_own_arguments, run_own
-from vlmill.pipelines.manifest.published import add_arguments, run_published
+from vlmill.pipelines.manifest.own.command import add_own_arguments, run_own
+from vlmill.pipelines.manifest.published.command import add_arguments, run_published
 from vlmill.pipelines.manifest.sets import SETS
 from vlmill.schemas.console.command import (
     Parser,

@@ -27,7 +27,7 @@ from vlmill.pipelines.hard_negatives.source import Source
 from vlmill.pipelines.hard_negatives.steps import staging, steps_of
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.manifest import on_beam as parts
-from vlmill.pipelines.manifest.published import open_parts
+from vlmill.pipelines.manifest.published.command import open_parts
 from vlmill.pipelines.regions import job as regions
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.tables import on_beam as on_tables

@@ -15,8 +15,8 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import MAX_KEY, Reason
 from vlmill.schemas.tables import PAIRS

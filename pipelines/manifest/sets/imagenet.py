@@ -12,10 +12,10 @@ from pathlib import Path
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.tars import Member, members_of
+from vlmill.pipelines.manifest.reading.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
 from vlmill.pipelines.manifest.sets.webdataset import grouped
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.tars import Member, members_of
-from vlmill.pipelines.manifest.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of

@@ -12,8 +12,8 @@ from pathlib import Path
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
-from vlmill.pipelines.manifest.lines import lines_of
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
 

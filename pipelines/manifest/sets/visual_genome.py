@@ -11,7 +11,6 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.counting.kept import KeptValues
-from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,
@@ -30,8 +29,9 @@ from vlmill.pipelines.manifest.entries import (
     Rows,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import EXPRESSIONS, PAIRS
 
