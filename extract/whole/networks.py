@@ -85,11 +85,11 @@ class WholePictures:
 
     def vectors(self, pictures: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
         """The vectors before the classifiers, on the device; not waited for."""
-        found = [
+        vectors = [
             network.model(normalised([crops[network.preset.crop] for crops in pictures], network))
             for network in self.networks
         ]
-        return torch.cat([vector.to(found[0].dtype) for vector in found], dim=1)
+        return torch.cat([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
 
 
 def normalised(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, "N 3 S S"]:
@@ -155,8 +155,8 @@ def preset_of(path: Path, presets: Sequence[Preset]) -> Preset:
     if len(presets) == 1:
         return presets[0]
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    return next((preset for preset in presets if found.startswith(preset.digits)), presets[0])
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return next((preset for preset in presets if digest.startswith(preset.digits)), presets[0])
 
 
 def without_classifier(name: str) -> nn.Module:
@@ -181,14 +181,14 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     except ValueError as error:
         raise InputError(f"--global-weights {error}") from None
     state = {OLD_DENSENET.sub(r"\1\2.", key): tensor for key, tensor in state.items()}
-    given = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
-    own = model.state_dict()
-    problems = [f"missing {key}" for key in own if key not in given and COUNTER not in key]
-    problems += [f"unexpected {key}" for key in given if key not in own]
+    tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
+    expected = model.state_dict()
+    problems = [f"missing {key}" for key in expected if key not in tensors and COUNTER not in key]
+    problems += [f"unexpected {key}" for key in tensors if key not in expected]
     problems += [
-        f"{key} is {list(given[key].shape)}, want {list(tensor.shape)}"
-        for key, tensor in own.items()
-        if key in given and given[key].shape != tensor.shape
+        f"{key} is {list(tensors[key].shape)}, want {list(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in tensors and tensors[key].shape != tensor.shape
     ]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -196,7 +196,7 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
             f"--global-weights {path} is no {name} of torchvision's: {problems[0]}{more}; give the "
             "files in the order of --global-cnn"
         )
-    model.load_state_dict(given, strict=False)  # counters may be absent; the rest was compared
+    model.load_state_dict(tensors, strict=False)  # counters may be absent; the rest was compared
 
 
 def randomise(model: nn.Module, seed: int) -> None:

@@ -121,8 +121,8 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
     texts, pictures = texts_of(staged, everyone), _pictures(staged, everyone)
     uris = thumbnails(images, {name for name in pictures.values() if name is not None})
     cards = []
-    for row, own in zip(rows, numbers, strict=True):
-        for rank, number in enumerate(own):
+    for row, numbers_of_list in zip(rows, numbers, strict=True):
+        for rank, number in enumerate(numbers_of_list):
             cosine = f"negative, cosine {row['similarities'][rank - 1]:.3f}" if rank else ""
             cards.append(
                 {

@@ -91,8 +91,8 @@ def _utf8(word: str) -> str:
 def _numbers(staged: Path, chunk: int, size: int) -> Array:
     """Which captions the texts of a chunk are."""
     numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
-    own: Array = numbers[chunk_starts(staged)[chunk] :][:size]
-    return own
+    numbers_of_chunk: Array = numbers[chunk_starts(staged)[chunk] :][:size]
+    return numbers_of_chunk
 
 
 def write_vectors(plan: Plan, staged: Staged) -> None:
@@ -192,9 +192,9 @@ def _check_norms(captions: Path, start: Array, squares: Array, rules: NegativeRu
 
 def texts_of(staged: Path, numbers: Sequence[int]) -> dict[int, str]:
     """The texts of some captions by their numbers."""
-    wanted = np.array(sorted(set(numbers)), np.int64)
+    ordered = np.array(sorted(set(numbers)), np.int64)
     all_numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
-    rows = np.flatnonzero(np.isin(all_numbers, wanted))
+    rows = np.flatnonzero(np.isin(all_numbers, ordered))
     starts = np.asarray(chunk_starts(staged))
     texts = {}
     for row in rows:

@@ -102,12 +102,12 @@ def tsv_pictures(source: Source) -> Iterator[Annotated]:
             continue
         row = dict(zip(header, fields, strict=True))
         name = row["image"].strip()
-        own = pictures.setdefault(
+        annotated = pictures.setdefault(
             name, Annotated(key=key, file_name=name, split=row.get("split") or None)
         )
-        if row["class"].strip() and not isinstance(own.things, Drop):
+        if row["class"].strip() and not isinstance(annotated.things, Drop):
             words = row.get("attributes", "").split(",")
-            own.things.append(
+            annotated.things.append(
                 Thing(
                     box=numbers([row[side] for side in COLUMNS[1:5]]),
                     name=row["class"].strip().lower(),
@@ -156,12 +156,12 @@ def coco_pictures(source: Source) -> Iterator[Annotated]:
         box = numbers(one.get("bbox") if isinstance(one.get("bbox"), list) else [])
         if not isinstance(box, Drop):
             box = (box[0], box[1], box[0] + box[2], box[1] + box[3])
-        given = one.get("attributes")
+        words = one.get("attributes")
         picture.things.append(
             Thing(
                 box=box,
                 name=names.get(one.get("category_id"), ""),
-                attributes=tuple(str(a).lower() for a in given) if isinstance(given, list) else (),
+                attributes=tuple(str(a).lower() for a in words) if isinstance(words, list) else (),
                 crowd=bool(one.get("iscrowd")),
             )
         )
@@ -206,12 +206,12 @@ def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
 
 def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> Annotated:
     """Reads a Pascal VOC file, whose pixels count from 1 and whose last ones are inside."""
-    own = path.relative_to(root).parent
+    folder = path.relative_to(root).parent
     annotated = Annotated(
         key=path.name,
         file_name=path.stem,
-        split=splits.get(path.stem) or split_of(own.as_posix()),
-        folders=tuple(f"{f.as_posix()}/" for f in (own, own.parent / "JPEGImages")),
+        split=splits.get(path.stem) or split_of(folder.as_posix()),
+        folders=tuple(f"{f.as_posix()}/" for f in (folder, folder.parent / "JPEGImages")),
     )
     try:
         content = path.read_bytes()

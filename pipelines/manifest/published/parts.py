@@ -172,12 +172,12 @@ class Run:
         return rows
 
     def _verdicts_of(self, entry: Entry) -> list[Drop]:
-        found = []
+        drops = []
         for picture in entry.pictures if self._has_verdicts else ():
             verdicts = self._own_verdicts if picture.alone else self._verdicts
             if (verdict := verdicts.get(key64(picture.image_id))) is not None:
-                found.append(verdict)
-        return found
+                drops.append(verdict)
+        return drops
 
     def _pictures(
         self, pictures: Sequence[Picture], wanted: bool

@@ -35,9 +35,9 @@ def _flickr30k(folder: Folder) -> Names:
 def _karpathy_images(folder: Folder, name: str) -> Iterator[dict[str, Any]]:
     source = folder.require(name)
     for number, image in enumerate(JsonLists(source=source).elements("images")):
-        wanted = {"filename"} | ({"cocoid"} if "coco" in name else set())
-        if not isinstance(image, dict) or not wanted <= image.keys():
-            raise InputError(f"{source.said}: image {number} lacks {' or '.join(sorted(wanted))}")
+        keys = {"filename"} | ({"cocoid"} if "coco" in name else set())
+        if not isinstance(image, dict) or not keys <= image.keys():
+            raise InputError(f"{source.said}: image {number} lacks {' or '.join(sorted(keys))}")
         yield image
 
 
@@ -90,13 +90,13 @@ def _split_list(folder: Folder, spec: str) -> IdList:
     if name not in READERS or not listed:
         known = ", ".join(READERS)
         raise InputError(f"--exclude-split {spec}: want NAME:SPLIT,SPLIT with NAME of {known}")
-    wanted = set(listed.split(","))
+    names = set(listed.split(","))
     keys, splits = set[int](), set[str]()
     for split, picture in READERS[name](folder):
         splits.add(split)
-        if split in wanted:
+        if split in names:
             keys.add(key64(picture))
-    if missing := wanted - splits:
+    if missing := names - splits:
         raise InputError(
             f"--exclude-split {spec}: there is no split {', '.join(sorted(missing))}; there are "
             f"{', '.join(sorted(splits)) or 'none'}"

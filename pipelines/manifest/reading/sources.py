@@ -171,12 +171,12 @@ class Folder:
             return source
         raise self.lacks(" or ".join(names))
 
-    def lacks(self, wanted: str) -> InputError:
+    def lacks(self, files: str) -> InputError:
         """What to raise where the folder does not hold a data set."""
         there = sorted(path.name for path in self.root.iterdir() if path.name[0] != ".")
         listed = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
         return InputError(
-            f"--input {self.root} has no {wanted} (there is {listed or 'nothing'}); give the "
+            f"--input {self.root} has no {files} (there is {listed or 'nothing'}); give the "
             "folder of the published files"
         )
 
@@ -193,8 +193,8 @@ class Folder:
 
     @cached_property
     def _places(self) -> list[Path | Archive]:
-        own: list[Path | Archive] = [self.root, *(a for a in self._archives if a.is_random)]
-        return [*(p if p.is_dir() else Archive(p) for p in self.images), *own]
+        roots: list[Path | Archive] = [self.root, *(a for a in self._archives if a.is_random)]
+        return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
     def has_pictures(self, folders: Sequence[str]) -> bool:
         """Whether pictures are there: ``--images``, or one of the published folders."""
@@ -233,8 +233,8 @@ class Folder:
                 if isinstance(place, Archive):
                     size = place.sizes.get(name)
                 else:
-                    found = picture_path(place, name)
-                    size = None if isinstance(found, Drop) else found.stat().st_size
+                    path = picture_path(place, name)
+                    size = None if isinstance(path, Drop) else path.stat().st_size
                 if size is not None:
                     return size
         return None

@@ -49,12 +49,12 @@ class _Text:
                 return self.buffer[self.at : self.at + 1]
             self.more()
 
-    def take(self, wanted: str) -> str:
-        """The next character, which must be one of ``wanted``."""
+    def take(self, choices: str) -> str:
+        """The next character, which must be one of ``choices``."""
         char = self.peek()
-        if not char or char not in wanted:
+        if not char or char not in choices:
             what = repr(char) if char else "the end of the file"
-            raise self.broken(f"{what} where one of {wanted} must stand")
+            raise self.broken(f"{what} where one of {choices} must stand")
         self.at += 1
         return char
 
@@ -118,15 +118,15 @@ class JsonLists:
                 return
             yield from self._member(text, member)
 
-    def elements_of(self, *wanted: str) -> Iterator[tuple[str, Any]]:
+    def elements_of(self, *members: str) -> Iterator[tuple[str, Any]]:
         """Yields the elements of several members of the object that the file is, in its order, each
         with the member's name; those that are not there have none. Ends behind the last of them.
         """
-        left = set(wanted)
+        left = set(members)
         with self.source.open() as file:
             text = _Text(self.source, file)
             if text.peek() != "{":
-                raise self._other_layout(f"an object with the members {', '.join(wanted)}")
+                raise self._other_layout(f"an object with the members {', '.join(members)}")
             for name in _names(text):
                 if name in left and text.peek() == "[":
                     for element in self._checked(_elements(text), name):
@@ -179,9 +179,9 @@ class JsonLists:
                 check(element, known)
             yield element
 
-    def _other_layout(self, wanted: str) -> InputError:
+    def _other_layout(self, layout: str) -> InputError:
         return InputError(
-            f"{self.source.said} is of another layout: it has not {wanted}; is it another version "
+            f"{self.source.said} is of another layout: it has not {layout}; is it another version "
             "of the file?"
         )
 

@@ -79,10 +79,10 @@ def mask_drawn(
     at = np.flatnonzero(masked)
     fate = fates[at] / max(share, np.finfo(np.float64).tiny)
     others = (drawn[at, 1] * replacement.vocab_size).astype(np.int64)
-    kept = fate >= replacement.to_mask + replacement.to_random
+    unchanged = fate >= replacement.to_mask + replacement.to_random
     seen = tokens.astype(np.int64)
     seen[at] = np.where(
-        fate < replacement.to_mask, replacement.mask_id, np.where(kept, tokens[at], others)
+        fate < replacement.to_mask, replacement.mask_id, np.where(unchanged, tokens[at], others)
     )
     return MaskedTokens(original=tokens, tokens=seen, masked=masked)
 
