@@ -71,13 +71,13 @@ class Detectron2Network(nn.Module):
         return dataclasses.replace(detections, whole=vectors)
 
     def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """The map that proposals and regions share."""
+        """Computes the map that proposals and regions share."""
         features: Tensor = self.model.backbone(pictures)[self.level]
         return features
 
     @property
     def level(self) -> str:
-        """Detectron2's name of the map that proposals and regions share."""
+        """Tells Detectron2's name of the map that proposals and regions share."""
         (name,) = self.model.roi_heads.in_features
         assert isinstance(name, str)
         return name
@@ -121,7 +121,7 @@ class Detectron2Network(nn.Module):
     def region_means(
         self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int
     ) -> Float[Tensor, "N P D"]:
-        """The mean of res5 over each region, ``chunk`` at a time to bound memory."""
+        """Returns the mean of res5 over each region, ``chunk`` at a time to bound memory."""
         heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
         means = [boxes.new_zeros((0, self.config.feature_size))]
         for number, of_one in enumerate(boxes):

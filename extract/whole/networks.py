@@ -71,12 +71,12 @@ class WholePictures:
 
     @property
     def width(self) -> int:
-        """G."""
+        """Returns G, the length of the vectors."""
         return sum(NETWORKS[network.name] for network in self.networks)
 
     @property
     def crops(self) -> tuple[Crop, ...]:
-        """The different crops that they see."""
+        """Lists the different crops that the networks see."""
         return tuple(dict.fromkeys(network.preset.crop for network in self.networks))
 
     def record(self) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ class WholePictures:
         return [network.record() for network in self.networks]
 
     def vectors(self, pictures: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
-        """The vectors before the classifiers, on the device; not waited for."""
+        """Computes the vectors before the classifiers on the device, without waiting for it."""
         vectors = [
             network.model(normalised([crops[network.preset.crop] for crops in pictures], network))
             for network in self.networks
@@ -106,7 +106,7 @@ def normalised(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, 
 def open_whole(
     names: Sequence[str], files: Sequence[str] | None, *, seed: int, device: torch.device
 ) -> WholePictures:
-    """The networks with the files' weights, one each in this order, or with random ones.
+    """Returns the networks with the files' weights, one each in this order, or with random ones.
 
     Raises InputError for a file that cannot be read or is not of its network.
     """
@@ -118,7 +118,7 @@ def open_whole(
 
 
 def open_network(name: str, path: Path | None, *, seed: int, device: torch.device) -> WholeNetwork:
-    """One of them."""
+    """Opens one network with its weights."""
     presets = presets_of(name)
     model = without_classifier(name)
     if path is None:
@@ -160,7 +160,7 @@ def preset_of(path: Path, presets: Sequence[Preset]) -> Preset:
 
 
 def without_classifier(name: str) -> nn.Module:
-    """The network up to its pooled vector, weights not drawn yet."""
+    """Builds a network up to its pooled vector, weights not drawn yet."""
     from torchvision import models
 
     if name == "googlenet":
@@ -215,7 +215,7 @@ def randomise(model: nn.Module, seed: int) -> None:
 
 
 def digest_of(model: nn.Module) -> str:
-    """32 hexadecimal digits over every number of the weights."""
+    """Returns 32 hexadecimal digits over every number of the weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if COUNTER not in name:

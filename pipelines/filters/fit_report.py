@@ -19,7 +19,7 @@ WARN_AUC = 0.7
 
 
 def report_lines(validation: Validation, labels: Labels) -> list[str]:
-    """The report as plain lines."""
+    """Returns the report as plain lines."""
     v = validation
     lines = [
         f"{v.rows} labels, {v.positives} of them 1; {FOLDS} folds, each judged by the others",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
 from vlmill.pipelines.launch.loading import parsed
 from vlmill.pipelines.launch.local import all_cores
-from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
+from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -63,9 +63,7 @@ def parser() -> Parser:
         "the bytes stay the same (all cores)",
     )
     p.add_argument("--pairs-per-shard", type=int, default=50_000, help="pairs a shard (50000)")
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
     return p

@@ -135,7 +135,7 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
 
 
 def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, Any]]:
-    """The rows of captions by their numbers, which ascend from shard to shard."""
+    """Returns the rows of captions by their numbers, which ascend from shard to shard."""
     rows, before = [], 0
     for name in names:
         count = pq.read_metadata(readable(output / name)).num_rows

@@ -191,7 +191,7 @@ def _check_norms(captions: Path, start: Array, squares: Array, rules: NegativeRu
 
 
 def texts_of(staged: Path, numbers: Sequence[int]) -> dict[int, str]:
-    """The texts of some captions by their numbers."""
+    """Returns the texts of some captions by their numbers."""
     ordered = np.array(sorted(set(numbers)), np.int64)
     all_numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
     rows = np.flatnonzero(np.isin(all_numbers, ordered))

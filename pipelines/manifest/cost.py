@@ -41,7 +41,7 @@ class FirstRows:
 
 
 def measure(job: OwnJob) -> tuple[Rate, int]:
-    """The rate of the first rows, and the bytes of their texts and pictures."""
+    """Returns the rate of the first rows, and the bytes of their texts and pictures."""
     first = FirstRows(job)
     with ThreadPoolExecutor(job.workers) as pool:
         rate = measured_rate(first.chunks(pool), "rows", weight=float)

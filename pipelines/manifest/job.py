@@ -25,7 +25,7 @@ class Dataset:
 
 
 def published(name: str) -> Dataset:
-    """The subcommand of a published data set."""
+    """Returns the subcommand of a published data set."""
     data_set = SETS[name]
     return Dataset(
         title=data_set.title,

@@ -54,14 +54,14 @@ def write_report(
 
 
 def spread_shards(folder: Path, table: str) -> list[Path]:
-    """At most ``MAX_SHARDS`` of a table's shards, evenly spread."""
+    """Returns at most ``MAX_SHARDS`` of a table's shards, evenly spread."""
     files = sorted(folder.glob(f"{table}-*.parquet"))
     step = max(1, -(-len(files) // MAX_SHARDS))
     return files[::step]
 
 
 def first_rows(path: Path) -> list[dict[str, Any]]:
-    """The first rows of a shard."""
+    """Returns the first rows of a shard."""
     with pq.ParquetFile(readable(path)) as file:
         batch = next(file.iter_batches(ROWS_OF_SHARD), None)
     rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
@@ -123,7 +123,7 @@ def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
 
 
 def sample_rejects(rejects: list[dict[str, Any]]) -> Markup:
-    """Some rejects of each reason."""
+    """Returns some rejects of each reason."""
     seen: Counter[str] = Counter()
     rows = []
     for row in rejects:

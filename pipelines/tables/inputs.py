@@ -47,12 +47,12 @@ class TableInput:
 
     @property
     def num_rows(self) -> int:
-        """The rows of all shards, by their footers."""
+        """Returns the rows of all shards, by their footers."""
         return sum(pq.read_metadata(readable(path)).num_rows for path in self.paths)
 
 
 def open_inputs(arguments: Sequence[str]) -> tuple[dict[str, TableInput], list[Input]]:
-    """The tables of the arguments by name, rejects left out, and their records.
+    """Returns the tables of the arguments by name, rejects left out, and their records.
 
     Raises InputError for an argument without a table, and for shards that do not fit each other.
     """

@@ -43,7 +43,7 @@ class Wanted:
     lines: Mapping[str, Sequence[str]]  # what was given, by the name of its flag
 
     def names_of(self, flag: str, line: str) -> list[str]:
-        """The texts that stand in tables for a line of a flag's file."""
+        """Returns the texts that stand in tables for a line of a flag's file."""
         if flag == "urls":
             return [line, _url_alias(line)]
         return [line.lower() if flag == "sha256" else line]
@@ -179,7 +179,7 @@ SAME = {"aliases": "alias", "images": "sha256"}  # what two ids of one picture s
 
 
 def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
-    """The pictures and, as image_ids, aliases and digests that they share with others."""
+    """Returns the pictures and, as image_ids, aliases and digests that they share with others."""
     for name, column in SAME.items():
         if name not in tables:
             continue

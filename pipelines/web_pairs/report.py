@@ -80,7 +80,7 @@ class Scores:
 
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
-    """The scores that stand in shards of ``pairs`` now. Memory: a row group."""
+    """Returns the scores that stand in shards of ``pairs`` now. Memory: a row group."""
     shown = json.loads((output / SHOWN).read_text(encoding="utf-8"))
     ids = {sample["pair_id"] for sample in shown["samples"]}
     counts, of_samples = Counter[Any](), dict[str, float]()

@@ -165,7 +165,7 @@ class Client:
                 self._go_on(request, url, outcome)
 
     def _seconds_until(self, end: float) -> float:
-        """How long to wait for sockets: until ``end``, libcurl's timer or a lookup's."""
+        """Tells how long to wait for sockets: until ``end``, libcurl's timer or a lookup's."""
         ends = (end, self._timer, self._names.next_deadline())
         return max(0.0, min(one for one in ends if one is not None) - time.monotonic())
 

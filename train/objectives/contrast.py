@@ -121,7 +121,7 @@ def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalContrast:
-    """The contrast of one's own pairs with all.
+    """This is the contrast of one's own pairs with all.
 
     scores: the logits of every image with every text by the first pair of vectors. loss: of the one
     or two pairs of vectors, their mean. excluded: which images and texts of different pairs are no
@@ -167,7 +167,7 @@ def global_contrast(
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastAndMatching:
-    """What the three pretraining objectives need (sec. 3.3).
+    """The three pretraining objectives need this (sec. 3.3).
 
     text, image: one's own unit vectors. contrast: theirs with all processes'. masked_text: last
     hidden states of the masked texts with their own images. match_logits: of the true pairs, of
@@ -195,7 +195,7 @@ def contrast_and_matching(
     exact: bool = True,
     pack: bool = True,
 ) -> ContrastAndMatching:
-    """A pretraining step's outputs, with hard negatives from the pairs of all processes.
+    """Returns a pretraining step's outputs, with hard negatives from the pairs of all processes.
 
     Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
     true, negative image, negative text) run as one batch: without ``masked_tokens`` or with

@@ -40,7 +40,7 @@ from vlmill.train.recipes.variants import named, training_of
 
 
 def weighted(weights: Objectives) -> tuple[str, ...]:
-    """The objectives with a weight above 0."""
+    """Names the objectives with a weight above 0."""
     return tuple(field.name for field in fields(weights) if getattr(weights, field.name))
 
 
@@ -269,7 +269,7 @@ class PretrainingStep(nn.Module):
         shares: Float[Tensor, " J"],
         numbers: Float[Tensor, "2 B"] | None = None,
     ) -> tuple[Float[Tensor, ""], Named]:
-        """The weighted sum, and each loss unweighted.
+        """Returns the weighted sum, and each loss unweighted.
 
         ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
         step would be compiled again for every new number. ``numbers`` draw VLMo's negatives;

@@ -85,7 +85,7 @@ def prepare(
 
 
 def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
-    """The rows to train on and those to validate on, told to the user."""
+    """Returns the rows to train on and those to validate on, told to the user."""
     plan, splits = sources.splits, sources.pairs.splits
     if set(splits) - {None}:
         say(said_of(plan, splits))

@@ -60,7 +60,7 @@ def karpathy_reading(
 
 
 def karpathy_entries(file: SplitFile) -> Iterator[Entry]:
-    """An entry for each sentence of each image."""
+    """Yields an entry for each sentence of each image."""
     claims, num_test = Claims(), 0
     for number, image in enumerate(JsonLists(source=file.source, known=KNOWN).elements("images")):
         key = f"{file.source.name}:{number}"

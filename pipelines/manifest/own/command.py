@@ -21,6 +21,7 @@ from vlmill.pipelines.manifest.reading.rows import (
 )
 from vlmill.pipelines.manifest.report import write_report
 from vlmill.schemas.console.command import (
+    add_fresh,
     add_lock_seconds,
     place,
     say_how_to_read,
@@ -129,9 +130,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads that read pictures; the rows stay the same (default: %(default)s)",
     )
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
 

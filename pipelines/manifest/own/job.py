@@ -271,7 +271,7 @@ def finished_at(job: OwnJob, index: int) -> list[Shard]:
 
 
 def progress_of(job: OwnJob) -> Progress:
-    """The progress of all rows."""
+    """Returns the progress of all rows."""
     return Progress(total=job.rows, unit="row", label="pairs")
 
 

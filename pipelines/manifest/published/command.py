@@ -30,7 +30,7 @@ from vlmill.pipelines.manifest.published.settings import inputs_of_job, overlaps
 from vlmill.pipelines.manifest.published.splits import add_excluded_splits
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.sets import SETS
-from vlmill.schemas.console.command import add_lock_seconds, place, say, say_how_to_read
+from vlmill.schemas.console.command import add_fresh, add_lock_seconds, place, say, say_how_to_read
 from vlmill.schemas.console.cost import (
     add_dry_run,
     print_estimate,
@@ -135,9 +135,7 @@ def add_run_arguments(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="status 2 where a count differs, or a file has unknown columns",
     )
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
 
@@ -292,6 +290,6 @@ def opened_job(
 
 
 def tables_of(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:
-    """The tables of a run in the order in which a part's shards appear: rejects last."""
+    """Returns the tables of a run in the order in which a part's shards appear: rejects last."""
     own = tuple(table for table in tables if table is not IMAGES)
     return (*((IMAGES,) if pictures else ()), *own, ALIASES, REJECTS)

@@ -70,7 +70,7 @@ HEADER = ("rows of", "read", "published", "missing", "figure")
 
 
 def lines_of(counts: list[Count]) -> list[str]:
-    """The table for a terminal."""
+    """Returns the table for a terminal."""
     rows = [list(HEADER), *counts_table(counts)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     return [
@@ -110,7 +110,7 @@ def unread_of(reading: Reading) -> list[Unread]:
 
 
 def unread_said(file: Sequence[Any]) -> str:
-    """A line of one file."""
+    """Returns a line of one file."""
     name, unread, repeated = file
     parts = [f"not read are {', '.join(unread)}"] if unread else []
     if repeated:

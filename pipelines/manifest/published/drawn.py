@@ -54,7 +54,7 @@ def _cards(
 
 
 def _drawing(content: bytes, boxes: Sequence[tuple[Corners, str]]) -> str | None:
-    """The upright picture with its boxes as a data: URI; None if it cannot be decoded."""
+    """Returns the upright picture with its boxes as a data: URI; None if it cannot be decoded."""
     try:
         with opened(content, _BOUNDS) as stored:
             picture = upright(stored, _BOUNDS).image.convert("RGB")

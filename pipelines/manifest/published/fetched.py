@@ -80,7 +80,7 @@ class Fetched:
         return frozenset(digest for digest, count in counts.items() if count > most)
 
     def counts(self) -> dict[str, Any]:
-        """How many URLs there were, how many gave content, and why the others did not."""
+        """Tells how many URLs there were, how many gave content, and why the others did not."""
         path = path_of(self.fetching.output) / DONE
         counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return counts

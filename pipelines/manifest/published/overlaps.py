@@ -124,7 +124,7 @@ def _held_out(entry: Entry) -> bool:
 
 
 def id_list(path: Path, *, flag: str, excludes: bool) -> IdList:
-    """A list of pictures: text with an id a line, our tables, or a Parquet with image_id.
+    """Returns a list of pictures: text with an id a line, our tables, or a Parquet with image_id.
 
     A folder's table of aliases adds the other names of its pictures. Raises InputError.
     """

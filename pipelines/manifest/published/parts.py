@@ -282,7 +282,7 @@ def make_parts(job: Job) -> tuple[list[Shard], Tally]:
 
 
 def progress_of(job: Job) -> Progress:
-    """The progress of all rows."""
+    """Returns the progress of all rows."""
     return Progress(total=_expected_rows(job), unit="row", label=job.name)
 
 

@@ -46,7 +46,7 @@ def find_placeholders(
 
 
 def _pictures(reading: Reading) -> Iterator[Picture]:
-    """Each picture once."""
+    """Yields each picture once."""
     named = KeptNumbers()
     for entry in reading.entries():
         for picture in entry.pictures if not isinstance(entry.rows, Drop) else ():

@@ -18,7 +18,7 @@ BATCH_ROWS = 256
 def guessed(
     names: Sequence[str], usual: Sequence[str], given: str | None, flag: str, said: str
 ) -> str:
-    """The column of texts or of pictures: ``given``, or the only one with a usual name.
+    """Returns the column of texts or of pictures: ``given``, or the only one with a usual name.
 
     Raises InputError that lists the candidates, or the columns where there is none.
     """
@@ -49,7 +49,7 @@ def num_rows(source: Source) -> int:
 
 
 def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """The rows of a Parquet file as dicts of these columns. Memory: a batch of rows."""
+    """Yields the rows of a Parquet file as dicts of these columns. Memory: a batch of rows."""
     number = 0
     with pq.ParquetFile(readable(source.path)) as file:
         try:

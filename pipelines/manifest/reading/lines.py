@@ -83,6 +83,6 @@ def _object(line: str, decoder: json.JSONDecoder) -> dict[str, Any] | Drop:
 
 
 def tsv_rows(source: Source) -> Iterator[tuple[int, list[str] | Drop]]:
-    """The fields of a TSV's lines, without any quoting, with the lines' numbers from 0."""
+    """Yields the fields of a TSV's lines, without any quoting, with the lines' numbers from 0."""
     for number, line in lines_of(source):
         yield number, line if isinstance(line, Drop) else line.split("\t")

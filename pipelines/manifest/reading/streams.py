@@ -59,7 +59,7 @@ class _Text:
         return char
 
     def value(self) -> Any:
-        """The next JSON value."""
+        """Returns the next JSON value."""
         self.peek()
         while True:
             try:

@@ -139,7 +139,7 @@ def plain_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def plain_name(entry: tarfile.TarInfo) -> str:
-    """A member's name as published."""
+    """Returns a member's name as published."""
     return entry.name.removeprefix("./")
 
 

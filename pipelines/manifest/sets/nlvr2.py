@@ -98,7 +98,7 @@ def read_subsets(source: Source) -> dict[tuple[str, str], str]:
 
 
 def urls_of(line: Mapping[str, Any]) -> tuple[str, str]:
-    """A statement's pictures as published: the left one's URL and the right one's."""
+    """Returns a statement's pictures as published: the left one's URL and the right one's."""
     return str(line.get("left_url")), str(line.get("right_url"))
 
 

@@ -69,13 +69,13 @@ def check_stems(root: Path, names: Sequence[str]) -> None:
 
 
 def stem_of(name: str) -> str:
-    """A file's name without its endings: ``wikibk.0`` of ``wikibk.0.txt.gz``."""
+    """Returns a file's name without its endings: ``wikibk.0`` of ``wikibk.0.txt.gz``."""
     bare = name.removesuffix(".gz")
     return bare.rpartition(".")[0] if bare.endswith((".txt", ".doc")) else bare
 
 
 def source_of(name: str) -> str:
-    """The source of a file's rows, by its name."""
+    """Returns the source of a file's rows, by its name."""
     return next((source for pattern, source in SOURCES if pattern.fullmatch(name)), "text")
 
 

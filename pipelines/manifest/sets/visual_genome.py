@@ -138,7 +138,7 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
 
 
 def _number_of(one: Mapping[str, Any], regions: list[Any]) -> int:
-    """The picture's number: the element's ``id``, or that which its regions say."""
+    """Returns the picture's number: the element's ``id``, or that which its regions say."""
     values = [one.get("id"), one.get("image_id")]
     values += [region.get("image_id") for region in regions[:1] if isinstance(region, dict)]
     return next((n for value in values if (n := whole_number(value)) is not None), -1)
@@ -208,7 +208,7 @@ def _rows(
 
 
 def _placed(region: object, frame: Frame | None) -> Box | Drop:
-    """A region's box inside the upright picture."""
+    """Returns a region's box inside the upright picture."""
     box = _edges(region)
     inside = box if isinstance(box, Drop) else clipped(box, frame)
     return inside if isinstance(inside, Drop) else inside[0]

@@ -48,7 +48,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def img2dataset_folders(root: Path) -> list[Path]:
-    """The folders of its `files` format: five digits."""
+    """Returns the folders of its `files` format: five digits."""
     return sorted(p for p in root.iterdir() if p.is_dir() and p.name.isdecimal())
 
 

@@ -169,7 +169,7 @@ class Lexicon:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "Lexicon":
-        """That of a tokenizer."""
+        """Makes the lexicon of a tokenizer."""
         size = tokenizer.get_vocab_size()
         words = [tokenizer.id_to_token(i) or "" for i in range(size)]
         ids = [tokenizer.token_to_id(name) for name in (PAD, UNK, CLS, SEP, MASK)]
@@ -191,7 +191,7 @@ def mask_texts(
     longest: int,
     specials: bool = True,
 ) -> list[MaskedTokens]:
-    """Mask [CLS] text [SEP] (or, without ``specials``, texts alone) by the stage's rule.
+    """Masks [CLS] text [SEP] (or, without ``specials``, texts alone) by the stage's rule.
 
     ``longest`` is what a text may have, of which VLMo's code takes its share.
     """

@@ -1,4 +1,4 @@
-"""From tables to training samples: joined, tokenised and checked once, then read at random.
+"""Tables become training samples: joined, tokenised and checked once, then read at random.
 
 ``prepare_samples`` writes a folder that training maps into memory: what lies there is shared by all
 processes of a run and left to the system's cache, so that a run's own memory is its batches and the
@@ -108,7 +108,7 @@ class RegionFacts:
 
 
 def region_facts(regions: str) -> RegionFacts:
-    """Read the small columns of the regions table."""
+    """Reads the small columns of the regions table."""
     empty: set[str] = set()
     highest, count = -1, 0
     columns = ("image_id", "num_boxes", "class_ids")
