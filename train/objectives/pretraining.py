@@ -20,12 +20,7 @@ from vlmill.models.registry import variant_of
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.pictures.tokenizer import PictureTokens
-from vlmill.train.objectives.contrast import (
-    Draw,
-    contrast_and_matching,
-    draw_negatives,
-    drawn_by,
-)
+from vlmill.train.objectives.contrast import contrast_and_matching
 from vlmill.train.objectives.losses import (
     IGNORED,
     are_whole,
@@ -35,6 +30,7 @@ from vlmill.train.objectives.losses import (
     mean_soft_cross_entropy,
     mean_squared_error,
 )
+from vlmill.train.objectives.negatives import Draw, draw_negatives, drawn_by
 from vlmill.train.recipes.parts import Objectives
 from vlmill.train.recipes.variants import named, training_of
 
