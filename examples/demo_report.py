@@ -8,10 +8,10 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.extract.show import Shown, Vocabulary, drawings, encoded
+from vlmill.schemas.console.bars import bar_chart
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.console.report import (
     Section,
-    bar_chart,
     funnel_table,
     html_table,
     picture_cards,
@@ -104,7 +104,6 @@ def run_sections(metrics: Mapping[str, Any]) -> list[Section]:
             body=bar_chart(
                 {k: v for k, v in metrics["seconds"].items() if k != "total"},
                 title="seconds by step",
-                x_label="seconds",
             ),
         ),
         Section(

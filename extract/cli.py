@@ -1,4 +1,4 @@
-"""``extract-rois``: region features of pictures."""
+"""This is the command ``extract-rois``: region features of pictures."""
 
 import argparse
 import functools
@@ -70,7 +70,7 @@ SHA-256; one that may be two rows is an error. Where nothing is drawn the status
 
 
 def parser() -> Parser:
-    """The whole command line."""
+    """Returns the parser of the whole command line."""
     top = Parser(
         prog="extract-rois",
         description="Region features of pictures: make, check, look at.",
@@ -162,7 +162,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 
 def command_serve(arguments: argparse.Namespace) -> int:
-    """``extract-rois serve``."""
+    """Runs ``extract-rois serve``."""
     config = config_of(arguments)
     check_detector(arguments)
     warn_of_random_weights(arguments)
@@ -170,7 +170,7 @@ def command_serve(arguments: argparse.Namespace) -> int:
 
 
 def command_compare(arguments: argparse.Namespace) -> int:
-    """``extract-rois compare``."""
+    """Runs ``extract-rois compare``."""
     weights, file, device = arguments.weights, arguments.config, arguments.device
     require_weights(weights)
     # torch takes seconds to load: not before the arguments are known to be good.
@@ -191,7 +191,7 @@ def command_compare(arguments: argparse.Namespace) -> int:
 
 
 def command_verify(arguments: argparse.Namespace) -> int:
-    """``extract-rois verify``."""
+    """Runs ``extract-rois verify``."""
     from vlmill.extract.verify import verify
 
     problems = verify(arguments.folder)
@@ -203,7 +203,7 @@ def command_verify(arguments: argparse.Namespace) -> int:
 
 
 def command_show(arguments: argparse.Namespace) -> int:
-    """``extract-rois show``."""
+    """Runs ``extract-rois show``."""
     from vlmill.extract.show import Vocabulary, show
     from vlmill.schemas.readers.class_names import first_names
 
@@ -263,7 +263,7 @@ def appears_whole(arguments: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """The entry point."""
+    """Runs the command; returns its exit status."""
     return run_command(command)
 
 

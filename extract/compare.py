@@ -119,7 +119,7 @@ def proposed(
 
 
 def refined(detections: Detections, frames: Frames, of: Detector) -> Float[Tensor, "1 R B 4"]:
-    """The boxes that the regressions make of the proposals, inside the picture."""
+    """Moves the proposals as the regressions say, and cuts them at the picture's edge."""
     assert detections.box_deltas is not None
     limits = frames.network_limits
     return refine_boxes(detections.boxes, detections.box_deltas, limits, of.model.config)
@@ -146,17 +146,17 @@ def distances(boxes: Float[Tensor, "R B"], among: Float[Tensor, "N B"]) -> Float
 
 
 def share(ours: Tensor, reference: Tensor) -> float:
-    """The largest difference as a share of the reference's largest number."""
+    """Returns the largest difference as a share of the reference's largest number."""
     return largest((ours - reference).abs()) / max(largest(reference.abs()), 1e-30)
 
 
 def largest(values: Tensor) -> float:
-    """The largest of some numbers; 0 of none."""
+    """Returns the largest of some numbers; 0 of none."""
     return float(values.max()) if values.numel() else 0.0
 
 
 def lines(names: Sequence[str], pictures: Sequence[Differences]) -> Iterator[str]:
-    """A table of the differences, the largest of all pictures last."""
+    """Returns a table of the differences, the largest of all pictures last."""
     columns = [field.name for field in fields(Differences)]
     width = max(len("largest"), *(len(name) for name in names))
     yield "  ".join(["picture".ljust(width), *columns])

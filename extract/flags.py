@@ -50,7 +50,7 @@ def add_engine(run: argparse.ArgumentParser) -> None:
 
 
 def add_detector(net: argparse._ArgumentGroup) -> None:
-    """Which network, with which weights, computed where and how."""
+    """Adds the flags of the network: which one, with which weights, computed where and how."""
     net.add_argument(
         "--arch",
         choices=ARCHITECTURES,
@@ -122,7 +122,7 @@ def add_whole(whole: argparse._ArgumentGroup) -> None:
 
 
 def add_selection(choice: argparse._ArgumentGroup) -> None:
-    """Which proposals become regions."""
+    """Adds the flags that say which proposals become regions."""
     rules = "; ".join(
         f"{name}: {s.min_boxes}-{s.max_boxes} from {s.threshold:g}"
         for name, s in SELECTIONS.items()
@@ -198,7 +198,7 @@ def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
 
 
 def config_of(arguments: argparse.Namespace) -> ExtractConfig:
-    """The settings that the flags of ``run`` say."""
+    """Makes settings of the flags of ``run``."""
     changes = {
         name: getattr(arguments, name)
         for name in ("threshold", "min_boxes", "max_boxes")
@@ -229,7 +229,7 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
 
 
 def limits_of(arguments: argparse.Namespace) -> InputLimits:
-    """The sizes of pictures that the flags say."""
+    """Makes limits of the flags on sizes of pictures."""
     try:
         return InputLimits(
             short_side=arguments.short_side,
@@ -331,7 +331,7 @@ def detector_of(arguments: argparse.Namespace) -> "Detector":
 
 
 def with_whole(detector: "Detector", arguments: argparse.Namespace) -> "Detector":
-    """The detector with the networks of ``--global-cnn`` on its device."""
+    """Returns the detector with the networks of ``--global-cnn`` on its device."""
     names = whole_names(arguments)
     if not names:
         return detector
@@ -358,5 +358,5 @@ def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
 
 
 def detector_on(arguments: argparse.Namespace, device: str) -> "Detector":
-    """The same on one of several devices."""
+    """Opens the same detector on one of several devices."""
     return detector_of(argparse.Namespace(**{**vars(arguments), "device": device}))

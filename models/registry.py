@@ -202,7 +202,7 @@ PRESETS: dict[str, Callable[..., Any]] = {
 
 
 def preset(name: str, **changes: Any) -> Any:
-    """The named size with ``changes`` to its fields.
+    """Returns the named size with ``changes`` to its fields.
 
     Raises ValueError for an unknown name or field, with the nearest one, and for sizes that do not
     go together.

@@ -114,7 +114,7 @@ class Reader:
         return values
 
     def scalar(self, event: yaml.ScalarEvent, line: int) -> Any:
-        """A text, number, flag or null."""
+        """Returns a text, number, flag or null."""
         if len(event.value) > MAX_TEXT:
             raise BadYaml(f"a text of over {MAX_TEXT} characters", line)
         if event.tag in (None, "!"):
@@ -159,6 +159,6 @@ def refuse_tag(tag: str | None, line: int, *kinds: str) -> None:
 
 
 def shortened(value: Any) -> str:
-    """A value in one short line."""
+    """Returns a value in one short line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,5 +1,6 @@
 """The pages say what is true: commands, recipes, presets, counts of parameters, links."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -208,6 +209,33 @@ def test_the_tree_on_the_page_on_code_is_there() -> None:
         for p in (ROOT / folder).rglob("*.py")
     }
     assert inside <= shown, inside - shown
+
+
+def modules_named(room: Path) -> tuple[set[str], set[str]]:
+    """What a room's ``__init__`` names in its docstring, and what it imports of the room."""
+    tree = ast.parse((room / "__init__.py").read_text(encoding="utf-8"))
+    named = set(re.findall(r"``([a-z][a-z_\d]*)``", ast.get_docstring(tree) or ""))
+    package = f"vlmill.{room.relative_to(ROOT).as_posix().replace('/', '.')}"
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return named, {alias.name for node in froms if node.module == package for alias in node.names}
+
+
+ROOMS = sorted(
+    path.parent.relative_to(ROOT).as_posix()
+    for folder in ("schemas", "models", "extract", "pipelines", "train")
+    for path in (ROOT / folder).rglob("__init__.py")
+)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_in_which_order_to_read_it(room: str) -> None:
+    """Every file of it is named, and nothing that is not there."""
+    files = {path.stem for path in (ROOT / room).glob("*.py")}
+    folders = {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
+    named, imported = modules_named(ROOT / room)
+    assert named <= files | folders, f"{room} has no {named - files - folders}"
+    unnamed = files - named - imported - {"__init__", "__main__"}
+    assert not unnamed, f"{room}/__init__.py does not name {unnamed}"
 
 
 def test_the_page_of_filters_counts_the_features() -> None:

@@ -297,7 +297,7 @@ def test_what_is_open_is_needed() -> None:
         ("models/vlbert/x.py", "from vlmill.models import preset"),
         ("extract/pictures/x.py", "from vlmill.extract.detect import predict"),
         ("extract/formats/x.py", "from vlmill.extract import cli"),
-        ("pipelines/web_pairs/x.py", "import vlmill.pipelines.manifest.own"),
+        ("pipelines/web_pairs/x.py", "import vlmill.pipelines.manifest.own.job"),
         ("pipelines/pages/x.py", "from vlmill.pipelines.launch.options import beam_options"),
         ("train/loading/x.py", "from vlmill.train.objectives.losses import IGNORED"),
         ("train/new_room/x.py", "import math"),

@@ -38,7 +38,7 @@ class ConfigFile:
     digest: str  # SHA-256 of the bytes of all its files, each before its bases
 
     def complaint(self, error: WrongKey, remedy: str) -> InputError:
-        """The user's error for a key that cannot be honoured, in one line."""
+        """Returns the user's error for a key that cannot be honoured, in one line."""
         place = self.places.get(error.key)
         if place is None:  # the Hugging Face port's names may stand in either case
             named = [at for name, at in self.places.items() if name.lower() == error.key]

@@ -39,7 +39,7 @@ class Detector:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The fingerprint, and the digests of the networks beside it."""
+        """Returns the fingerprint, and the digests of the networks beside it."""
         networks = () if self.whole is None else self.whole.networks
         return (self.fingerprint, *(network.digest for network in networks))
 
@@ -145,7 +145,7 @@ def usable_device(name: str) -> torch.device:
 
 
 def fingerprint_of(model: FasterRCNN) -> str:
-    """32 hexadecimal digits over the conventions and every number of the weights."""
+    """Returns 32 hexadecimal digits over the conventions and every number of the weights."""
     digest = hashlib.sha256()
     digest.update(json.dumps(dataclasses.asdict(model.config), sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):

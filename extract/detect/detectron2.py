@@ -71,13 +71,13 @@ class Detectron2Network(nn.Module):
         return dataclasses.replace(detections, whole=vectors)
 
     def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """The map that proposals and regions share."""
+        """Computes the map that proposals and regions share."""
         features: Tensor = self.model.backbone(pictures)[self.level]
         return features
 
     @property
     def level(self) -> str:
-        """Detectron2's name of the map that proposals and regions share."""
+        """Tells Detectron2's name of the map that proposals and regions share."""
         (name,) = self.model.roi_heads.in_features
         assert isinstance(name, str)
         return name
@@ -97,7 +97,7 @@ class Detectron2Network(nn.Module):
         images = importlib.import_module("detectron2.structures").ImageList(features, sizes)
         instances, _ = self.model.proposal_generator(images, {self.level: features}, None)
         boxes = [of_picture.proposal_boxes.tensor for of_picture in instances]
-        flags = [torch.ones_like(own[:, 0], dtype=torch.bool) for own in boxes]
+        flags = [torch.ones_like(of_one[:, 0], dtype=torch.bool) for of_one in boxes]
         return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
 
     def describe(
@@ -121,11 +121,11 @@ class Detectron2Network(nn.Module):
     def region_means(
         self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int
     ) -> Float[Tensor, "N P D"]:
-        """The mean of res5 over each region, ``chunk`` at a time to bound memory."""
+        """Returns the mean of res5 over each region, ``chunk`` at a time to bound memory."""
         heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
         means = [boxes.new_zeros((0, self.config.feature_size))]
-        for number, own in enumerate(boxes):
-            for part in torch.split(own, chunk):
+        for number, of_one in enumerate(boxes):
+            for part in torch.split(of_one, chunk):
                 own_map = features[number : number + 1]
                 pooled = heads.pooler([own_map], [structures.Boxes(part)])
                 means.append(widened(heads.res5(pooled)).mean(dim=(2, 3)))
@@ -224,20 +224,20 @@ def node_of(config: Any, file: ConfigFile) -> Any:
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Loads a state dict; anchors that it carries must be those of the configuration."""
-    own = model.state_dict()
-    complaints = [f"missing {key}" for key in own if key not in state]
+    expected = model.state_dict()
+    complaints = [f"missing {key}" for key in expected if key not in state]
     for key, value in state.items():
         if key == ANCHORS:
             anchors = model.get_buffer(key)
             if value.shape != anchors.shape or not torch.allclose(value.float(), anchors.cpu()):
                 complaints.append(f"{key} has other anchors than the configuration")
-        elif key not in own and not key.endswith(("pixel_mean", "pixel_std")):
+        elif key not in expected and not key.endswith(("pixel_mean", "pixel_std")):
             complaints.append(f"unexpected {key}")
-        elif key in own and own[key].shape != value.shape:
-            complaints.append(f"{key} is {tuple(value.shape)}, want {tuple(own[key].shape)}")
+        elif key in expected and expected[key].shape != value.shape:
+            complaints.append(f"{key} is {tuple(value.shape)}, want {tuple(expected[key].shape)}")
     if complaints:
         raise InputError(
             f"--weights {path}: they do not fit --config: {'; '.join(complaints)}; give the "
             "configuration that they were trained with"
         )
-    model.load_state_dict({key: value for key, value in state.items() if key in own})
+    model.load_state_dict({key: value for key, value in state.items() if key in expected})

@@ -97,5 +97,5 @@ def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str
 
 
 def chunk_of(device: torch.device) -> int:
-    """How many RoIs pass through res5 together on a device."""
+    """Tells how many RoIs pass through res5 together on a device."""
     return CPU_ROI_CHUNK if device.type == "cpu" else ROI_CHUNK

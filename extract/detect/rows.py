@@ -47,7 +47,7 @@ def stored_tensors(
 
 
 def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N M D"]:
-    """Each picture's values of its own regions."""
+    """Returns each picture's values of its own regions."""
     pictures = torch.arange(len(values), device=values.device)[:, None]
     return values[pictures, ids]
 

@@ -1,4 +1,4 @@
-"""From the network's proposals to the regions of pictures (pure).
+"""The network's proposals become the regions of pictures here; all of it is pure.
 
 N pictures, P places for proposals, K classes without background, M places for regions. The rules
 are those of the published extractors; which one a detector has is part of its conventions. All
@@ -48,7 +48,7 @@ class Chosen:
 
 
 def select(detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection) -> Chosen:
-    """The regions of each picture, boxes in its own pixels."""
+    """Selects the regions of each picture, boxes in its own pixels."""
     if spec.selection == "class-confidence":
         return by_class_confidence(detections, spec, frames, rule)
     choose = by_best_class if spec.selection == "best-class" else by_class_pairs
@@ -232,7 +232,7 @@ def candidate_boxes(
 def of_class(
     boxes: Float[Tensor, "N P B 4"], classes: Int64[Tensor, "N P"], spec: DetectorConfig
 ) -> Float[Tensor, "N P 4"]:
-    """Each region's box of its class (without background)."""
+    """Returns each region's box of its class (without background)."""
     if boxes.shape[2] == 1:
         return boxes[:, :, 0]
     columns = classes + (spec.background == "first")
@@ -242,5 +242,5 @@ def of_class(
 def at_places(
     boxes: Float[Tensor, "N R 4"], places: Int64[Tensor, "N M"]
 ) -> Float[Tensor, "N M 4"]:
-    """Each picture's boxes at its own places."""
+    """Returns each picture's boxes at its own places."""
     return boxes.gather(1, places[..., None].expand(-1, -1, 4))

@@ -1,7 +1,8 @@
 """Feature files of other projects are read into rows of regions, and written from them.
 
-Each format has a file with ``read(path) -> Iterator[Record]``, which never raises for what a
-stranger's file holds: a record that is wrong is a :class:`~vlmill.extract.formats.records.Bad`; and
-``write(rows, path)``, which makes the whole file or none. Nothing here executes what a file says.
-Read ``command``, ``import_file`` and then one format.
+Each format has a file, ``tsv``, ``lmdb``, ``npz`` and ``hdf5``, with ``read(path) ->
+Iterator[Record]``, which never raises for what a stranger's file holds: a record that is wrong is a
+:class:`~vlmill.extract.formats.records.Bad`; and ``write(rows, path)``, which makes the whole file
+or none. Nothing here executes what a file says. Reading order: ``names``, ``command``, ``records``
+(what a record is), ``import_file``, ``export_file`` and then one format.
 """

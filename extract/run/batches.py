@@ -1,4 +1,4 @@
-"""Decoded pictures to rows: those of one input shape go through the network together.
+"""Decoded pictures become rows: those of one input shape go through the network together.
 
 Batches are formed among the pictures of a window (vlmill.extract.run.devices) in the order of the
 plan, one whenever enough of a shape are there, the rest at the window's end: they depend on nothing
@@ -59,7 +59,7 @@ class RunningBatch:
 
 
 def extracted(ready: Ready, outcome: Outcome) -> Extracted:
-    """A picture with its result."""
+    """Returns a picture with its result."""
     return Extracted(picture=ready.picture, image_id=ready.image_id, result=outcome)
 
 
@@ -222,5 +222,5 @@ def failed(error: RuntimeError, detector: Detector) -> Rejected:
 
 
 def first_line(error: RuntimeError) -> str:
-    """The message in short."""
+    """Returns an error's first line: the message in short."""
     return (str(error).splitlines() or [""])[0]

@@ -32,7 +32,7 @@ def row_bytes(arrays: Mapping[str, Any], boxes: int) -> int:
 def output_bytes(
     num_pictures: int, config: ExtractConfig, arrays: Mapping[str, Any], num_proposals: int
 ) -> tuple[int, int]:
-    """The least and the most that so many pictures' regions take.
+    """Returns the least and the most that so many pictures' regions take.
 
     The least is 0 with compression. A picture that is rejected has no row, and one with fewer
     proposals than the rule's minimum has fewer regions: neither is known before it is read.

@@ -1,6 +1,8 @@
 """A detector is trained here, end to end, with the network that extracts.
 
-Reading order: ``settings`` (what a run is), ``targets`` (what anchors and regions should say),
-``losses``, ``step`` (the two on a batch), ``solver`` (rates and groups), ``examples`` (the rows of
-the table), ``batches``, ``start`` (from other weights), ``loop``, ``job``.
+Reading order: ``command`` and ``run`` (the command), ``recipes`` and ``describe``, ``settings``
+(what a run is), ``targets`` (what anchors and regions should say), ``losses``, ``step`` (the two on
+a batch), ``solver`` (rates and groups), ``examples`` (the rows of the table), ``batches``,
+``start`` (from other weights), ``loop``, ``job``, ``checkpoints`` and ``cost``; it is measured in
+``evaluation``, ``vg_scores``, ``coco_scores`` and ``report``.
 """

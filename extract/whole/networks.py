@@ -71,12 +71,12 @@ class WholePictures:
 
     @property
     def width(self) -> int:
-        """G."""
+        """Returns G, the length of the vectors."""
         return sum(NETWORKS[network.name] for network in self.networks)
 
     @property
     def crops(self) -> tuple[Crop, ...]:
-        """The different crops that they see."""
+        """Lists the different crops that the networks see."""
         return tuple(dict.fromkeys(network.preset.crop for network in self.networks))
 
     def record(self) -> list[dict[str, Any]]:
@@ -84,12 +84,12 @@ class WholePictures:
         return [network.record() for network in self.networks]
 
     def vectors(self, pictures: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
-        """The vectors before the classifiers, on the device; not waited for."""
-        found = [
+        """Computes the vectors before the classifiers on the device, without waiting for it."""
+        vectors = [
             network.model(normalised([crops[network.preset.crop] for crops in pictures], network))
             for network in self.networks
         ]
-        return torch.cat([vector.to(found[0].dtype) for vector in found], dim=1)
+        return torch.cat([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
 
 
 def normalised(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, "N 3 S S"]:
@@ -106,7 +106,7 @@ def normalised(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, 
 def open_whole(
     names: Sequence[str], files: Sequence[str] | None, *, seed: int, device: torch.device
 ) -> WholePictures:
-    """The networks with the files' weights, one each in this order, or with random ones.
+    """Returns the networks with the files' weights, one each in this order, or with random ones.
 
     Raises InputError for a file that cannot be read or is not of its network.
     """
@@ -118,7 +118,7 @@ def open_whole(
 
 
 def open_network(name: str, path: Path | None, *, seed: int, device: torch.device) -> WholeNetwork:
-    """One of them."""
+    """Opens one network with its weights."""
     presets = presets_of(name)
     model = without_classifier(name)
     if path is None:
@@ -155,12 +155,12 @@ def preset_of(path: Path, presets: Sequence[Preset]) -> Preset:
     if len(presets) == 1:
         return presets[0]
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    return next((preset for preset in presets if found.startswith(preset.digits)), presets[0])
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return next((preset for preset in presets if digest.startswith(preset.digits)), presets[0])
 
 
 def without_classifier(name: str) -> nn.Module:
-    """The network up to its pooled vector, weights not drawn yet."""
+    """Builds a network up to its pooled vector, weights not drawn yet."""
     from torchvision import models
 
     if name == "googlenet":
@@ -181,14 +181,14 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     except ValueError as error:
         raise InputError(f"--global-weights {error}") from None
     state = {OLD_DENSENET.sub(r"\1\2.", key): tensor for key, tensor in state.items()}
-    given = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
-    own = model.state_dict()
-    problems = [f"missing {key}" for key in own if key not in given and COUNTER not in key]
-    problems += [f"unexpected {key}" for key in given if key not in own]
+    tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
+    expected = model.state_dict()
+    problems = [f"missing {key}" for key in expected if key not in tensors and COUNTER not in key]
+    problems += [f"unexpected {key}" for key in tensors if key not in expected]
     problems += [
-        f"{key} is {list(given[key].shape)}, want {list(tensor.shape)}"
-        for key, tensor in own.items()
-        if key in given and given[key].shape != tensor.shape
+        f"{key} is {list(tensors[key].shape)}, want {list(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in tensors and tensors[key].shape != tensor.shape
     ]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -196,7 +196,7 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
             f"--global-weights {path} is no {name} of torchvision's: {problems[0]}{more}; give the "
             "files in the order of --global-cnn"
         )
-    model.load_state_dict(given, strict=False)  # counters may be absent; the rest was compared
+    model.load_state_dict(tensors, strict=False)  # counters may be absent; the rest was compared
 
 
 def randomise(model: nn.Module, seed: int) -> None:
@@ -215,7 +215,7 @@ def randomise(model: nn.Module, seed: int) -> None:
 
 
 def digest_of(model: nn.Module) -> str:
-    """32 hexadecimal digits over every number of the weights."""
+    """Returns 32 hexadecimal digits over every number of the weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if COUNTER not in name:

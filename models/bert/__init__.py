@@ -1,4 +1,4 @@
 """This is BERT (Devlin et al. 2018).
 
-Reading order: ``model``, ``tasks``, then ``published``, the names of its checkpoints.
+Reading order: ``config``, ``model``, ``tasks``, then ``published``, the names of its checkpoints.
 """

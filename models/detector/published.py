@@ -196,6 +196,7 @@ def pixels_of(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
 
 
 def shape_of(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
+    """Returns a tensor's shape. Raises ValueError, which names the tensor, if it is missing."""
     if key not in state:
         raise ValueError(f"missing {key}")
     return tuple(state[key].shape)

@@ -1,4 +1,4 @@
 """This is ImageBERT (arXiv:2001.07966).
 
-Reading order: ``model``, ``tasks``.
+Reading order: ``config``, ``model``, ``tasks``.
 """

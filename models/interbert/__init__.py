@@ -1,4 +1,4 @@
 """This is InterBERT (arXiv:2003.13198).
 
-Reading order: ``model``, ``tasks``, ``published``.
+Reading order: ``config``, ``model``, ``tasks``, ``published``.
 """

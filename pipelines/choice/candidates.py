@@ -166,7 +166,7 @@ def _side(
 
 
 def _between(pictures: Sequence[int], place: int, number: int) -> int:
-    """How many other pictures stand between the picture at ``place`` and a block."""
+    """Tells how many other pictures stand between the picture at ``place`` and a block."""
     if number < place:
         return bisect_left(pictures, place) - bisect_right(pictures, number)
     return bisect_right(pictures, number) - bisect_right(pictures, place)

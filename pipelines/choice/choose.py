@@ -113,7 +113,7 @@ def _is_card(joined: JoinedPage, image: PageImage, site: Site) -> bool:
 
 
 def probability(value: float) -> float:
-    """The logistic function, rounded to 6 digits.
+    """Returns the logistic function, rounded to 6 digits.
 
     Rounded so that platforms whose exp differs in the last bit order texts alike.
     """

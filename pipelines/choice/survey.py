@@ -34,7 +34,7 @@ class Site:
     below: float = 0.0
 
     def pages_with(self, image_id: str) -> int:
-        """How many pages show the picture."""
+        """Tells how many pages show the picture."""
         return self.pictures[image_id]
 
     def is_repeated(self, image_id: str) -> bool:

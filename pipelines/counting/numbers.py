@@ -23,7 +23,7 @@ COUNTED = {
 
 
 def numbers_of(tallies: Mapping[Tally, int], *, num_bytes: int = 0) -> Numbers:
-    """The numbers of a unit that counted its stages so."""
+    """Returns the numbers of a unit that counted its stages so."""
     numbers = Numbers({BYTES: num_bytes} if num_bytes else {})
     for tally, count in tallies.items():
         if tally[1] not in (IN, OUT):
@@ -34,7 +34,7 @@ def numbers_of(tallies: Mapping[Tally, int], *, num_bytes: int = 0) -> Numbers:
 
 
 def rejects_of(reasons: Mapping[str, int]) -> Numbers:
-    """The numbers of so many rejects by reason."""
+    """Returns the numbers of so many rejects by reason."""
     numbers = Numbers({f"{REJECTS}_{reason}": count for reason, count in reasons.items()})
     numbers[REJECTS] = sum(reasons.values())
     return +numbers

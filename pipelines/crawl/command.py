@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from vlmill.pipelines.fetching.flags import add_allow_address, add_manners, manners_of
 from vlmill.pipelines.launch.loading import parsed
 from vlmill.pipelines.launch.local import local_workers
-from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
+from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -61,9 +61,7 @@ def parser() -> Parser:
     p.add_argument(
         "--warc-bytes", type=int, default=1 << 30, metavar="N", help="of a WARC file (1 GiB)"
     )
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
     return p

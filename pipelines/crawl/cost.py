@@ -13,7 +13,7 @@ REQUESTS_FIRST = 2  # of each host: robots.txt and tdmrep.json
 
 
 def estimate_of(lines: Iterable[Line], manners: Manners, workers: int) -> Estimate:
-    """The cost of the URLs of a list. Memory: some 150 bytes a host."""
+    """Returns the cost of the URLs of a list. Memory: some 150 bytes a host."""
     hosts, bad = Counter[str](), 0
     for _, wanted in lines:
         if isinstance(wanted, Drop):

@@ -72,10 +72,10 @@ class Lines(Protocol):
     """What bytes are read from, line by line or in pieces."""
 
     def readline(self, size: int, /) -> bytes:
-        """The next line, or its first ``size`` bytes."""
+        """Returns the next line, or its first ``size`` bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """The next ``size`` bytes."""
+        """Returns the next ``size`` bytes."""
 
 
 def text_lines(path: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.pipelines.fetching.tables import EXAMPLES, Written
-from vlmill.schemas.console.bars import binned_columns, count_bars, funnel_bars
+from vlmill.schemas.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.schemas.console.report import (
     Section,
     funnel_table,
@@ -54,8 +54,8 @@ def _charts(whole: Written) -> Markup:
     for tenth, count in whole.tenths.items():
         tenths[min(tenth, MOST_TENTHS)] += count
     charts = [
-        count_bars(dict(whole.outcomes.most_common()), title="Outcomes"),
-        count_bars(dict(whole.statuses.most_common()), title="Status of answers"),
+        bar_chart(dict(whole.outcomes.most_common()), title="Outcomes"),
+        bar_chart(dict(whole.statuses.most_common()), title="Status of answers"),
         binned_columns(tenths, 0.1, title="Time of an answer", label="seconds"),
     ]
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))

@@ -97,7 +97,7 @@ def _short(value: str | None) -> str | None:
 
 
 def failed(outcome: Outcome, reason: Reason, detail: str | None) -> Outcome:
-    """The outcome of a URL that gave no content, for ``reason``."""
+    """Returns the outcome of a URL that gave no content, for ``reason``."""
     return replace(outcome, outcome=reason.value, detail=detail, may_retry=reason in TRANSIENT)
 
 

@@ -285,12 +285,12 @@ class Fetcher:
         self._done += 1
         self._rejected += outcome.is_reject
 
-    def _want(self, wanted: Wanted) -> None:
-        bucket = bucket_of(host_of(wanted.url), self._buckets)
+    def _want(self, entry: Wanted) -> None:
+        bucket = bucket_of(host_of(entry.url), self._buckets)
         if bucket == self._bucket:
-            self._journal.add(wanted, max_pages=self._scope.max_pages_per_host)
+            self._journal.add(entry, max_pages=self._scope.max_pages_per_host)
         else:
-            self._journal.outbox.send(bucket, wanted)
+            self._journal.outbox.send(bucket, entry)
 
     def _take_robots(self, running: Running, answer: Answer) -> None:
         row = running.origin

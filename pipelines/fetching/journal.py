@@ -67,10 +67,10 @@ class Journal:
 
     # URLs that come in.
 
-    def list_url(self, wanted: Wanted) -> None:
+    def list_url(self, entry: Wanted) -> None:
         """Adds a URL of the user's list; one that came before counts once more."""
-        if not self._insert(wanted):
-            self._db.execute("UPDATE urls SET times = times + 1 WHERE url = ?", (wanted.url,))
+        if not self._insert(entry):
+            self._db.execute("UPDATE urls SET times = times + 1 WHERE url = ?", (entry.url,))
 
     def drop_line(self, line: str, reason: Reason, detail: str | None) -> None:
         """Keeps a line of the user's list that is no URL."""
@@ -80,34 +80,34 @@ class Journal:
             (line, reason.value, detail),
         )
 
-    def add(self, wanted: Wanted, *, max_pages: int) -> None:
+    def add(self, entry: Wanted, *, max_pages: int) -> None:
         """Adds a URL that a page or a redirect has led to, unless it is known.
 
         Of links a host takes ``max_pages``; how many more there were is counted.
         """
-        is_link = wanted.follow >= 0 and wanted.hops == 0
-        if is_link and self._pages(wanted.url) >= max_pages:
-            if not self._knows(wanted.url):
-                self._count(host_of(wanted.url), "left_out")
+        is_link = entry.follow >= 0 and entry.hops == 0
+        if is_link and self._pages(entry.url) >= max_pages:
+            if not self._knows(entry.url):
+                self._count(host_of(entry.url), "left_out")
             return
-        if self._insert(wanted):
+        if self._insert(entry):
             if is_link:
-                self._count(host_of(wanted.url), "pages")
-        elif wanted.follow >= 0:
+                self._count(host_of(entry.url), "pages")
+        elif entry.follow >= 0:
             self._db.execute(
                 "UPDATE urls SET follow = max(follow, ?) WHERE url = ? AND state = ?",
-                (wanted.follow, wanted.url, WAITING),
+                (entry.follow, entry.url, WAITING),
             )
 
-    def _insert(self, wanted: Wanted) -> bool:
-        host = self._host_id(host_of(wanted.url))
+    def _insert(self, entry: Wanted) -> bool:
+        host = self._host_id(host_of(entry.url))
         added = self._db.execute(
             "INSERT OR IGNORE INTO urls "
             "(url, host, source, referrer, follow, hops, old_etag, old_modified) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(wanted.url, host, wanted.source, wanted.referrer),
-                *(wanted.follow, wanted.hops, wanted.etag, wanted.modified),
+                *(entry.url, host, entry.source, entry.referrer),
+                *(entry.follow, entry.hops, entry.etag, entry.modified),
             ),
         )
         if added.rowcount:
@@ -275,8 +275,8 @@ class Journal:
     def pull(self, bucket: int, sent: Iterable[tuple[int, Wanted]], *, max_pages: int) -> None:
         """Adds what another bucket has left for this one; either all of it or, killed, nothing."""
         last = 0
-        for last, wanted in sent:  # noqa: B007
-            self.add(wanted, max_pages=max_pages)
+        for last, entry in sent:  # noqa: B007
+            self.add(entry, max_pages=max_pages)
         if last:
             self.outbox.mark_pulled(bucket, last)
             self.commit()

@@ -54,7 +54,7 @@ class Manners:
         self.client_settings()  # which check themselves: the contact, too
 
     def client_settings(self) -> ClientSettings:
-        """The settings of a worker's client."""
+        """Returns the settings of a worker's client."""
         return ClientSettings(
             contact=self.contact,
             connections=min(CONNECTIONS, self.hosts_at_once * self.per_host),

@@ -25,7 +25,7 @@ def _parts(url: str) -> re.Match[str]:
 
 @lru_cache(maxsize=65_536)
 def bucket_of(host: str, buckets: int) -> int:
-    """The bucket of a host, the same on every machine.
+    """Returns the bucket of a host, the same on every machine.
 
     Ports do not count, nor does ``www.``: between such hosts redirects are frequent.
     """

@@ -56,7 +56,7 @@ def record(
 
 
 def _line(value: str) -> str:
-    """A header's value without what would end it."""
+    """Returns a header's value without what would end it."""
     return " ".join(value.split())
 
 
@@ -68,7 +68,7 @@ def warc_date(seconds: float) -> str:
 def response_record(
     url: str, head: bytes, body: bytes, *, at: float, address: str, level: int
 ) -> bytes:
-    """The record of a whole HTTP response: its head as it came, and its body."""
+    """Returns the record of a whole HTTP response: its head as it came, and its body."""
     headers = _about(url, at, address)
     headers["Content-Type"] = "application/http;msgtype=response"
     return record("response", headers, head + body, level=level)
@@ -114,7 +114,7 @@ PARTS = "crawl-*-*.warc.gz"
 
 
 def part_name(bucket: int, part: int) -> str:
-    """The file name of a finished part of a bucket's archive."""
+    """Returns the file name of a finished part of a bucket's archive."""
     return f"crawl-{bucket:05d}-{part:05d}.warc.gz"
 
 

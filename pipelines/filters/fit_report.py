@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.filters.fitting import FOLDS, Labels, Validation
+from vlmill.schemas.console.bars import bar_chart, histogram
 from vlmill.schemas.console.report import (
     Section,
-    bar_chart,
-    histogram,
     html_table,
     settings_table,
     write_page,
@@ -20,7 +19,7 @@ WARN_AUC = 0.7
 
 
 def report_lines(validation: Validation, labels: Labels) -> list[str]:
-    """The report as plain lines."""
+    """Returns the report as plain lines."""
     v = validation
     lines = [
         f"{v.rows} labels, {v.positives} of them 1; {FOLDS} folds, each judged by the others",
@@ -70,12 +69,12 @@ def write_fit_report(
         Section(
             title="Features",
             intro="AUC that is lost where the values of one are permuted, mean of the folds.",
-            body=bar_chart(important, title="the most important", x_label="AUC lost"),
+            body=bar_chart(important, title="AUC lost, the most important"),
         ),
         *(
             Section(
                 title=f"Probabilities, {name}",
-                body=histogram(values, title=name, x_label="held-out probability"),
+                body=histogram(values, title=name, label="held-out probability"),
             )
             for name, values in by_label.items()
         ),

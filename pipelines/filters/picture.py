@@ -28,7 +28,7 @@ Vector = npt.NDArray[np.float32]
 
 
 def backbone_names(width: int) -> tuple[str, ...]:
-    """The features of a network's vector."""
+    """Returns the features of a network's vector."""
     return tuple(f"backbone_{number}" for number in range(width))
 
 

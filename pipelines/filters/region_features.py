@@ -83,13 +83,13 @@ class ClassNames:
         return cls({phrase: frozenset(classes) for phrase, classes in numbers.items()})
 
     def named_in(self, phrases: Sequence[str]) -> frozenset[int]:
-        """The numbers that some of the phrases name."""
+        """Returns the numbers that some of the phrases name."""
         known = [self.numbers[phrase] for phrase in phrases if phrase in self.numbers]
         return frozenset().union(*known)
 
     @cached_property
     def people(self) -> frozenset[int]:
-        """The classes of people."""
+        """Returns the classes of people."""
         return self.named_in(sorted(PEOPLE))
 
 

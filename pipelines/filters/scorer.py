@@ -190,7 +190,7 @@ class HashedShares(Mapping[str, float]):
 
     @property
     def table(self) -> Features:
-        """The shares by places, float32 [TABLE_SIZE]."""
+        """Returns the shares by places, float32 [TABLE_SIZE]."""
         return self._table
 
     def __getitem__(self, word: str) -> float:

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def labelled_rows(
     images: str, labels: Mapping[str, bool], weights: Mapping[str, Vector]
 ) -> LabelledRows:
-    """The features of all labelled pictures, in the order of their ids.
+    """Returns the features of all labelled pictures, in the order of their ids.
 
     Raises InputError for an id without a picture, and for a picture that cannot be decoded.
     """

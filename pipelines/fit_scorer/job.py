@@ -85,7 +85,7 @@ def labelled_rows(
     sources: Sources,
     frequency: HashedShares,
 ) -> LabelledRows:
-    """The features of labelled pairs; a picture's pairs belong together."""
+    """Returns the features of labelled pairs; a picture's pairs belong together."""
     reader = FactsReader(sources)
     words = Vocabularies(
         classes=sources.classes, attributes=sources.attributes, frequency=frequency

@@ -1,7 +1,8 @@
 """This job finds hard negatives of pairs.
 
-Reading order: ``command`` (the flags), ``rules``, ``plan``, ``job`` and ``graph``, which has its
-pipelines; then what it does: ``source`` and ``captions`` read, ``tokens`` and ``vectors`` count
-words, ``index`` lays them out in ``arrays``, ``kernel`` searches them by ``bounds`` and exact
-``scores``, ``blocks`` brings that to Beam, ``finish`` ends a run.
+Reading order: ``command`` (the flags), ``rules``, ``plan``, ``job``, ``steps`` and ``on_beam``;
+then what the steps do: ``source`` and ``captions`` read, ``tokens`` and ``vectors`` count words,
+``index`` lays them out in ``arrays``, ``kernel`` searches them by ``bounds`` and exact ``scores``
+with a thread's ``state``, all of it ``compiled``, ``blocks`` puts lists together, ``finish`` and
+``report`` end a run. ``cost`` tells it before.
 """

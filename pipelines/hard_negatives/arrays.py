@@ -96,7 +96,7 @@ def _map(path: Path) -> Array:
 
 @inlined
 def bit_of(word: int) -> int:
-    """The bit of a word in a signature."""
+    """Returns the bit of a word in a signature."""
     if word < OWN_BITS:
         return word
     return OWN_BITS + ((word * 2654435761) >> 8) % (BITS - OWN_BITS)

@@ -83,17 +83,17 @@ def _copy_texts(
 
 def _chunks(source: Source, limit: int | None) -> Iterator[pa.Table]:
     """Tables of CHUNK_ROWS rows."""
-    held: list[pa.RecordBatch] = []
+    batches_of_chunk: list[pa.RecordBatch] = []
     stream = batches(source)
     if limit is not None:
         stream = islice(stream, -(-limit // BATCH_ROWS))
     for batch in stream:
-        held.append(batch)
-        if sum(b.num_rows for b in held) >= CHUNK_ROWS:
-            yield pa.Table.from_batches(held)
-            held = []
-    if held:
-        yield pa.Table.from_batches(held)
+        batches_of_chunk.append(batch)
+        if sum(b.num_rows for b in batches_of_chunk) >= CHUNK_ROWS:
+            yield pa.Table.from_batches(batches_of_chunk)
+            batches_of_chunk = []
+    if batches_of_chunk:
+        yield pa.Table.from_batches(batches_of_chunk)
 
 
 def _column(table: pa.Table, name: str, default: npt.NDArray[Any] | None) -> pa.Array:

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
-from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
+from vlmill.pipelines.launch.loading import parsed
 from vlmill.pipelines.launch.local import all_cores
-from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
+from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -63,9 +63,7 @@ def parser() -> Parser:
         "the bytes stay the same (all cores)",
     )
     p.add_argument("--pairs-per-shard", type=int, default=50_000, help="pairs a shard (50000)")
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
     return p
@@ -90,8 +88,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     source = source_of(args.pairs, args.id_column, args.image_column, args.text_column)
     source.require()
     require_tables({"--images": args.images})
-    with quiet_beam_import():
-        from vlmill.pipelines.hard_negatives import job
+    from vlmill.pipelines.hard_negatives import job
 
     return job.run(args, source, rules, beam_flags)
 

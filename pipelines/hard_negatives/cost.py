@@ -28,7 +28,7 @@ COSINE_BYTES = 4
 
 
 def output_bytes(num_pairs: int, top: int) -> int:
-    """The most that the negatives of so many pairs take, each with ``top`` of them."""
+    """Returns the most that the negatives of so many pairs take, each with ``top`` of them."""
     return num_pairs * (ID_BYTES + min(top, num_pairs) * (ID_BYTES + COSINE_BYTES))
 
 
@@ -38,7 +38,7 @@ def count_rows(source: Source) -> int:
 
 
 def measure(source: Source, rules: NegativeRules) -> Rate:
-    """The rate of one thread on the first captions, searched among these alone."""
+    """Returns the rate of one thread on the first captions, searched among these alone."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         bags, part = prepare(source, work, rules, SAMPLE_CAPTIONS)

@@ -1,32 +1,27 @@
 """Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help
 
-Captions are laid out once, cut into words and counted in Beam, and indexed; the index lies on the
-disk as plain arrays that all workers map. Blocks of captions are searched, and shards written. All
-of it is done by Beam's workers: nothing of the result passes through this process. What lies in
-``work`` of a killed run is not made again; it goes when the run has finished.
+Captions are laid out once, cut into words and counted, and indexed; the index lies on the disk as
+plain arrays that all workers map. Blocks of captions are searched, and shards written. With a
+runner all of it is done by Beam's workers: nothing of the result passes through this process. What
+lies in ``work`` of a killed run is not made again; it goes when the run has finished.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from apache_beam.options.pipeline_options import PipelineOptions
-
-from vlmill.pipelines.counting.numbers import UnitProgress
 from vlmill.pipelines.hard_negatives.blocks import read_staged
 from vlmill.pipelines.hard_negatives.captions import JOB, Staged
 from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_of, measure
-from vlmill.pipelines.hard_negatives.graph import build, build_staging, has_vectors
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
+from vlmill.pipelines.hard_negatives.steps import Step, run_here, staging, steps_of
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
-from vlmill.pipelines.hard_negatives.vectors import cut_chunk
-from vlmill.pipelines.launch.clusters import require_for_cluster
-from vlmill.pipelines.launch.local import workers_of
-from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
@@ -41,8 +36,7 @@ def run(
     args: argparse.Namespace, source: Source, rules: NegativeRules, beam_flags: Sequence[str]
 ) -> int:
     """Searches what no finished block or shard holds, and writes the manifest."""
-    options = beam_options(beam_flags, __name__)
-    require_for_cluster(options, {"--pairs": args.pairs, "--output": str(args.output)})
+    run_steps = runner_of(args, beam_flags)
     source.require()
     if args.dry_run:
         rate = measure(source, rules)
@@ -74,15 +68,31 @@ def run(
         for folder in (plan.work, plan.words):
             remove_leftovers(folder)
         with _refusing(plan):
-            staged = _stage(plan, options)
-            missing = _missing(plan, staged)
-            if not (beam_flags or has_vectors(plan)):
-                _cut_here(plan, staged)
-            with run_pipeline(options) as pipeline:
-                build(pipeline, plan, staged, missing)
+            staged = _stage(plan, run_steps)
+            run_steps(steps_of(plan, staged, _missing(plan, staged)))
     remove_tree(plan.work)
     _say(plan, state)
     return 0
+
+
+def runner_of(
+    args: argparse.Namespace, beam_flags: Sequence[str]
+) -> Callable[[Sequence[Step]], None]:
+    """Returns what does steps: processes of this machine, or the runner that flags name.
+
+    Raises InputError for flags that no runner takes.
+    """
+    if not beam_flags:
+        return lambda steps: run_here(steps, args.workers)
+    # Beam takes seconds to load.
+    with quiet_beam_import():
+        from vlmill.pipelines.hard_negatives.on_beam import run_beam
+        from vlmill.pipelines.launch.clusters import require_for_cluster
+        from vlmill.pipelines.launch.options import beam_options
+
+    options = beam_options(beam_flags, __name__)
+    require_for_cluster(options, {"--pairs": args.pairs, "--output": str(args.output)})
+    return partial(run_beam, options)
 
 
 @contextmanager
@@ -99,12 +109,11 @@ def _refusing(plan: Plan) -> Iterator[None]:
         raise
 
 
-def _stage(plan: Plan, options: PipelineOptions) -> Staged:
+def _stage(plan: Plan, run_steps: Callable[[Sequence[Step]], None]) -> Staged:
     """Lays the captions out. Raises InputError if there is none that can be searched."""
     said = f"--pairs {plan.source.argument}"
     if (counts := read_staged(plan.work)) is None:
-        with run_pipeline(options) as pipeline:
-            build_staging(pipeline, plan)
+        run_steps(staging(plan))
         counts = read_staged(plan.work)
     assert counts is not None
     staged = Staged(**counts)
@@ -121,19 +130,6 @@ def _missing(plan: Plan, staged: Staged) -> list[Range]:
     if len(missing) < len(ranges):
         print(f"continuing: {len(ranges) - len(missing)} shards are there", file=sys.stderr)
     return missing
-
-
-def _cut_here(plan: Plan, staged: Staged) -> None:
-    """Cuts captions into words in processes of this machine: Beam would do it in one."""
-    chunks = range(staged.chunks)
-    missing = [k for k in chunks if not (plan.words / f"words-{k:05d}.arrow").exists()]
-    places = plan.captions, plan.words, plan.rules
-    with (
-        workers_of(plan.threads, places, __name__) as pool,
-        UnitProgress(total=len(missing), unit="chunk", label="words") as progress,
-    ):
-        for numbers in pool.each(cut_chunk, missing, progress.idle):
-            progress.add(numbers)
 
 
 def _say(plan: Plan, state: State) -> None:

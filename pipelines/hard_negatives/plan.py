@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def captions(self) -> Path:
-        """The captions, laid out."""
+        """Returns the captions, laid out."""
         return self.work / "captions"
 
     @property
@@ -46,14 +46,22 @@ class Plan:
         """What chunks of captions were cut into."""
         return self.work / "words"
 
+    def words_of(self, chunk: int) -> Path:
+        """The words of a chunk of captions; what else it leaves is there before them."""
+        return self.words / f"words-{chunk:05d}.arrow"
+
     @property
     def bags(self) -> Path:
-        """The captions' vectors."""
+        """Returns the captions' vectors."""
         return self.work / "bags"
+
+    def part(self, number: int) -> Path:
+        """Returns a part of the index."""
+        return self.work / f"part-{number}"
 
     @property
     def vocabulary(self) -> Path:
-        """The one shard of the vocabulary."""
+        """Returns the one shard of the vocabulary."""
         return self.output / shard_name(VOCABULARY, 0, 1)
 
     @property
@@ -62,12 +70,12 @@ class Plan:
         return {"job": JOB, **self.settings}
 
     def ranges(self, staged: Staged) -> list[Range]:
-        """The shards of negatives, which cover all captions."""
+        """Returns the shards of negatives, which cover all captions."""
         starts = range(0, staged.captions, self.shard_captions)
         ends = [*starts[1:], staged.captions]
         return [(n, *cut) for n, cut in enumerate(zip(starts, ends, strict=True))]
 
     def shard(self, number: int, staged: Staged) -> Path:
-        """A shard of negatives."""
+        """Returns a shard of negatives."""
         total = -(-staged.captions // self.shard_captions)
         return self.output / shard_name(NEGATIVES, number, total)

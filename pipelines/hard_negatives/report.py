@@ -17,10 +17,10 @@ from vlmill.pipelines.hard_negatives.arrays import Array
 from vlmill.pipelines.hard_negatives.blocks import all_lists
 from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.vectors import texts_of
+from vlmill.schemas.console.bars import histogram
 from vlmill.schemas.console.report import (
     Section,
     funnel_table,
-    histogram,
     html_table,
     picture_cards,
     settings_table,
@@ -73,8 +73,8 @@ def write_report(
 ) -> None:
     """Writes ``output/report.html``; ``images`` is a table of pictures, ids those of the pairs."""
     charts = [
-        histogram(findings.first, title="Highest similarity of a caption", x_label="cosine"),
-        histogram(findings.last, title=f"Lowest of its {findings.top}", x_label="cosine"),
+        histogram(findings.first, title="Highest similarity of a caption", label="cosine"),
+        histogram(findings.last, title=f"Lowest of its {findings.top}", label="cosine"),
     ]
     captions = funnel[-1]["in"]
     write_page(
@@ -121,8 +121,8 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
     texts, pictures = texts_of(staged, everyone), _pictures(staged, everyone)
     uris = thumbnails(images, {name for name in pictures.values() if name is not None})
     cards = []
-    for row, own in zip(rows, numbers, strict=True):
-        for rank, number in enumerate(own):
+    for row, numbers_of_list in zip(rows, numbers, strict=True):
+        for rank, number in enumerate(numbers_of_list):
             cosine = f"negative, cosine {row['similarities'][rank - 1]:.3f}" if rank else ""
             cards.append(
                 {
@@ -135,7 +135,7 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
 
 
 def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, Any]]:
-    """The rows of captions by their numbers, which ascend from shard to shard."""
+    """Returns the rows of captions by their numbers, which ascend from shard to shard."""
     rows, before = [], 0
     for name in names:
         count = pq.read_metadata(readable(output / name)).num_rows

@@ -36,7 +36,7 @@ def is_below(dot: int, norm2_q: int, norm2_d: int, numerator: int, denominator: 
 
 @inlined
 def _product(a: int, b: int) -> tuple[Any, Any]:
-    """The upper and lower 64 bits of a product of numbers below 2^63."""
+    """Returns the upper and lower 64 bits of a product of numbers below 2^63."""
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     a1, a0 = np.uint64(a) >> half, np.uint64(a) & low
     b1, b0 = np.uint64(b) >> half, np.uint64(b) & low

@@ -156,7 +156,7 @@ def _foreign(path: Path, source: Source, columns: list[str]) -> Iterator[pa.Reco
 
 
 def _plain(path: Path, name: str, column: pa.Array) -> pa.Array:
-    """A column of whole numbers or texts, as int64 or string."""
+    """Returns a column of whole numbers or texts, as int64 or string."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if not pa.types.is_integer(column.type):

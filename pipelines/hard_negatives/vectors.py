@@ -1,4 +1,4 @@
-"""TF-IDF as scikit-learn's ``TfidfVectorizer`` defines it, counted in Beam, weighed in integers.
+"""TF-IDF as scikit-learn's ``TfidfVectorizer`` defines it, counted by chunks, weighed in integers.
 
 N captions, tf the raw count, idf(t) = ln((1 + N) / (1 + df(t))) + 1. Words are numbered by falling
 df, equal ones by code point. Each chunk of captions is cut once: its words lie in
@@ -6,25 +6,21 @@ df, equal ones by code point. Each chunk of captions is cut once: its words lie 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.windowed_value import WindowedValue
 
 from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, save
 from vlmill.pipelines.hard_negatives.captions import Staged, chunk_starts, read_arrow, write_arrow
 from vlmill.pipelines.hard_negatives.index import bags_of
+from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.tokens import tokenizer_of
-from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path, has_folder
@@ -47,35 +43,13 @@ def weights_of(idf: Array) -> Array:
     return weights
 
 
-class CountWords(beam.DoFn):
-    """Chunk -> its files; yields (word, captions that have it), added up over the bundle."""
-
-    def __init__(self, staged: Path, folder: Path, rules: NegativeRules) -> None:
-        self.staged, self.folder, self.rules = staged, folder, rules
-        self.counter: Counter[str] = Counter()
-
-    def start_bundle(self) -> None:
-        self.counter = Counter()
-
-    def process(self, chunk: int) -> None:
-        path = self.folder / f"words-{chunk:05d}.arrow"
-        if not path.exists():  # it appears after the counts
-            count_in_beam("words", cut_chunk((self.staged, self.folder, self.rules), chunk))
-        self.counter.update(word_counts(path))
-
-    def finish_bundle(self) -> Iterator[WindowedValue]:
-        window = GlobalWindow()
-        for pair in self.counter.items():
-            yield WindowedValue(pair, window.max_timestamp(), (window,))
-        self.counter = Counter()
-
-
-def cut_chunk(places: tuple[Path, Path, NegativeRules], chunk: int) -> Numbers:
-    """Does :func:`count_chunk`, and returns what was done."""
-    staged, folder, rules = places
+def cut_chunk(plan: Plan, chunk: int) -> Numbers:
+    """Does :func:`count_chunk`, unless its files are there, and returns what was done."""
     numbers = Numbers()
-    with timed(numbers):
-        numbers["captions"] = count_chunk(staged, folder, chunk, tokenizer_of(rules))
+    if not plan.words_of(chunk).exists():  # it appears after the counts
+        tokenize = tokenizer_of(plan.rules)
+        with timed(numbers):
+            numbers["captions"] = count_chunk(plan.captions, plan.words, chunk, tokenize)
     return numbers
 
 
@@ -117,20 +91,17 @@ def _utf8(word: str) -> str:
 def _numbers(staged: Path, chunk: int, size: int) -> Array:
     """Which captions the texts of a chunk are."""
     numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
-    own: Array = numbers[chunk_starts(staged)[chunk] :][:size]
-    return own
+    numbers_of_chunk: Array = numbers[chunk_starts(staged)[chunk] :][:size]
+    return numbers_of_chunk
 
 
-class WriteVocabulary(beam.DoFn):
-    """Writes the table of all words; runs once, and yields None when it is there."""
-
-    def __init__(self, output: Path, total: int, producer: dict[str, Any]) -> None:
-        self.output, self.total, self.producer = output, total, producer
-
-    def process(self, _: None, counts: Iterable[tuple[str, int]]) -> Iterator[None]:
-        with ShardWriter(self.output, VOCABULARY, 0, 1, producer=self.producer) as writer:
-            writer.write(vocabulary_table(counts, self.total))
-        yield None
+def write_vectors(plan: Plan, staged: Staged) -> None:
+    """Writes the table of all words and, unless they are there, the captions' vectors."""
+    with ShardWriter(plan.output, VOCABULARY, 0, 1, producer=plan.producer) as writer:
+        writer.write(vocabulary_of(plan.words, staged.captions))
+    if not has_folder(plan.bags):
+        vocabulary = pq.read_table(readable(plan.vocabulary))
+        save(plan.bags, load_bags(plan.work, staged, vocabulary, plan.rules))
 
 
 def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
@@ -146,7 +117,7 @@ def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
 
 
 def vocabulary_of(folder: Path, total: int) -> pa.Table:
-    """The ``vocabulary`` table of all chunks that lie in ``folder``, without Beam."""
+    """The ``vocabulary`` table of all chunks that lie in ``folder``."""
     counter: Counter[str] = Counter()
     for path in sorted(folder.glob("words-*.arrow")):
         counter.update(word_counts(path))
@@ -158,12 +129,6 @@ def word_counts(path: Path) -> dict[str, int]:
     table = read_arrow(path)
     words, captions = table.column("word").to_pylist(), table.column("captions").to_pylist()
     return dict(zip(words, captions, strict=True))
-
-
-def write_bags(work: Path, staged: Staged, vocabulary: Path, rules: NegativeRules) -> None:
-    """Joins the chunks' counts to the files of :class:`.arrays.Bags`, unless they are there."""
-    if not has_folder(work / "bags"):
-        save(work / "bags", load_bags(work, staged, pq.read_table(readable(vocabulary)), rules))
 
 
 def load_bags(work: Path, staged: Staged, vocabulary: pa.Table, rules: NegativeRules) -> Bags:
@@ -226,10 +191,10 @@ def _check_norms(captions: Path, start: Array, squares: Array, rules: NegativeRu
 
 
 def texts_of(staged: Path, numbers: Sequence[int]) -> dict[int, str]:
-    """The texts of some captions by their numbers."""
-    wanted = np.array(sorted(set(numbers)), np.int64)
+    """Returns the texts of some captions by their numbers."""
+    ordered = np.array(sorted(set(numbers)), np.int64)
     all_numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
-    rows = np.flatnonzero(np.isin(all_numbers, wanted))
+    rows = np.flatnonzero(np.isin(all_numbers, ordered))
     starts = np.asarray(chunk_starts(staged))
     texts = {}
     for row in rows:

@@ -20,7 +20,7 @@ OPTIONS = "options/pipeline_options.py"  # where Beam declares every flag
 def parsed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """A job's own arguments, and the words for Beam.
+    """Returns a job's own arguments, and the words for Beam.
 
     Raises InputError for a flag that neither knows, without loading Beam.
     """

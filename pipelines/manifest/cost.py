@@ -6,12 +6,12 @@ from itertools import islice, repeat
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import PICTURES, Entry
-from vlmill.pipelines.manifest.own import CHUNK, Caption, Ledger, OwnJob
-from vlmill.pipelines.manifest.parts import CHUNK as ENTRIES
-from vlmill.pipelines.manifest.parts import Job
-from vlmill.pipelines.manifest.pictures import picture_row
-from vlmill.pipelines.manifest.rows import read_rows
-from vlmill.pipelines.manifest.text_rows import Row
+from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob
+from vlmill.pipelines.manifest.published.parts import CHUNK as ENTRIES
+from vlmill.pipelines.manifest.published.parts import Job
+from vlmill.pipelines.manifest.reading.pictures import picture_row
+from vlmill.pipelines.manifest.reading.rows import read_rows
+from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
 
 
@@ -41,7 +41,7 @@ class FirstRows:
 
 
 def measure(job: OwnJob) -> tuple[Rate, int]:
-    """The rate of the first rows, and the bytes of their texts and pictures."""
+    """Returns the rate of the first rows, and the bytes of their texts and pictures."""
     first = FirstRows(job)
     with ThreadPoolExecutor(job.workers) as pool:
         rate = measured_rate(first.chunks(pool), "rows", weight=float)

@@ -13,7 +13,7 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.counting.kept import KeptValues
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.tables import Table
 
 Rows = tuple[tuple[Table, dict[str, Any]], ...]

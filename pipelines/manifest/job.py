@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vlmill.pipelines.launch.loading import parsed, require_flags
-from vlmill.pipelines.manifest.own_command import add_own_arguments, run_own
-from vlmill.pipelines.manifest.published import add_arguments, run_published
+from vlmill.pipelines.manifest.own.command import add_own_arguments, run_own
+from vlmill.pipelines.manifest.published.command import add_arguments, run_published
 from vlmill.pipelines.manifest.sets import SETS
 from vlmill.schemas.console.command import (
     Parser,
@@ -25,7 +25,7 @@ class Dataset:
 
 
 def published(name: str) -> Dataset:
-    """The subcommand of a published data set."""
+    """Returns the subcommand of a published data set."""
     data_set = SETS[name]
     return Dataset(
         title=data_set.title,

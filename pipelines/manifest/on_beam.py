@@ -16,8 +16,9 @@ from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
-from vlmill.pipelines.manifest import own, parts
+from vlmill.pipelines.manifest.own import job as own
 from vlmill.pipelines.manifest.part import finished_part
+from vlmill.pipelines.manifest.published import parts
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import remove_leftovers
 from vlmill.schemas.files.shards import Shard

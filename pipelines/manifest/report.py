@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from vlmill.pipelines.texts.words import words_of
+from vlmill.schemas.console.bars import bar_chart, histogram
 from vlmill.schemas.console.report import (
     Section,
-    bar_chart,
     funnel_table,
-    histogram,
     html_table,
     picture_cards,
     settings_table,
@@ -55,14 +54,14 @@ def write_report(
 
 
 def spread_shards(folder: Path, table: str) -> list[Path]:
-    """At most ``MAX_SHARDS`` of a table's shards, evenly spread."""
+    """Returns at most ``MAX_SHARDS`` of a table's shards, evenly spread."""
     files = sorted(folder.glob(f"{table}-*.parquet"))
     step = max(1, -(-len(files) // MAX_SHARDS))
     return files[::step]
 
 
 def first_rows(path: Path) -> list[dict[str, Any]]:
-    """The first rows of a shard."""
+    """Returns the first rows of a shard."""
     with pq.ParquetFile(readable(path)) as file:
         batch = next(file.iter_batches(ROWS_OF_SHARD), None)
     rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
@@ -110,11 +109,11 @@ def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
     mean = sum(words) / len(words) if words else 0.0
     captions = Counter(row["image_id"] for row in pairs if row["image_id"])
     charts = [
-        histogram(words, title=f"Words of a caption (mean {mean:.1f})", x_label="words"),
+        histogram(words, title=f"Words of a caption (mean {mean:.1f})", label="words"),
         histogram(
             [float(n) for n in captions.values()],
             title="Captions of a picture",
-            x_label="captions in the sample",
+            label="captions in the sample",
         ),
     ]
     if pairs:
@@ -124,7 +123,7 @@ def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
 
 
 def sample_rejects(rejects: list[dict[str, Any]]) -> Markup:
-    """Some rejects of each reason."""
+    """Returns some rejects of each reason."""
     seen: Counter[str] = Counter()
     rows = []
     for row in rejects:

@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
+from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_cost_arguments
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -81,9 +81,7 @@ def parser() -> Parser:
     p.add_argument(
         "--id-prefix", default="", metavar="TEXT", help="before each id of --import: flickr30k/"
     )
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_cost_arguments(p)
     add_lock_seconds(p)
     return p

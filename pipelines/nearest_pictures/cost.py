@@ -19,7 +19,7 @@ WORK_COPIES = 2  # of each vector: as it is, and less the mean of all
 
 
 def output_bytes(num_pictures: int, top: int) -> int:
-    """The most that the neighbours of so many pictures take."""
+    """Returns the most that the neighbours of so many pictures take."""
     nearest = min(top, max(num_pictures - 1, 0))
     return num_pictures * (ID_BYTES + nearest * (ID_BYTES + DISTANCE_BYTES))
 
@@ -30,7 +30,7 @@ def work_bytes(num_pictures: int, dim: int) -> int:
 
 
 def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[Rate, Rate]:
-    """The rates of averaging and of searching, on the first pictures among themselves."""
+    """Returns the rates of averaging and of searching, on the first pictures among themselves."""
     count = min(len(regions), SAMPLE_PICTURES)
     vectors: list[Vectors] = []
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vlmill.schemas.console.bars import histogram
 from vlmill.schemas.console.report import (
     Section,
-    histogram,
     html_table,
     picture_cards,
     settings_table,
@@ -42,8 +42,8 @@ def write_report(
     ids |= {other for row in shown for other in row["neighbour_ids"][:NEAREST_SHOWN]}
     uris = thumbnails(images, ids)
     charts = [
-        histogram(nearest, title="To the nearest picture", x_label="distance"),
-        histogram(farthest, title="To the last one of the list", x_label="distance"),
+        histogram(nearest, title="To the nearest picture", label="distance"),
+        histogram(farthest, title="To the last one of the list", label="distance"),
     ]
     rejected = sorted(rejects.items(), key=lambda one: -one[1])
     sections = [

@@ -17,7 +17,7 @@ class Labels:
         self._named: Mapping[str, LexborNode] | None = None
 
     def of(self, node: LexborNode) -> str:
-        """The label of a picture or of its link, "" for none."""
+        """Returns the label of a picture or of its link, "" for none."""
         attributes = node.attributes
         if label := attributes.get("aria-label"):
             return label

@@ -160,7 +160,7 @@ def declared_language(text: str) -> str | None:
 
 
 def parse(text: str, *, max_nesting: int) -> LexborHTMLParser | Drop:
-    """The tree of a page; a Drop for one that would take quadratic time or memory."""
+    """Returns the tree of a page; a Drop for one that would take quadratic time or memory."""
     reason = expensive(text, max_nesting)
     if reason is not None:
         return Drop(Reason.BROKEN_PAGE, reason)

@@ -163,7 +163,7 @@ def _images(
 
 
 def _link_around(spot: Spot) -> LexborNode | None:
-    """The link that the picture fills."""
+    """Returns the link that the picture fills."""
     parent = spot.node.parent
     if parent is not None and parent.tag == "picture":
         parent = parent.parent

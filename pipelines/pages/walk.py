@@ -195,7 +195,7 @@ def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool]:
 def _inside(
     state: _State, tag: str, serial: int, furniture: bool, caption: bool, link: str
 ) -> _State:
-    """The state in an element that changes it."""
+    """Returns the state in an element that changes it."""
     in_furniture, in_caption, in_figure, in_content, _ = state
     return (
         # The header of an article holds its headline, the header of a page its banner.

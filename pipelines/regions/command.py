@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from vlmill.extract.flags import add_engine, check_detector, config_of
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
-from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command
+from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, place, run_command
 from vlmill.schemas.files.lock import locked
 
 
@@ -30,9 +30,7 @@ def parser() -> Parser:
         "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
     )
     p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_lock_seconds(p)
     add_engine(p)
     return p

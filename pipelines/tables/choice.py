@@ -41,7 +41,7 @@ def keys_of(column: pa.ChunkedArray) -> Keys:
 
 
 def as_mask(values: object) -> Bools:
-    """An Arrow array of booleans as numpy's."""
+    """Returns an Arrow array of booleans as numpy's."""
     mask: Bools = np.asarray(values, dtype=np.bool_)
     return mask
 
@@ -122,7 +122,7 @@ class Drawn:
 
 
 def draws(seed: int, ids: pa.ChunkedArray) -> Keys:
-    """A number for each id, uint64 [rows]: the same ids give the same ones."""
+    """Returns a number for each id, uint64 [rows]: the same ids give the same ones."""
     return np.fromiter((key64(f"{seed}\0{name}") for name in ids.to_pylist()), np.uint64)
 
 
@@ -160,7 +160,7 @@ class About:
 
 
 def about(entry: TableInput, choose: Choose) -> About:
-    """The pictures and pairs of the main table's rows that stay. Memory: 8 bytes each."""
+    """Returns the pictures and pairs of the main table's rows that stay. Memory: 8 bytes each."""
     images, pairs = [NO_KEYS], [NO_KEYS]
     columns = [name for name in entry.table.schema.names if name not in _LARGE]
     for group in groups(entry, columns):
@@ -179,7 +179,7 @@ _LARGE = frozenset(("bytes", "features", "class_probs", "class_prob_ids", "globa
 
 
 def gone(dropped: Dropped, rows: int) -> Bools:
-    """All rows that go, for whatever reason."""
+    """Returns all rows that go, for whatever reason."""
     mask = np.zeros(rows, dtype=np.bool_)
     for one in dropped.values():
         mask |= one

@@ -11,7 +11,14 @@ from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inp
 from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
 from vlmill.pipelines.tables.removal import Removal, read_wanted, removal_of, seen_by
 from vlmill.pipelines.tables.where import Condition
-from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command, say
+from vlmill.schemas.console.command import (
+    Parser,
+    add_fresh,
+    add_lock_seconds,
+    place,
+    run_command,
+    say,
+)
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.inputs import Input
@@ -67,9 +74,7 @@ _manifest.json.
 def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
     p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_lock_seconds(p)
 
 

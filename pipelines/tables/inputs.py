@@ -47,12 +47,12 @@ class TableInput:
 
     @property
     def num_rows(self) -> int:
-        """The rows of all shards, by their footers."""
+        """Returns the rows of all shards, by their footers."""
         return sum(pq.read_metadata(readable(path)).num_rows for path in self.paths)
 
 
 def open_inputs(arguments: Sequence[str]) -> tuple[dict[str, TableInput], list[Input]]:
-    """The tables of the arguments by name, rejects left out, and their records.
+    """Returns the tables of the arguments by name, rejects left out, and their records.
 
     Raises InputError for an argument without a table, and for shards that do not fit each other.
     """
@@ -73,8 +73,8 @@ def table_names(argument: str) -> list[str]:
     """The tables that an argument holds, rejects left out."""
     folder = path_of(argument)
     if folder.is_dir():
-        kept = [name for name in TABLES if name != REJECTS.name]
-        return [name for name in kept if any(folder.glob(f"{name}-*.parquet"))]
+        names = [name for name in TABLES if name != REJECTS.name]
+        return [name for name in names if any(folder.glob(f"{name}-*.parquet"))]
     first = next(iter(matches(argument)), None)
     if first is None or not first.is_file():
         return []
@@ -114,8 +114,8 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
             )
         same = same and other == producer
     shared = {"detector_fingerprint"} & producer.keys()
-    kept = producer if same else {key: producer[key] for key in shared}
-    return TableInput(table=table, paths=tuple(paths), arrays=arrays, producer=kept)
+    shared_producer = producer if same else {key: producer[key] for key in shared}
+    return TableInput(table=table, paths=tuple(paths), arrays=arrays, producer=shared_producer)
 
 
 def main_table(tables: dict[str, TableInput], named: str | None) -> str:

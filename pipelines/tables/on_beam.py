@@ -51,7 +51,7 @@ class WriteShard(beam.DoFn):
 
 
 def shards_of(job: Job) -> list[tuple[TableInput, int]]:
-    """All shards of the input: their table, and which of it."""
+    """Returns all shards of the input: their table, and which of it."""
     return [(entry, index) for entry in job.tables.values() for index in range(len(entry.paths))]
 
 

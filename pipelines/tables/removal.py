@@ -43,7 +43,7 @@ class Wanted:
     lines: Mapping[str, Sequence[str]]  # what was given, by the name of its flag
 
     def names_of(self, flag: str, line: str) -> list[str]:
-        """The texts that stand in tables for a line of a flag's file."""
+        """Returns the texts that stand in tables for a line of a flag's file."""
         if flag == "urls":
             return [line, _url_alias(line)]
         return [line.lower() if flag == "sha256" else line]
@@ -124,29 +124,29 @@ class Removal:
 
 def _any_of(lists: pa.ChunkedArray, keys: Keys) -> Bools:
     named = [values or [] for values in lists.to_pylist()]
-    wanted = set(keys.tolist())
-    hits = [any(key64(name) in wanted for name in names) for names in named]
+    hashes = set(keys.tolist())
+    hits = [any(key64(name) in hashes for name in names) for names in named]
     return np.array(hits, dtype=np.bool_)
 
 
 def _shorter(row: Mapping[str, object], ids: str, numbers: str, removed: Keys) -> dict[str, object]:
     names, values = row[ids], row[numbers]
     assert isinstance(names, list)
-    wanted = set(removed.tolist())
-    stays = [place for place, name in enumerate(names) if key64(name) not in wanted]
-    kept = {ids: [names[place] for place in stays]}
+    hashes = set(removed.tolist())
+    stays = [place for place, name in enumerate(names) if key64(name) not in hashes]
+    shorter = {ids: [names[place] for place in stays]}
     if isinstance(values, list):
-        kept[numbers] = [values[place] for place in stays]
-    return {**row, **kept}
+        shorter[numbers] = [values[place] for place in stays]
+    return {**row, **shorter}
 
 
-def removal_of(tables: Mapping[str, TableInput], wanted: Wanted) -> Removal:
+def removal_of(tables: Mapping[str, TableInput], request: Wanted) -> Removal:
     """The pictures that any table names by what is wanted, and the pairs of these pictures.
 
     A picture goes under all its names: with it go those that share an alias or the bytes.
     """
-    named, found = _pictures(tables, wanted)
-    images = np.unique(np.concatenate([wanted.ids, *named]))
+    named, matches = _pictures(tables, request)
+    images = np.unique(np.concatenate([request.ids, *named]))
     while len(more := _same_pictures(tables, images)) > len(images):
         images = more
     pairs = [np.empty(0, np.uint64)]
@@ -155,22 +155,22 @@ def removal_of(tables: Mapping[str, TableInput], wanted: Wanted) -> Removal:
         for rows in groups(tables["pairs"], columns):
             mask = known_keys(keys_of(rows.column("image_id")), images)
             for name in ("page_url", "image_url"):
-                mask |= known_keys(keys_of(rows.column(name)), wanted.urls)
+                mask |= known_keys(keys_of(rows.column(name)), request.urls)
             pairs.append(keys_of(rows.filter(pa.array(mask)).column("pair_id")))
     pairs_of_these = np.unique(np.concatenate(pairs))
-    return Removal(images=images, pairs=pairs_of_these, absent=_absent(wanted, found))
+    return Removal(images=images, pairs=pairs_of_these, absent=_absent(request, matches))
 
 
-def _absent(wanted: Wanted, found: Keys) -> dict[str, list[str]]:
+def _absent(request: Wanted, matches: Keys) -> dict[str, list[str]]:
     """The lines of each flag none of whose names was found, in their order, each once."""
-    keys = set(found.tolist())
+    keys = set(matches.tolist())
     return {
         flag: [
             line
             for line in dict.fromkeys(lines)
-            if keys.isdisjoint(map(key64, wanted.names_of(flag, line)))
+            if keys.isdisjoint(map(key64, request.names_of(flag, line)))
         ]
-        for flag, lines in wanted.lines.items()
+        for flag, lines in request.lines.items()
         if lines
     }
 
@@ -179,7 +179,7 @@ SAME = {"aliases": "alias", "images": "sha256"}  # what two ids of one picture s
 
 
 def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
-    """The pictures and, as image_ids, aliases and digests that they share with others."""
+    """Returns the pictures and, as image_ids, aliases and digests that they share with others."""
     for name, column in SAME.items():
         if name not in tables:
             continue
@@ -195,18 +195,18 @@ def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
     return images
 
 
-def _pictures(tables: Mapping[str, TableInput], wanted: Wanted) -> tuple[list[Keys], Keys]:
+def _pictures(tables: Mapping[str, TableInput], request: Wanted) -> tuple[list[Keys], Keys]:
     """The pictures of rows that have what is wanted, and which of it any row has."""
-    pictures, found = list[Keys](), [NO_KEYS]
+    pictures, matches = list[Keys](), [NO_KEYS]
     for entry in tables.values():
-        asked = {name: wanted.urls for name in URL_COLUMNS if name in entry.table.fields}
+        asked = {name: request.urls for name in URL_COLUMNS if name in entry.table.fields}
         if "sha256" in entry.table.fields:
-            asked["sha256"] = wanted.digests
+            asked["sha256"] = request.digests
         if entry.table is ALIASES:
-            asked["alias"] = np.union1d(wanted.url_aliases, wanted.ids)
-        if len(wanted.ids):
+            asked["alias"] = np.union1d(request.url_aliases, request.ids)
+        if len(request.ids):
             of_rows = ("image_id", "image_ids")
-            asked |= {name: wanted.ids for name in of_rows if name in entry.table.fields}
+            asked |= {name: request.ids for name in of_rows if name in entry.table.fields}
         asked = {name: keys for name, keys in asked.items() if len(keys)}
         if not asked:
             continue
@@ -217,13 +217,13 @@ def _pictures(tables: Mapping[str, TableInput], wanted: Wanted) -> tuple[list[Ke
                 column = rows.column(name)
                 keys = keys_of(flat(column))
                 known = known_keys(keys, wanted_keys)
-                found.append(np.unique(keys[known]))
+                matches.append(np.unique(keys[known]))
                 if name != "image_ids":
                     mask |= known
             if has_id:
                 ids = rows.filter(pa.array(mask)).column("image_id").drop_null()
                 pictures.append(keys_of(ids))
-    return pictures, np.unique(np.concatenate(found))
+    return pictures, np.unique(np.concatenate(matches))
 
 
 def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:

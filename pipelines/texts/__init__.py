@@ -1,5 +1,5 @@
-"""Texts of pairs are cleaned, judged and scored here.
+"""Texts of pairs are cleaned and judged here.
 
 Reading order: ``words``, ``sentences``, ``balance``, ``personal`` and ``lists``, ``captions``
-(which uses them all), ``language`` and ``scoring``.
+(which uses them all) and ``language``.
 """

@@ -58,7 +58,7 @@ def mended(text: str) -> str | None:
 
 
 def unwrapped(text: str) -> str:
-    """A text without the quotation marks or brackets that stand around the whole of it."""
+    """Returns a text without the quotation marks or brackets that stand around the whole of it."""
     while len(text) > 1 and (text[0] == text[-1] == '"' or text[-1] in _ENDS.get(text[0], "")):
         inside = text[1:-1]
         straight = text[0] == '"' and '"' in inside  # of several quotations in a row

@@ -27,7 +27,7 @@ class TextLists:
     vocabulary: frozenset[str] | None = None
 
     def blocks(self, text: str) -> str | None:
-        """The first blocked word or phrase of a text."""
+        """Returns the first blocked word or phrase of a text."""
         match = self.blocked and self.blocked.search(folded(text))
         return match[0] if match else None
 
@@ -84,7 +84,7 @@ def _vocabulary(path: str) -> frozenset[str]:
 
 
 def _counted_words(pairs: str) -> frozenset[str]:
-    """The words of a table's texts that come at least LEAST_COUNT times.
+    """Returns the words of a table's texts that come at least LEAST_COUNT times.
 
     Above MOST_WORDS different ones those that have come once are forgotten: a word of many texts
     comes again.

@@ -18,7 +18,7 @@ from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import DETECTORS, parse_languages
 from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
-from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
+from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -62,9 +62,7 @@ def parser() -> Parser:
     )
     _add_rules(p)
     _add_sets(p)
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
+    add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
     add_scoring_arguments(p)

@@ -17,7 +17,7 @@ MEGABYTE = 1e6
 def measure(
     archives: Sequence[tuple[str, int]], rules: WebPairRules, allowed: Sequence[str] = ()
 ) -> Rate:
-    """The megabytes of archives per second, by the first records of the first archives.
+    """Returns the megabytes of archives per second, by the first records of the first archives.
 
     What each record costs alone is done: parsing and language of pages, measuring of pictures.
     """
@@ -61,7 +61,7 @@ def _examine(
 
 
 def estimate_of(archives: Sequence[tuple[str, int]], rate: Rate) -> Estimate:
-    """The cost of all archives at that rate."""
+    """Returns the cost of all archives at that rate."""
     megabytes = sum(size for _, size in archives) / MEGABYTE
     return Estimate(
         inputs={"--warc": f"{len(archives):,} archives, {megabytes:,.1f} MB"},

@@ -154,7 +154,7 @@ def _keys_at_hand(job: Job) -> Keys:
 
 
 def _sorted_keys(keys: Iterator[bytes]) -> Keys:
-    """The first eight bytes of each key, each once, sorted."""
+    """Returns the first eight bytes of each key, each once, sorted."""
     return np.unique(np.fromiter((_short(key) for key in keys), np.uint64))
 
 

@@ -46,7 +46,7 @@ def follow_redirects(job: Job, unit: Unit) -> Result:
 
 
 def peekable(stream: Iterator[Row]) -> Iterator[Row] | None:
-    """The stream, or None for one without a row."""
+    """Returns the stream, or None for one without a row."""
     first = next(stream, None)
     return None if first is None else chain((first,), stream)
 

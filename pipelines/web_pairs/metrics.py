@@ -63,7 +63,7 @@ class PairMetrics:
 
 
 def score_bin(score: float) -> int:
-    """The bin of a score in the report's histogram."""
+    """Returns the bin of a score in the report's histogram."""
     return int(score / SCORE_BIN)
 
 
@@ -92,7 +92,7 @@ class RejectExamples:
 def first_of(
     examples: Iterable[tuple[str, dict[str, Any]]],
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The first examples by their hashes."""
+    """Returns the first examples by their hashes."""
     return heapq.nsmallest(EXAMPLES, examples, key=lambda example: example[0])
 
 

@@ -21,7 +21,7 @@ PART_BYTES = 16 << 20  # of a shard's rows: so many are sorted, and held, by one
 
 
 def paths_of(job: Job, kind: str) -> list[Path]:
-    """The spools that hold a kind's rows by shards."""
+    """Returns the spools that hold a kind's rows by shards."""
     if kind != "rejects":
         return job.spools(kind)
     # Those of the shards' own rejects are added as the shard is written.
@@ -41,7 +41,7 @@ def parts_of(job: Job, shard: int) -> int:
 
 
 def order_units(job: Job) -> list[Unit]:
-    """The units of this step: the parts of each shard."""
+    """Returns the units of this step: the parts of each shard."""
     return [
         Unit(name=f"order-{shard:05d}-{part:05d}", number=shard, slices=range(part, part + 1))
         for shard in range(job.shards)

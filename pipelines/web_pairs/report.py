@@ -20,7 +20,7 @@ from vlmill.pipelines.web_pairs.metrics import (
     SIDE_BIN,
     score_bin,
 )
-from vlmill.schemas.console.bars import binned_columns, count_bars, funnel_bars
+from vlmill.schemas.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.schemas.console.report import (
     Section,
     funnel_table,
@@ -80,7 +80,7 @@ class Scores:
 
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
-    """The scores that stand in shards of ``pairs`` now. Memory: a row group."""
+    """Returns the scores that stand in shards of ``pairs`` now. Memory: a row group."""
     shown = json.loads((output / SHOWN).read_text(encoding="utf-8"))
     ids = {sample["pair_id"] for sample in shown["samples"]}
     counts, of_samples = Counter[Any](), dict[str, float]()
@@ -103,7 +103,7 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
         return binned_columns(counts.get(name, Counter()), width, title=title, label=label)
 
     def most(name: str, title: str) -> Markup:
-        return count_bars(dict(counts.get(name, Counter()).most_common(MOST_BARS)), title=title)
+        return bar_chart(dict(counts.get(name, Counter()).most_common(MOST_BARS)), title=title)
 
     charts = [
         bins("words", 1, "Words of a text", "words"),

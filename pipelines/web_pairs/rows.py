@@ -54,7 +54,7 @@ def url_key(url: str) -> bytes:
 
 
 def place_of(url: str, archive: bytes, offset: int) -> bytes:
-    """A page's name: pages of one host stand together, in the order of their archives."""
+    """Returns a page's name: pages of one host stand together, in the order of their archives."""
     return hashed(urlsplit(url).netloc) + archive + offset.to_bytes(8, "big")
 
 
@@ -110,6 +110,6 @@ def reject_row(row: dict[str, object], shards: int) -> tuple[int, bytes]:
 
 
 def reject_of(line: bytes) -> dict[str, object]:
-    """A row of ``rejects`` from its bytes."""
+    """Returns a row of ``rejects`` from its bytes."""
     stage, reason, key, tail = line.decode().split("\0")
     return {"stage": stage, "key": key, "reason": reason, "detail": tail[1:] if tail else None}

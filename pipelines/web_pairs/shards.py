@@ -50,8 +50,8 @@ def write_shard(job: Job, unit: Unit) -> Result:
                 yield row
 
         shards = [write_rows(job, PAIRS, unit.number, pair_rows())]
-    kept = ((pair, split) for pair, split in settled("images") if isinstance(split, str))
-    with_bytes = read_pictures(kept, job, unit.number)
+    images_to_write = ((pair, split) for pair, split in settled("images") if isinstance(split, str))
+    with_bytes = read_pictures(images_to_write, job, unit.number)
     if job.webdataset:
         samples = (
             webdataset.Sample(pair_row(pair, split), pair.picture.format, data)
@@ -61,8 +61,8 @@ def write_shard(job: Job, unit: Unit) -> Result:
     else:
         images = (image_row(pair.picture, data) for pair, _, data in with_bytes)
         shards.append(write_images(job, unit.number, images))
-    own = sorted_rows([rejects_path], unit.number)
-    stream = heapq.merge(ordered_rows(job, "rejects", unit.number), own)
+    rejects = sorted_rows([rejects_path], unit.number)
+    stream = heapq.merge(ordered_rows(job, "rejects", unit.number), rejects)
     shards.append(write_rows(job, REJECTS, unit.number, examples.seen(reject_rows(stream))))
     return Result(
         tallies=counts.tallies, shards=shards, metrics={**metrics.as_json(), **examples.as_json()}

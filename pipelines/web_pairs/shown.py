@@ -53,7 +53,7 @@ def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
 
 
 def _reject_rows(written: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """A few rejects of each stage and reason, over all shards."""
+    """Yields a few rejects of each stage and reason, over all shards."""
     kinds: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     for part in written:
         for drawn, row in part["examples"]:

@@ -84,7 +84,7 @@ class Job:
 
     @property
     def mined(self) -> Path:
-        """The folder of what archives left."""
+        """Returns the folder of what archives left."""
         return path_of(self.output) / WORK / "archives"
 
     @property

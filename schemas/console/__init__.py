@@ -1,5 +1,7 @@
 """All commands share this shell.
 
-Reading order: ``command`` (arguments, exit statuses, one-line errors), ``progress``, ``report``
-(pages in HTML) and ``memory``.
+Reading order: ``command`` (arguments, exit statuses, one-line errors), ``recipes`` (listed and
+shown), ``progress``, ``cost`` (told before a run), ``stopping``, ``threads`` and ``memory`` (bounds
+of a process), ``log`` and ``trackers`` (curves of a run), ``report`` and ``bars`` (pages in HTML)
+and ``lineage`` (what a result was made of).
 """

@@ -1,6 +1,7 @@
-"""Charts of bars as plain SVG: counts need no drawing library, which takes seconds to load."""
+"""Charts of bars as plain SVG: they need no drawing library, which takes seconds to load."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -9,10 +10,11 @@ from vlmill.schemas.console.report import CHART_FILL, CHART_INK, CHART_SECOND, t
 
 WIDTH, ROW, NAMES, COUNTS = 540, 20, 190, 70  # pixels
 COLUMNS_WIDTH, COLUMNS_HEIGHT = 540, 180
+NUM_BINS = 20
 
 _ROWS = template(
-    "<div class='chart'><svg width='{{ width }}' height='{{ height }}' role='img' "
-    "font-family='sans-serif' font-size='11' fill='{{ ink }}'>"
+    "<div class='chart'><svg viewBox='0 0 {{ width }} {{ height }}' width='{{ width }}' "
+    "role='img' font-family='sans-serif' font-size='11' fill='{{ ink }}'>"
     "<text x='0' y='14' font-size='13'>{{ title }}</text>"
     "{% for row in rows %}<text x='{{ names - 6 }}' y='{{ row.y + 14 }}' text-anchor='end'>"
     "{{ row.name }}</text>{% for part in row.parts %}"
@@ -21,8 +23,8 @@ _ROWS = template(
     "{{ row.count }}</text>{% endfor %}</svg></div>"
 )
 _COLUMNS = template(
-    "<div class='chart'><svg width='{{ width }}' height='{{ height + 50 }}' role='img' "
-    "font-family='sans-serif' font-size='11' fill='{{ ink }}'>"
+    "<div class='chart'><svg viewBox='0 0 {{ width }} {{ height + 50 }}' width='{{ width }}' "
+    "role='img' font-family='sans-serif' font-size='11' fill='{{ ink }}'>"
     "<text x='0' y='14' font-size='13'>{{ title }}</text>"
     "{% for bar in bars %}<rect x='{{ bar.x }}' y='{{ 20 + height - bar.height }}' "
     "width='{{ bar.width }}' height='{{ bar.height }}' fill='{{ fill }}'>"
@@ -35,15 +37,19 @@ _COLUMNS = template(
 MOST_NAME_CHARS = 30
 
 
-def count_bars(counts: Mapping[str, int], *, title: str) -> Markup:
-    """Draws a horizontal bar for each count, the first on top."""
-    most = max(counts.values(), default=0) or 1
+def bar_chart(values: Mapping[str, float], *, title: str) -> Markup:
+    """Draws a horizontal bar for each value, the first on top; one below 0 has its figure alone."""
+    most = max(0, *values.values(), 0) or 1
     room = WIDTH - NAMES - COUNTS
     rows = [
-        _row(at, name, f"{count:,}", [(room * count / most, CHART_FILL)])
-        for at, (name, count) in enumerate(counts.items())
+        _row(at, name, _figure(value), [(room * max(value, 0) / most, CHART_FILL)])
+        for at, (name, value) in enumerate(values.items())
     ]
     return _rows(title, rows)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def funnel_bars(funnel: Sequence[Mapping[str, Any]]) -> Markup:
@@ -79,6 +85,21 @@ def binned_columns(
     counts: Mapping[int, int], bin_width: float, *, title: str, label: str
 ) -> Markup:
     """Draws counts by the number of their bin; bins are ``bin_width`` wide and begin at 0."""
+    return _columns(counts, lambda number: number * bin_width, title, label)
+
+
+def histogram(values: Sequence[float], *, title: str, label: str) -> Markup:
+    """Draws how many values are in each of 20 bins between the least and the most of them."""
+    least, most = min(values, default=0.0), max(values, default=0.0)
+    width = (most - least) / NUM_BINS or 1.0
+    counts = Counter(min(int((value - least) / width), NUM_BINS - 1) for value in values)
+    return _columns(counts, lambda number: least + number * width, title, label)
+
+
+def _columns(
+    counts: Mapping[int, int], edge: Callable[[int], float], title: str, label: str
+) -> Markup:
+    """Draws counts by the number of their bin, of which ``edge`` tells where it begins."""
     first, last = min(counts, default=0), max(counts, default=0)
     most = max(counts.values(), default=0) or 1
     width = COLUMNS_WIDTH / (last - first + 1)
@@ -87,11 +108,11 @@ def binned_columns(
             "x": round((number - first) * width, 1),
             "width": round(max(width - 1, 0.5), 1),
             "height": round(COLUMNS_HEIGHT * count / most, 1),
-            "about": f"{number * bin_width:.6g}: {count:,}",
+            "about": f"{edge(number):.6g}: {count:,}",
         }
         for number, count in sorted(counts.items())
     ]
-    low, high = (f"{number * bin_width:.6g}" for number in (first, last + 1))
+    low, high = (f"{edge(number):.6g}" for number in (first, last + 1))
     return Markup(
         _COLUMNS.render(
             title=title,

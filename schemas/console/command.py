@@ -64,6 +64,13 @@ def place(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_fresh(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--fresh``, for jobs that continue what they find in ``--output``."""
+    parser.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+
+
 def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that says when the lock of a killed run is taken over."""
     parser.add_argument(

@@ -28,7 +28,7 @@ class Rate:
     unit: str
 
     def seconds_for(self, items: float) -> float | None:
-        """How long ``items`` take at this rate; None where nothing could be measured."""
+        """Tells how long ``items`` take at this rate; None where nothing could be measured."""
         return items * self.seconds / self.items if self.items and self.seconds > 0 else None
 
 

@@ -140,7 +140,7 @@ def state_of(entry: Input, path: str) -> tuple[str, str]:
 
 
 def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
-    """The tree as indented lines."""
+    """Yields the tree as indented lines."""
     for node in nodes:
         entry = node.entry
         rows = "" if entry.rows is None else f", {entry.rows:,} {entry.table}"

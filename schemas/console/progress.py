@@ -56,7 +56,7 @@ class Progress:
         return self
 
     def advance(self, count: int = 1, *, rejects: int = 0, **notes: str) -> None:
-        """Count ``count`` more as done, of which ``rejects`` were rejected; ``notes`` are shown."""
+        """Counts ``count`` more as done, ``rejects`` of them rejected; ``notes`` are shown."""
         self.done += count
         self.rejects += rejects
         self._notes.update(notes)

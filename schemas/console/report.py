@@ -205,35 +205,6 @@ def _label(axes: Any, title: str, x_label: str, y_label: str) -> None:
     axes.set_ylabel(y_label, fontsize=8, color=CHART_INK)
 
 
-def bar_chart(values: Mapping[str, float], *, title: str, x_label: str = "count") -> Markup:
-    """Draws horizontal bars, the first entry on top."""
-    if not _can_draw():
-        return _no_chart(title)
-    figure, axes = _figure(height=max(1.2, 0.6 + 0.26 * len(values)))
-    names = [name.replace("$", r"\$") for name in values]
-    bars = axes.barh(range(len(names)), list(values.values()), color=CHART_FILL)
-    axes.set_yticks(range(len(names)), names)
-    axes.bar_label(bars, fmt="{:,.4g}", fontsize=8, padding=2)
-    axes.invert_yaxis()
-    _label(axes, title, x_label, "")
-    return _svg(figure)
-
-
-def histogram(
-    values: Sequence[float], *, title: str, x_label: str, bins: int = 20, log: bool = False
-) -> Markup:
-    """Counts by bin; without a value, a chart that says so."""
-    if not _can_draw():
-        return _no_chart(title)
-    figure, axes = _figure()
-    if values:
-        axes.hist(values, bins=bins, color=CHART_FILL, edgecolor="white", log=log)
-    else:
-        axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes, color=CHART_INK)
-    _label(axes, title, x_label, "count")
-    return _svg(figure)
-
-
 def line_chart(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     *,

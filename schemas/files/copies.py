@@ -26,7 +26,7 @@ LOCK = ".lock"
 
 
 def cache_folder() -> Path:
-    """The folder of copies and of other files that only spare time."""
+    """Returns the folder of copies and of other files that only spare time."""
     if own := os.environ.get(FOLDER):
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -49,7 +49,7 @@ def bound_bytes() -> int:
 
 
 def local_copy(url: str, size: int, version: str, download: Callable[[Path], None]) -> Path:
-    """The path of a whole copy of a remote file, to be read and not written.
+    """Returns the path of a whole copy of a remote file, to be read and not written.
 
     ``download`` fetches it into a file; ``size`` and ``version`` are what the store says of it now.
     Raises InputError if the copies in use leave no room for it.

@@ -48,7 +48,7 @@ def table_input(flag: str, argument: str | Path, spec: Table) -> Input:
 
 
 def file_input(flag: str, path: str | Path, *, job: str | None = None) -> Input:
-    """The record of one file of a moderate size, by its whole content."""
+    """Returns the record of one file of a moderate size, by its whole content."""
     return _record(flag, str(path), "content", None, job=job)
 
 

@@ -38,7 +38,7 @@ class Input:
 
 
 def recorded(inputs: Sequence[Input], folder: str | Path) -> list[dict[str, Any]]:
-    """The records to write into ``folder``: relative paths become relative to it.
+    """Returns the records to write into ``folder``: relative paths become relative to it.
 
     Absolute paths and URLs stay: a folder of runs and tables that is moved as a whole keeps its
     relative paths right. To a folder in a store no local path is relative.

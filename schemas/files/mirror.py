@@ -195,7 +195,7 @@ def _described(file: Path) -> tuple[int, str]:
 
 
 def _digest(file: Path, size: int | None = None) -> str:
-    """The SHA-256 of a file's first ``size`` bytes."""
+    """Returns the SHA-256 of a file's first ``size`` bytes."""
     digest = hashlib.sha256()
     left = file.stat().st_size if size is None else size
     with file.open("rb") as stream:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
-    """The sorted Parquet files that hold ``spec`` under ``argument``.
+    """Returns the sorted Parquet files that hold ``spec`` under ``argument``.
 
     A folder with a manifest gives the shards listed there; one without (an unfinished run, or files
     copied together) is refused or globbed for ``NAME-*.parquet`` respectively. ``flag``

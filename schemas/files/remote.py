@@ -90,7 +90,7 @@ def require_local(flag: str, argument: str | Path | None) -> None:
 
 
 def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
-    """The sorted paths that match a glob, of this machine or of a store (files alone)."""
+    """Returns the sorted paths that match a glob, of this machine or of a store (files alone)."""
     if not is_remote(argument):
         return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
     place = path_of(argument)
@@ -163,7 +163,7 @@ class RemotePath(_Base):
         return RemotePath(str(name)) if is_remote(name) else self._at(self._key / str(name))
 
     def __fspath__(self) -> str:
-        """The path of a local copy, to be read and never written."""
+        """Returns the path of a local copy, to be read and never written."""
         status: Status = self.stat()
         return str(local_copy(self.url, status.st_size, status.version, self.download))
 

@@ -78,10 +78,10 @@ class _Lock:
         for _ in range(_ATTEMPTS):
             if self._put(None):
                 return
-            found = _read(self.path)
-            if found is None:
+            lock = _read(self.path)
+            if lock is None:
                 continue  # it has just gone
-            holder, version, age = found
+            holder, version, age = lock
             if holder.get("id") == self.owner["id"]:  # an answer that got lost
                 self.version, self.renewed = version, time.monotonic()
                 return
@@ -129,11 +129,11 @@ class _Lock:
         with self._writing:
             if self.lost_to or self._put(self.version):
                 return
-            found = _read(self.path)
-            if found is not None and found[0].get("id") == self.owner["id"]:
-                self.version = found[1]  # an answer that got lost
+            lock = _read(self.path)
+            if lock is not None and lock[0].get("id") == self.owner["id"]:
+                self.version = lock[1]  # an answer that got lost
                 return
-            self.lost_to = "another run" if found is None else said_of(found[0])
+            self.lost_to = "another run" if lock is None else said_of(lock[0])
             print(f"warning: {self.said}: {self.lost_to} has taken over", file=sys.stderr)
 
     def require(self) -> None:
@@ -148,8 +148,8 @@ class _Lock:
     def give_back(self) -> None:
         """Deletes the object, if it is still ours."""
         if not self.lost_to:
-            found = _read(self.path)
-            if found is not None and found[0].get("id") == self.owner["id"]:
+            lock = _read(self.path)
+            if lock is not None and lock[0].get("id") == self.owner["id"]:
                 self.path.unlink(missing_ok=True)
 
 

@@ -100,8 +100,8 @@ class Client:
         host = host_to_look_up(url)
         if host is None:
             self._begin(request, url, ())
-        elif found := self._names.remembered(host):
-            self._go_on(request, url, found)
+        elif outcome := self._names.remembered(host):
+            self._go_on(request, url, outcome)
         else:
             if host not in self._nameless:
                 self._names.ask(host)
@@ -141,13 +141,13 @@ class Client:
         answer = Answer(request=request, failure=reason, detail=detail, started=time.time())
         self._answers.append(answer)
 
-    def _go_on(self, request: Request, url: str, found: Found) -> None:
+    def _go_on(self, request: Request, url: str, outcome: Found) -> None:
         """Starts what has its addresses, or answers why it has none."""
-        if found.addresses:
-            self._begin(request, url, found.addresses)
+        if outcome.addresses:
+            self._begin(request, url, outcome.addresses)
         else:
-            reason = Reason.TIMED_OUT if found.is_late else Reason.UNKNOWN_HOST
-            self._refuse(request, reason, f"{found.host}: {found.why}")
+            reason = Reason.TIMED_OUT if outcome.is_late else Reason.UNKNOWN_HOST
+            self._refuse(request, reason, f"{outcome.host}: {outcome.why}")
 
     def _begin(self, request: Request, url: str, addresses: Sequence[str]) -> None:
         if self._idle:
@@ -160,12 +160,12 @@ class Client:
 
     def _name(self) -> None:
         """Goes on with the requests whose hosts have been looked up."""
-        for found in self._names.found():
-            for request, url in self._nameless.pop(found.host, ()):
-                self._go_on(request, url, found)
+        for outcome in self._names.found():
+            for request, url in self._nameless.pop(outcome.host, ()):
+                self._go_on(request, url, outcome)
 
     def _seconds_until(self, end: float) -> float:
-        """How long to wait for sockets: until ``end``, libcurl's timer or a lookup's."""
+        """Tells how long to wait for sockets: until ``end``, libcurl's timer or a lookup's."""
         ends = (end, self._timer, self._names.next_deadline())
         return max(0.0, min(one for one in ends if one is not None) - time.monotonic())
 

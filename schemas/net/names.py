@@ -52,8 +52,8 @@ class Names:
 
     def remembered(self, host: str) -> Found | None:
         """Returns what is known of ``host``, or None if it must be asked for."""
-        end, found = self._remembered.get(host, (0.0, None))
-        return found if time.monotonic() < end else None
+        end, outcome = self._remembered.get(host, (0.0, None))
+        return outcome if time.monotonic() < end else None
 
     def ask(self, host: str) -> None:
         """Starts a lookup, whose outcome :meth:`found` gives; once for a host that is asked for."""
@@ -64,10 +64,10 @@ class Names:
         """Returns the outcomes that have come since the last call, those given up included."""
         outcomes = []
         while self._done:
-            found = self._done.popleft()
-            self._remember(found)
-            if self._asked.pop(found.host, None) is not None:
-                outcomes.append(found)
+            outcome = self._done.popleft()
+            self._remember(outcome)
+            if self._asked.pop(outcome.host, None) is not None:
+                outcomes.append(outcome)
         deadline = time.monotonic() - self._patience
         while self._asked and next(iter(self._asked.values())) <= deadline:
             host = next(iter(self._asked))
@@ -85,14 +85,14 @@ class Names:
         """Lets go of the lookup, whose sockets are given back soon after; nothing is asked then."""
         del self._lookup
 
-    def _end(self, found: Found) -> None:
-        self._done.append(found)
+    def _end(self, outcome: Found) -> None:
+        self._done.append(outcome)
         self._wake()
 
-    def _remember(self, found: Found) -> None:
-        seconds = min(found.seconds, MAX_SECONDS) if found.addresses else _FAILED_SECONDS
-        self._remembered[found.host] = time.monotonic() + seconds, found
-        self._remembered.move_to_end(found.host)
+    def _remember(self, outcome: Found) -> None:
+        seconds = min(outcome.seconds, MAX_SECONDS) if outcome.addresses else _FAILED_SECONDS
+        self._remembered[outcome.host] = time.monotonic() + seconds, outcome
+        self._remembered.move_to_end(outcome.host)
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
 
@@ -131,10 +131,10 @@ def _end(host: str, done: Done, result: pycares.AddrInfoResult | None, error: in
         return
     addresses = dict.fromkeys(node.addr[0].decode("ascii") for node in result.nodes)
     times = [node.ttl for node in result.nodes] + [name.ttl for name in result.cnames]
-    found = Found(
+    outcome = Found(
         host=host,
         addresses=tuple(addresses)[:_MAX_ADDRESSES],
         seconds=float(min(times, default=0)),
         why="" if addresses else "no address",
     )
-    done(found)
+    done(outcome)

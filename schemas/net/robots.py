@@ -67,7 +67,7 @@ def _delay(rules: Protego, agent: str) -> float | None:
 
 
 def _lines(text: str, agent: str) -> list[str]:
-    """The file's lines, its robots named ``agent``, ``*`` or, all others, ``_OTHER``.
+    """Returns the file's lines, its robots named ``agent``, ``*`` or, all others, ``_OTHER``.
 
     A robot's name is its letters at the start (RFC 9309, 2.2.1): ``vlmill/1.0`` is ours.
     """

@@ -22,7 +22,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def _cosines() -> npt.NDArray[np.float64]:
-    """The ``LOW`` lowest rows of the orthogonal DCT-II of ``SIDE`` values."""
+    """Returns the ``LOW`` lowest rows of the orthogonal DCT-II of ``SIDE`` values."""
     frequency, place = np.arange(LOW)[:, None], np.arange(SIDE)[None, :]
     rows: npt.NDArray[np.float64] = np.cos(np.pi * frequency * (2 * place + 1) / (2 * SIDE))
     rows[0] /= np.sqrt(2)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.tables import PAIRS
+
 HEAVY = (
     "accelerate",
     "apache_beam",
@@ -210,6 +213,14 @@ def test_showing_a_folder_loads_no_torch(tmp_path: Path) -> None:
     words = (TRAIN, "show", str(tmp_path), "--lineage")
     loaded, status = loaded_by(RUN, words, tmp_path)
     assert status == 0 and loaded <= {"numpy", "pyarrow"}
+
+
+def test_hard_negatives_here_load_neither_beam_nor_a_drawing_library(tmp_path: Path) -> None:
+    texts = [{"pair_id": str(k), "text": f"a red cat {k}"} for k in range(3)]
+    write_shard(tmp_path / "pairs", PAIRS, texts)
+    words = (NEGATIVES, "--pairs", str(tmp_path / "pairs"), "--output", str(tmp_path / "out"))
+    loaded, status = loaded_by(RUN, words, tmp_path)
+    assert status == 0 and loaded <= {"numpy", "pyarrow", "scipy"}  # numba brings the last
 
 
 def test_workers_load_what_they_need(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.lying import STORED, Array, box_around, encoded, stored_box
 from vlmill.extract.cli import command as extract_rois
 from vlmill.extract.config import InputLimits
 from vlmill.extract.pictures.decode import decode
-from vlmill.pipelines.manifest.pictures import picture_row
+from vlmill.pipelines.manifest.reading.pictures import picture_row
 from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
 from vlmill.schemas.console.report import thumbnail_uri
 from vlmill.schemas.ids import image_id_of

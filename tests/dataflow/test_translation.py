@@ -19,15 +19,15 @@ from vlmill.extract.run.job import Part
 from vlmill.pipelines.fetching import on_beam
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.work import Fetching
-from vlmill.pipelines.hard_negatives import graph
-from vlmill.pipelines.hard_negatives import job as negatives
+from vlmill.pipelines.hard_negatives import on_beam as negatives
 from vlmill.pipelines.hard_negatives.captions import Staged
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
+from vlmill.pipelines.hard_negatives.steps import staging, steps_of
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.manifest import on_beam as parts
-from vlmill.pipelines.manifest.published import open_parts
+from vlmill.pipelines.manifest.published.command import open_parts
 from vlmill.pipelines.regions import job as regions
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.tables import on_beam as on_tables
@@ -48,7 +48,7 @@ def web_pairs(_: Translation) -> None:
     pairs.run_beam(job, beam_options([]))
 
 
-def hard_negatives(translation: Translation) -> None:
+def hard_negatives(_: Translation) -> None:
     plan = Plan(
         source=Source(argument="gs://bucket/pairs"),
         rules=NegativeRules(),
@@ -59,10 +59,8 @@ def hard_negatives(translation: Translation) -> None:
         threads=2,
     )
     staged = Staged(rows=10, captions=10, chunks=2, unspaced=0, alone=0)
-    with translation(beam_options([])) as pipeline:
-        graph.build_staging(pipeline, plan)
-    with translation(beam_options([])) as pipeline:
-        graph.build(pipeline, plan, staged, plan.ranges(staged))
+    negatives.run_beam(beam_options([]), staging(plan))
+    negatives.run_beam(beam_options([]), steps_of(plan, staged, plan.ranges(staged)))
 
 
 def regions_job(translation: Translation) -> None:
@@ -98,15 +96,7 @@ def tables(_: Translation) -> None:
 
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     "web_pairs": (web_pairs, pairs, {"web_pairs.on_beam.RunUnits"}),
-    "hard_negatives": (
-        hard_negatives,
-        negatives,
-        {
-            *("hard_negatives.vectors.CountWords", "hard_negatives.vectors.WriteVocabulary"),
-            *("hard_negatives.blocks.BuildPart", "hard_negatives.blocks.SearchBlock"),
-            *("hard_negatives.blocks.WriteNegatives", "hard_negatives.blocks.Once"),
-        },
-    ),
+    "hard_negatives": (hard_negatives, negatives, {"hard_negatives.on_beam.DoUnits"}),
     "crawl": (crawl, on_beam, {"fetching.on_beam.FetchBuckets"}),
     "manifest": (manifest, parts, {"manifest.on_beam.MakePart"}),
     "tables": (tables, on_tables, {"tables.on_beam.WriteShard"}),

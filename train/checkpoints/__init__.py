@@ -1,5 +1,6 @@
 """A run leaves checkpoints behind, and continues from them.
 
-Reading order: ``folders`` (where they lie), ``files`` (written and read whole) and ``state`` (what
-continuing needs).
+Reading order: ``folders`` (where they lie), ``files`` (written and read whole), ``state`` (what
+continuing needs), ``detector`` (of whose regions) and ``trained_on`` (pairs that weights have
+seen).
 """

@@ -71,7 +71,7 @@ class TrainingRecord:
 
     @property
     def validation(self) -> float | None:
-        """The loss or the score of the held-out pairs."""
+        """Returns the loss or the score of the held-out pairs."""
         return self.validation_loss if self.validation_score is None else self.validation_score
 
 

@@ -60,13 +60,13 @@ def _check_experts(args: argparse.Namespace, experts: str | None) -> None:
 
 
 def chosen_experts(words: Sequence[str]) -> str | None:
-    """The last value of ``experts=`` among the words; None without."""
+    """Returns the last value of ``experts=`` among the words; None without."""
     parted = [word.partition("=") for word in words]
     return next((value for name, _, value in reversed(parted) if name == EXPERTS_FIELD), None)
 
 
 def preset_changes(words: Sequence[str]) -> list[str]:
-    """The words that change the preset's fields."""
+    """Returns the words that change the preset's fields."""
     return [word for word in words if word.partition("=")[0] != EXPERTS_FIELD]
 
 

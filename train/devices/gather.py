@@ -41,7 +41,7 @@ def is_shared(local: Shaped[Tensor, " B *rest"]) -> bool:
 def gather_first(
     local: Shaped[Tensor, " B *rest"], *, exact: bool = True
 ) -> Shaped[Tensor, " WB *rest"]:
-    """The rows of all processes, W times B, one's own first, the others in the order of ranks.
+    """Gathers the rows of all processes, W times B, one's own first, the others by rank.
 
     Every process has to give as many. ``exact``: gradients flow to all processes, so that their
     mean is that of one process with all pairs. Without it they flow to one's own rows alone, as in
@@ -61,6 +61,7 @@ def gather_first(
 
 
 def whole(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """Gathers a value that is divided among processes; gives any other back."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

@@ -87,7 +87,7 @@ def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iter
 
 
 def compiled(module: nn.Module) -> nn.Module:
-    """A step that torch.compile translates, once for batches of all sizes.
+    """Returns a step that torch.compile translates, once for batches of all sizes.
 
     Sizes that are equal by chance in the first batch (as many tokens as regions) stay two sizes.
     """

@@ -82,7 +82,7 @@ class MovableBatch(Protocol):
 
     @property
     def pair_ids(self) -> tuple[str, ...]:
-        """Of its pairs."""
+        """Returns the ids of its pairs."""
         ...
 
     def to(self, device: torch.device | str) -> Any:
@@ -91,7 +91,7 @@ class MovableBatch(Protocol):
 
 
 def run_without_values(step: Any, batch: MovableBatch) -> None:
-    """Forward and backward of a `PretrainingStep` on the meta device.
+    """Runs forward and backward of a `PretrainingStep` on the meta device.
 
     There is nothing to wait for: a layer that asks the device for a value raises.
     """

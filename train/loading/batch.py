@@ -226,7 +226,7 @@ def whole_picture(
     kind: str,
     weights: Float[Tensor, "B R"] | None = None,
 ) -> Float[Tensor, "B D"]:
-    """The picture's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
+    """Returns the picture's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
 
     ``mean`` counts hidden regions too (ViLBERT, InterBERT), with ``weights`` each by its share;
     ``rest`` does not (VL-BERT, where nothing left gives zeros).

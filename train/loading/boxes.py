@@ -40,7 +40,7 @@ def padded_locations(
 
 
 def overlaps(boxes: Array, *, pixel: tuple[float, float] = (0.0, 0.0)) -> Array:
-    """Intersection over union of each two boxes [R, 4] (x1, y1, x2, y2): [R, R].
+    """Computes intersection over union of each two boxes [R, 4] (x1, y1, x2, y2): [R, R].
 
     ``pixel`` is added to widths and heights: a pixel's size, in the boxes' unit, in the convention
     in which x2 and y2 belong to the box. Boxes without an area overlap with nothing.
@@ -77,7 +77,7 @@ class Size:
     height: int
 
     def resized(self, shortest: int, longest: int) -> "Size":
-        """With a short side of ``shortest``, or less where the long one would pass ``longest``."""
+        """Makes the short side ``shortest``, or less where the long one would pass ``longest``."""
         short, long = sorted((self.width, self.height))
         if long / short * shortest > longest:
             shortest = int(longest * short / long)

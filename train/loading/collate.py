@@ -161,7 +161,7 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
 
 
 def _weights(pictures: Sequence[SampledRegions | None], columns: int) -> Array:
-    """Each region's share in the whole picture's feature [B, R], where these differ."""
+    """Returns each region's share in the picture's feature [B, R], where these differ."""
     weights = np.zeros((len(pictures), columns), dtype=np.float32)
     for i, regions in enumerate(pictures):
         if regions is not None and (count := len(regions.boxes)):
@@ -179,7 +179,7 @@ def _classes(regions: SampledRegions) -> npt.NDArray[Any]:
 
 
 def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
-    """Those of whole pictures, as stored [B, G]; zeros for texts alone."""
+    """Returns the features of whole pictures, as stored [B, G]; zeros for texts alone."""
     has_picture = [sample.regions is not None for sample in samples]
     stored = [global_feature_of(s.regions.row) for s in samples if s.regions is not None]
     features = np.zeros((len(samples), len(stored[0])), dtype=stored[0].dtype)

@@ -48,7 +48,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of any content, as `torch.empty`."""
+        """Returns a tensor of any content, as `torch.empty` does."""
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(shape, dtype=dtype)
@@ -72,7 +72,7 @@ STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 def features_of(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
-    """The features of a picture's first ``count`` regions, float32 [R, D].
+    """Returns the features of a picture's first ``count`` regions, float32 [R, D].
 
     Raises InputError if the row has none.
     """

@@ -57,7 +57,7 @@ class SourcePairs:
         return int(self.rule.weight) * self.in_a_round + self.in_last_round
 
     def visits(self, seed: int, stage: int, epoch: int) -> Counts:
-        """How often an epoch visits each pair: uint16 [N]."""
+        """Counts how often an epoch visits each pair: uint16 [N]."""
         whole, most = int(self.rule.weight), self.rule.captions_per_picture
         counts = np.full(len(self.places), whole if most is None else 0, dtype=np.uint16)
         first_drawn = whole if most is None else 0
@@ -88,7 +88,7 @@ class _Draws:
     epoch: int
 
     def numbers(self, which: int) -> Keys:
-        """The pairs' numbers ``which``, counted from 0: uint64 [N]."""
+        """Returns the pairs' numbers ``which``, counted from 0: uint64 [N]."""
         drawn = np.empty(len(self.keys), dtype=np.uint64)
         step = np.uint64((which + 1) * FACTOR & ALL_BITS)
         for first in range(0, len(drawn), KEYS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""In which order a stage visits its pairs: pure functions of the seed, the epoch and the data.
+"""The order of a stage's pairs is a pure function of the seed, the epoch and the data.
 
 The pairs of all epochs form one endless list of places. Nothing here depends on workers or on what
 was asked before, so that any batch can be made by itself.
@@ -55,7 +55,7 @@ class PairOrder:
         return {name: value for name, value in vars(self).items() if name not in cached}
 
     def batch(self, index: int) -> list[Visit]:
-        """The pairs of batch ``index``, counted from 0."""
+        """Returns the pairs of batch ``index``, counted from 0."""
         group, within = divmod(index, self.loading.bucket)
         if self.loading.bucket == 1:
             first = index * self.size
@@ -64,7 +64,7 @@ class PairOrder:
         return [self.visit(place) for place in places.tolist()]
 
     def visit(self, place: int) -> Visit:
-        """The pair at a place of the endless list, buckets left aside."""
+        """Returns the pair at a place of the endless list, buckets left aside."""
         epoch, within = divmod(place, self.count)
         window, at = divmod(within, self._window)
         near, repeats = self._windows(epoch, window)
@@ -95,7 +95,7 @@ class PairOrder:
         yield from (visit for at in behind for visit in self.batch(at))
 
     def epoch(self, number: int) -> Iterator[int]:
-        """The rows of an epoch in their order."""
+        """Returns the rows of an epoch in their order."""
         first = number * self.count
         return (self.visit(place).row for place in range(first, first + self.count))
 
@@ -138,7 +138,7 @@ class PairOrder:
         return np.append(self._permutation(epoch, 0, whole), whole)
 
     def _make_visited(self, epoch: int) -> Visited:
-        """What an epoch visits, in the order of ``rows``."""
+        """Lists what an epoch visits, in the order of ``rows``."""
         if self.mixture is None:
             return self.rows, np.zeros(len(self.rows), dtype=np.uint16)
         return self.mixture.epoch(self.seed, self.stage, epoch)

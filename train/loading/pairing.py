@@ -33,7 +33,7 @@ def choose_pairing(
     hard_share: float,
     text_share: float = 0.5,
 ) -> tuple[int, int, bool]:
-    """The rows that give the text and the picture of a sample, and whether these match.
+    """Returns the rows that give the text and the picture of a sample, and whether these match.
 
     ImageBERT, sec. 3.3: with ``negative_share`` either the caption or the picture (equal chance) is
     that of another pair, which must not be a caption of this picture. The caption with

@@ -72,7 +72,7 @@ class PretrainBatches(StageBatches):
         )
 
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
-        """The masked sample of each visit, or the picture that it lacks."""
+        """Returns the masked sample of each visit, or the picture that it lacks."""
         draws_of = self._draws(visits, self.stage_number)
         pairings = [self._pairing(v, draws) for v, draws in zip(visits, draws_of, strict=True)]
         texts = [cut_tokens(self.table.tokens(row), self._longest) for row, _, _ in pairings]
@@ -134,7 +134,7 @@ class PretrainBatches(StageBatches):
         ]
 
     def _lengthened(self, row: int) -> Ids:
-        """A row of text without [CLS] and [SEP], with the texts after it (VL-BERT)."""
+        """Returns a row of text without [CLS] and [SEP], with the texts after it (VL-BERT)."""
         rows = self.texts.rows
         first = int(np.searchsorted(rows, row))
         following = (self.table.tokens(int(rows[at % len(rows)])) for at in itertools.count(first))

@@ -25,14 +25,14 @@ KEYS_AT_ONCE = 1 << 16  # keys that are made at once, so that they stay in the c
 
 
 def scrambled(values: Keys) -> Keys:
-    """Any 64 bits to others, one to one: splitmix64's last step."""
+    """Maps any 64 bits to others, one to one: splitmix64's last step."""
     values = (values ^ (values >> np.uint64(30))) * FIRST
     values = (values ^ (values >> np.uint64(27))) * SECOND
     return values ^ (values >> np.uint64(31))
 
 
 def stream_starts(seed: int, stage: int, epochs: Any, keys: Any) -> Keys:
-    """Where the streams of pairs [B], each in its epoch, begin."""
+    """Tells where the streams of pairs [B], each in its epoch, begin."""
     start = np.zeros(len(keys), dtype=np.uint64)
     for part in (seed, stage, epochs, keys):
         start = scrambled(start + GOLDEN + np.asarray(part, dtype=np.uint64))
@@ -54,7 +54,7 @@ class Uniforms:
         self._drawn = np.empty(0) if drawn is None else drawn
 
     def random(self) -> float:
-        """A number from 0 to below 1."""
+        """Draws a number from 0 to below 1."""
         at = self._at
         if at >= len(self._drawn):
             self._extend(1)
@@ -62,7 +62,7 @@ class Uniforms:
         return self._drawn.item(at)
 
     def many(self, count: int) -> Numbers:
-        """The next ``count`` numbers: float64 [N]."""
+        """Draws the next ``count`` numbers: float64 [N]."""
         at, self._at = self._at, self._at + count
         if self._at > len(self._drawn):
             self._extend(self._at - len(self._drawn))
@@ -74,36 +74,36 @@ class Uniforms:
         self._drawn = np.concatenate([self._drawn, further])
 
     def integers(self, low: int, high: int) -> int:
-        """An integer from ``low`` to below ``high``."""
+        """Draws an integer from ``low`` to below ``high``."""
         return low + int(self.random() * (high - low))
 
     def shuffle(self, x: list[int]) -> None:
-        """Bring a list into random order, in place."""
+        """Brings a list into random order, in place."""
         x[:] = [value for _, value in sorted(zip(self.many(len(x)).tolist(), x, strict=True))]
 
 
 def streams(seed: int, stage: int, epochs: Any, keys: Any) -> list[Uniforms]:
-    """The streams of pairs [B], each in its epoch."""
+    """Gives the streams of pairs [B], each in its epoch."""
     starts = stream_starts(seed, stage, epochs, keys)
     drawn = uniforms(starts, 0, BLOCK)
     return [Uniforms(at, row) for at, row in zip(starts.tolist(), drawn, strict=True)]
 
 
 class Draws(Protocol):
-    """Where rules take their random numbers from."""
+    """Rules take their random numbers from this."""
 
     def random(self) -> float:
-        """A number from 0 to below 1."""
+        """Draws a number from 0 to below 1."""
 
     def integers(self, low: int, high: int) -> Any:
-        """An integer from ``low`` to below ``high``."""
+        """Draws an integer from ``low`` to below ``high``."""
 
     def shuffle(self, x: list[int]) -> None:
-        """Bring a list into random order, in place."""
+        """Brings a list into random order, in place."""
 
 
 def permutation(start: int, count: int) -> Ids:
-    """The numbers from 0 to below ``count`` in random order, int64 [count].
+    """Puts the numbers from 0 to below ``count`` in random order, int64 [count].
 
     They are sorted by the numbers of the stream that begins at ``start``, of which each keeps the
     upper bits, and below them its own place: values that are sorted alone take a third of the time
@@ -122,7 +122,7 @@ def permutation(start: int, count: int) -> Ids:
 
 
 def mix(text_key: Keys | int, image_key: Keys | int) -> Any:
-    """One uint64 key of a text together with a picture, or an array of them."""
+    """Makes one uint64 key of a text and a picture, or an array of them."""
     if isinstance(text_key, int):
         return np.uint64((FACTOR * text_key + int(image_key)) & ALL_BITS)
     return np.uint64(FACTOR) * text_key + image_key  # wraps around

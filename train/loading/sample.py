@@ -26,7 +26,7 @@ LONGEST = 64  # text and regions together
 
 
 def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
-    """At most ``longest`` tokens of [CLS] text [SEP], the [SEP] kept."""
+    """Returns at most ``longest`` tokens of [CLS] text [SEP], the [SEP] kept."""
     if longest is None or len(tokens) <= longest:
         return tokens
     return tokens[kept_tokens(len(tokens), longest)]
@@ -35,7 +35,7 @@ def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
 def mask_picture(
     boxes: Array, draws: Uniforms, masking: Masking, size: tuple[int, int]
 ) -> MaskedRegions:
-    """Mask the regions of a picture of ``size`` pixels by the stage's rule."""
+    """Masks the regions of a picture of ``size`` pixels by the stage's rule."""
     if masking.region_rule == "regions":
         share = masking.regions
         drawn = draws.many(len(boxes))
@@ -108,7 +108,7 @@ def columns_of(feeding: Feeding, *, global_features: bool = False) -> tuple[str,
 
 
 def surest_first(row: RegionRow) -> Ids | None:
-    """A picture's regions by falling confidence [R], equal ones in the row's order.
+    """Returns a picture's regions by falling confidence [R], equal ones in the row's order.
 
     That is the highest probability of any class, background included (VL-BERT's code), or the
     class's own score where no distribution is stored; None where that is not stored either.
@@ -197,7 +197,7 @@ def fit_together(
 
 
 def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
-    """At most ``longest`` tokens of a masked text, its last one, the [SEP], kept."""
+    """Returns at most ``longest`` tokens of a masked text, its last one, the [SEP], kept."""
     if len(text.tokens) <= longest:
         return text
     places = kept_tokens(len(text.tokens), longest)

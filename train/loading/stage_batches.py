@@ -66,7 +66,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @cached_property
     def table(self) -> SampleTable:
-        """The prepared pairs."""
+        """Returns the prepared pairs."""
         return SampleTable(self.samples)
 
     @property
@@ -76,7 +76,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @cached_property
     def order(self) -> PairOrder:
-        """In which order the stage visits its pairs."""
+        """Says in which order the stage visits its pairs."""
         loading, lengths = self.stage.loading, None
         if loading.bucket > 1:
             regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
@@ -94,7 +94,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @cached_property
     def pairs(self) -> StagePairs:
-        """The stage's pairs, to draw others from."""
+        """Returns the stage's pairs, to draw others from."""
         visited = np.zeros(len(self.table), dtype=np.bool_)
         visited[self.order.rows] = True
         return StagePairs(table=self.table, visited=visited)
@@ -112,7 +112,7 @@ class StageBatches(Dataset[HostBatch], ABC):
         return min(self.stage.feeding.max_tokens or self.longest, self.longest)
 
     def __getitem__(self, index: int) -> HostBatch:
-        """Batch number ``index`` of the stage, its features left in their files."""
+        """Makes batch number ``index`` of the stage, its features left in their files."""
         samples, undecodable = self._readable(index)
         batch = self.collated(index, samples)
         self._read_ahead(batch)
@@ -120,11 +120,11 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @abstractmethod
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
-        """The samples of each of the visits, or a picture that it lacks."""
+        """Samples each of the visits, or names the picture that it lacks."""
 
     @abstractmethod
     def collated(self, index: int, samples: list[Sample]) -> HostBatch:
-        """Batch ``index`` of these samples, those of its visits."""
+        """Collates batch ``index`` of these samples, those of its visits."""
 
     def _readable(self, index: int) -> tuple[list[Sample], tuple[Undecodable, ...]]:
         """The samples of batch ``index``, others in the places of those that cannot be decoded.
@@ -152,7 +152,7 @@ class StageBatches(Dataset[HostBatch], ABC):
         return samples, tuple(undecodable)
 
     def assembled(self, index: int) -> HostBatch:
-        """Batch number ``index`` with its features.
+        """Makes batch number ``index`` with its features.
 
         Raises InputError, naming the pictures, if those are not finite: nothing later would tell.
         """
@@ -173,7 +173,7 @@ class StageBatches(Dataset[HostBatch], ABC):
                     self.regions.read_ahead(*part.place)
 
     def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
-        """Each visit's own random numbers."""
+        """Gives each visit its own random numbers."""
         keys = self.table.pair_keys[[visit.row for visit in visits]]
         epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
         return streams(self.seed, stage, epochs, keys)
@@ -224,7 +224,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @abstractmethod
     def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
-        """The regions of a row of their table."""
+        """Reads the regions of a row of their table."""
 
     def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:
         """The boxes of a row of the samples itself, whose picture has that width and height."""

@@ -33,7 +33,7 @@ class StoredFeatures:
         return (self, *self.more)
 
     def rows_of(self, regions: Ids) -> Ids:
-        """The places in the row of some of the regions, which count from 0."""
+        """Returns the places in the row of some of the regions, which count from 0."""
         return regions if self.order is None else self.order[regions]
 
 

@@ -1,4 +1,5 @@
 """Objectives say what a model is trained for.
 
-Reading order: ``losses``, ``contrast`` and ``pretraining``, which adds them up.
+Reading order: ``losses``, ``negatives`` (drawn from all processes' pairs), ``contrast`` and
+``pretraining``, which adds them up.
 """

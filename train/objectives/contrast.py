@@ -4,124 +4,33 @@ W processes with B pairs each, one's own before the others'; C = W B candidates;
 positions, H width.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlmill.models.inputs import PixelInputs, sent
+from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.relative_position import Biases
 from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, first_cells
 from vlmill.models.vlmo.model import Contrast, Vlmo
-from vlmill.train.devices.gather import gather_first, is_shared, world_size
-from vlmill.train.loading.random import stream_starts, uniforms
+from vlmill.train.devices.gather import gather_first, is_shared
 from vlmill.train.objectives.losses import contrast, contrast_logits
-
-NEGATIVES = 1 << 20  # apart from the streams of stages
-PLACE_BITS = 32  # of a pair's place among those of all processes
-
-# Given weights [B, C] of the candidate images for each text, and of the texts for each image, one
-# index for each: images, texts.
-Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def negative_weights(
-    scores: Float[Tensor, "B C"], excluded: Bool[Tensor, "B C"] | None = None
-) -> Float[Tensor, "B C"]:
-    """How likely each candidate is as a hard negative: the softmax without the right ones.
-
-    scores: contrastive logits against candidates, of which number b is row b's partner and no
-    negative (sec. 3.3), nor are those that are ``excluded``. Rows do not sum to 1. A row without
-    any negative has its partner alone: finding such rows out would make a device wait. Raises
-    ValueError without a second candidate.
-    """
-    if scores.shape[1] < 2:
-        raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
-    partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
-    # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
-    smallest = torch.finfo(torch.float32).tiny
-    weights = scores.detach().float().softmax(dim=1).clamp_min(smallest)
-    if excluded is None:
-        return weights.masked_fill(partners, 0.0)
-    right = partners | excluded
-    return torch.where(right.all(1, keepdim=True), partners, weights.masked_fill(right, 0.0))
-
-
-def same_pictures(keys: Int[Tensor, " C"]) -> Bool[Tensor, "C C"]:
-    """Which text and image of different pairs belong together: the pairs' pictures have one key."""
-    others = ~torch.eye(len(keys), dtype=torch.bool, device=keys.device)
-    return (keys[:, None] == keys[None]) & others
-
-
-def draw_negatives(
-    weights_of_images: Float[Tensor, "B C"],
-    weights_of_texts: Float[Tensor, "B C"],
-    generator: torch.Generator | None = None,
-) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """One image for each text and one text for each image, by their weights; images first."""
-    images = torch.multinomial(weights_of_images, 1, generator=generator)
-    texts = torch.multinomial(weights_of_texts, 1, generator=generator)
-    return images[:, 0], texts[:, 0]
-
-
-def negative_numbers(
-    seed: int, step: int, part: int, pairs: int, accelerator: Accelerator
-) -> Tensor:
-    """Numbers from 0 to below 1, float32 [2, B], that one's own pairs draw their negatives by.
-
-    Functions of the seed, the step with its part, and the pair's place among those of all
-    processes: however pairs are dealt out, each draws the same negative.
-    """
-    first = accelerator.process_index * pairs
-    keys = np.arange(first, first + pairs, dtype=np.uint64) + np.uint64(part << PLACE_BITS)
-    drawn = uniforms(stream_starts(seed, NEGATIVES, [step], keys), 0, 2)
-    # Cut to float32's 24 bits: rounded, a number could become 1.
-    numbers = np.floor(drawn.T * 2**24).astype(np.float32) * np.float32(2**-24)
-    return sent(torch.from_numpy(np.ascontiguousarray(numbers)), accelerator.device)
-
-
-def drawn_by(numbers: Tensor) -> Draw:
-    """Draws negatives by given numbers [2, B], of images and of texts.
-
-    A candidate's share of the way from 0 to 1 is its weight's, and candidates stand along it in the
-    order of all processes' pairs.
-    """
-
-    def draw(of_images: Tensor, of_texts: Tensor) -> tuple[Tensor, Tensor]:
-        return _at(of_images, numbers[0]), _at(of_texts, numbers[1])
-
-    return draw
-
-
-def _at(weights: Tensor, numbers: Tensor) -> Tensor:
-    """The columns [B] of weights [B, W B] at which their sums pass these shares of the whole."""
-    order = _in_order(*weights.shape, device=weights.device)
-    # In float64 no number below 1 gives the whole, past which there is no candidate.
-    sums = weights[:, order].double().cumsum(1)
-    places = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
-    return order[places]
-
-
-def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:
-    """Columns with one's own pairs first, in the order of ranks."""
-    columns = torch.arange(candidates, device=device)
-    if world_size() == 1:
-        return columns
-    end = (dist.get_rank() + 1) * pairs
-    return torch.cat([columns[pairs:end], columns[:pairs], columns[end:]])
+from vlmill.train.objectives.negatives import (
+    Draw,
+    draw_negatives,
+    negative_weights,
+    same_pictures,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalContrast:
-    """The contrast of one's own pairs with all.
+    """This is the contrast of one's own pairs with all.
 
     scores: the logits of every image with every text by the first pair of vectors. loss: of the one
     or two pairs of vectors, their mean. excluded: which images and texts of different pairs are no
@@ -167,7 +76,7 @@ def global_contrast(
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastAndMatching:
-    """What the three pretraining objectives need (sec. 3.3).
+    """The three pretraining objectives need this (sec. 3.3).
 
     text, image: one's own unit vectors. contrast: theirs with all processes'. masked_text: last
     hidden states of the masked texts with their own images. match_logits: of the true pairs, of
@@ -195,7 +104,7 @@ def contrast_and_matching(
     exact: bool = True,
     pack: bool = True,
 ) -> ContrastAndMatching:
-    """A pretraining step's outputs, with hard negatives from the pairs of all processes.
+    """Returns a pretraining step's outputs, with hard negatives from the pairs of all processes.
 
     Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
     true, negative image, negative text) run as one batch: without ``masked_tokens`` or with

@@ -21,7 +21,7 @@ IGNORED = -100
 def mean_cross_entropy(
     logits: Float[Tensor, "N K"], targets: Int[Tensor, " N"]
 ) -> Float[Tensor, ""]:
-    """Mean over N of the cross-entropy of logits with classes.
+    """Takes the mean over N of the cross-entropy of logits with classes.
 
     Masked words in every paper, masked regions by class (ImageBERT, InterBERT's paper), masked
     patches (BEiT), matching by two logits (ViLBERT, InterBERT: class 0 belongs together; VL-BERT,
@@ -38,14 +38,14 @@ def matching_classes(matching: Float[Tensor, " B"], *, matching_class: int) -> I
 
 
 def mean_matching(logits: Float[Tensor, " B"], matching: Float[Tensor, " B"]) -> Float[Tensor, ""]:
-    """Mean over B of the binary cross-entropy of one logit a pair (ImageBERT)."""
+    """Takes the mean over B of the binary cross-entropy of one logit a pair (ImageBERT)."""
     return _mean(F.binary_cross_entropy_with_logits(logits, matching.float(), reduction="none"))
 
 
 def mean_divergence(
     logits: Float[Tensor, "N K"], distributions: Float[Tensor, "N K"]
 ) -> Float[Tensor, ""]:
-    """Mean over N of KL(q || softmax(logits)), q the detector's distribution.
+    """Takes the mean over N of KL(q || softmax(logits)), q the detector's distribution.
 
     ViLBERT's and InterBERT's masked regions: background is a class like the others, nothing is
     normalised again, and a class of probability 0 adds nothing.
@@ -92,7 +92,7 @@ def mean_squared_error(
 def summed_squared_error(
     predicted: Float[Tensor, "N D"], targets: Float[Tensor, "N D"]
 ) -> Float[Tensor, ""]:
-    """Sum over D, mean over N of the squared difference (InterBERT's option)."""
+    """Takes the sum over D, mean over N of the squared difference (InterBERT's option)."""
     return _mean((predicted - targets).square().sum(-1))
 
 

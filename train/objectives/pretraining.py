@@ -20,12 +20,7 @@ from vlmill.models.registry import variant_of
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.pictures.tokenizer import PictureTokens
-from vlmill.train.objectives.contrast import (
-    Draw,
-    contrast_and_matching,
-    draw_negatives,
-    drawn_by,
-)
+from vlmill.train.objectives.contrast import contrast_and_matching
 from vlmill.train.objectives.losses import (
     IGNORED,
     are_whole,
@@ -35,12 +30,13 @@ from vlmill.train.objectives.losses import (
     mean_soft_cross_entropy,
     mean_squared_error,
 )
+from vlmill.train.objectives.negatives import Draw, draw_negatives, drawn_by
 from vlmill.train.recipes.parts import Objectives
 from vlmill.train.recipes.variants import named, training_of
 
 
 def weighted(weights: Objectives) -> tuple[str, ...]:
-    """The objectives with a weight above 0."""
+    """Names the objectives with a weight above 0."""
     return tuple(field.name for field in fields(weights) if getattr(weights, field.name))
 
 
@@ -269,7 +265,7 @@ class PretrainingStep(nn.Module):
         shares: Float[Tensor, " J"],
         numbers: Float[Tensor, "2 B"] | None = None,
     ) -> tuple[Float[Tensor, ""], Named]:
-        """The weighted sum, and each loss unweighted.
+        """Returns the weighted sum, and each loss unweighted.
 
         ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
         step would be compiled again for every new number. ``numbers`` draw VLMo's negatives;

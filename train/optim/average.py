@@ -34,7 +34,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after an optimiser's step."""
+        """Takes in the weights after an optimiser's step."""
         weights = [p.detach() for _, p in self._followed(model)]
         torch._foreach_lerp_(list(self.shadow.values()), weights, 1 - self.rate)
 

@@ -1,4 +1,11 @@
-"""Recipes: functions that return a whole pretraining run as frozen dataclasses."""
+"""Recipes are functions that return a whole pretraining run as frozen dataclasses.
+
+Reading order: ``spec`` and ``parts`` (what a recipe is made of), ``feeding`` (what published runs
+feed), then a paper: ``bert``, ``vilbert``, ``vlbert``, ``imagebert``, ``interbert``, ``vlmo`` and
+``vlmo_ablations``; ``small`` (for trials). ``variants`` says what each model does in its own way,
+``tasks`` and ``fine_tuning`` what recipes of tasks share; ``describe``, ``size`` and ``trunk_size``
+tell what a recipe costs.
+"""
 
 import difflib
 from collections.abc import Callable, Sequence

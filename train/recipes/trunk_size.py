@@ -69,20 +69,20 @@ def _pre_norm(width: int, intermediate: int, num_experts: int, *, scaled: bool) 
     attention = linear(width, 3 * width) - width + linear(width, width) + norm(width)
     expert = _feed_forward(width, intermediate) + norm(width)
     scales = 2 * width if scaled else 0
-    kept = 6 * width + 2 * (width + intermediate)
-    return Layer(attention + num_experts * expert + scales, kept)
+    activations = 6 * width + 2 * (width + intermediate)
+    return Layer(attention + num_experts * expert + scales, activations)
 
 
 def _co_attention(config: VilbertConfig) -> Layer:
-    parameters = kept = 0
+    parameters = activations = 0
     for width, intermediate in (
         (config.visual_width, config.visual_intermediate_width),
         (config.width, config.intermediate_width),
     ):
         attention = linear(width, 3 * config.co_width) + linear(config.co_width, width)
         parameters += attention + _feed_forward(width, intermediate) + 2 * norm(width)
-        kept += 2 * width + 4 * config.co_width + 2 * (width + intermediate)
-    return Layer(parameters, kept)
+        activations += 2 * width + 4 * config.co_width + 2 * (width + intermediate)
+    return Layer(parameters, activations)
 
 
 def _text_embedding(vocab_size: int, num_positions: int, num_segments: int, width: int) -> int:

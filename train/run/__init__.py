@@ -4,5 +4,6 @@ Reading order: ``job`` (the stages of a recipe), ``inputs`` (tables and starting
 ``settings`` (what decides the output), ``preparing`` and ``planning`` (its samples and stages),
 ``sizes`` and ``model`` (what a run begins with), ``learning`` and ``pretraining`` (what is learnt;
 of tasks it stands in ``tasks/finetuning``), ``runner``, ``batches``, ``loop`` (the step),
-``rejecting``, ``validation``, ``saving``, ``stopping``, ``log``, ``trackers`` and ``report``.
+``rejecting``, ``validation``, ``saving``, ``lineage`` and ``report``; ``cost`` and ``dry_run`` tell
+it before. Log, trackers and stopping are those of every command, in ``schemas/console``.
 """

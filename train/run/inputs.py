@@ -94,7 +94,7 @@ class Sources:
 
     @property
     def fingerprint(self) -> str | None:
-        """The detector's; None without regions too."""
+        """Returns the detector's fingerprint; None without regions too."""
         return None if self.regions is None else self.regions.detector_fingerprint
 
 

@@ -26,7 +26,7 @@ class Criterion:
         return measured[f"validation/{self.name}"]
 
     def rank(self, value: float) -> float:
-        """The lower, the better."""
+        """Ranks a measurement: the lower, the better."""
         return -value if self.highest else value
 
 

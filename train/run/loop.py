@@ -20,7 +20,7 @@ from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing
 from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.batch import HostBatch, said_of
-from vlmill.train.objectives.contrast import negative_numbers
+from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes.spec import Pass
 

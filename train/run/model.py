@@ -96,7 +96,7 @@ def _refuse_others(
 
 
 def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
-    """The model of a run's first step: new weights, or those of ``--init``.
+    """Returns the model of a run's first step: new weights, or those of ``--init``.
 
     Raises InputError for a checkpoint that does not fit the recipe's model.
     """

@@ -99,5 +99,5 @@ def _refuse_without_pairs(
 
 
 def said_visits(visits: Mapping[str, int]) -> str:
-    """The number of visits of each source, in words."""
+    """Returns the number of visits of each source, in words."""
     return ", ".join(f"{source} {count}" for source, count in visits.items())

@@ -22,18 +22,10 @@ from vlmill.train.checkpoints.files import PUBLISHED
 from vlmill.train.checkpoints.folders import CHECKPOINTS
 from vlmill.train.loading.store.files import Preparation, remember, remembered
 from vlmill.train.loading.store.pairs import PicturesAlone, flag_of
-from vlmill.train.loading.store.prepare import (
-    AS_IT_IS,
-    TextForm,
-    WhatToPrepare,
-    WhichPairs,
-    prepare_samples,
-    require_pictures,
-    sample_ids,
-    unit_keys,
-)
+from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm, WhatToPrepare, prepare_samples
 from vlmill.train.loading.store.splits import Rows, drawn_below, said_of
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.store.usable import WhichPairs, require_pictures, sample_ids, unit_keys
 from vlmill.train.recipes import RunSettings
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.model import make_tokenizer
@@ -85,7 +77,7 @@ def prepare(
 
 
 def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
-    """The rows to train on and those to validate on, told to the user."""
+    """Returns the rows to train on and those to validate on, told to the user."""
     plan, splits = sources.splits, sources.pairs.splits
     if set(splits) - {None}:
         say(said_of(plan, splits))

@@ -30,13 +30,13 @@ class Pretraining:
     criterion: Criterion = dataclasses.field(default_factory=Criterion)
 
     def batches(self, run: StageRun, *, training: bool, **common: Any) -> StageBatches:
-        """The stage's masked pairs."""
+        """Returns the stage's masked pairs."""
         return PretrainBatches(stage=stage_of(run), lexicon=Lexicon.of(self.tokenizer), **common)
 
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> PretrainingStep:
-        """The stage's objectives on ``model``."""
+        """Returns the stage's objectives on ``model``."""
         tokenizer, stage = self.picture_tokenizer, stage_of(run)
         tokens: Callable[[Tensor], Tensor] | None = None
         if tokenizer is not None:
@@ -50,18 +50,18 @@ class Pretraining:
         )
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """The labels of each objective."""
+        """Returns the labels of each objective."""
         return partial(label_counts, weights=stage_of(run).objectives)
 
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
     ) -> dict[str, float]:
-        """The losses of held-out pairs."""
+        """Returns the losses of held-out pairs."""
         assert isinstance(batches, PretrainBatches)
         return held_out_losses(module, batches, examples, accelerator)
 
 
 def stage_of(run: StageRun) -> Stage:
-    """The stage of a run of pretraining."""
+    """Returns the stage of a run of pretraining."""
     assert isinstance(run.stage, Stage)
     return run.stage

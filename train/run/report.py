@@ -105,7 +105,7 @@ def loss_chart(
 
 
 def validation_table(lines: Sequence[Mapping[str, Any]], criterion: Criterion) -> Markup:
-    """The first, best and last measurement of the held-out pairs."""
+    """Returns the first, best and last measurement of the held-out pairs."""
     best = min(lines, key=lambda line: (criterion.rank(criterion.of(line)), line["step"]))
     rows = [
         [when, line["step"], f"{criterion.of(line):.4f}"]

@@ -167,7 +167,7 @@ class Runner:
         run_stage(run, self.batches.of_training(run, done), training, events, done=done)
 
     def build_training(self, run: StageRun) -> Training:
-        """The model wrapped for the devices, with the stage's optimiser."""
+        """Returns the model wrapped for the devices, with the stage's optimiser."""
         accelerator = self.accelerator
         self._train_parts(self.model, run)
         module = self.learning.step(self.model, run, accelerator.device)
@@ -242,5 +242,5 @@ class Runner:
 
 
 def _first_best(ranks: Sequence[float]) -> int:
-    """The number, from 1, of the first of the lowest; 0 of none."""
+    """Returns the number, from 1, of the first of the lowest; 0 of none."""
     return ranks.index(min(ranks)) + 1 if ranks else 0

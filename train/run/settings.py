@@ -56,7 +56,7 @@ def _table_digest(reader: RegionReader | ImageReader | None, what: str) -> str |
 
 
 def _digest(paths: list[Path], flag: str) -> str | None:
-    """The start of SHA-256 over the files' content; None without a file."""
+    """Returns the start of SHA-256 over the files' content; None without a file."""
     digest = hashlib.sha256()
     for path in paths:
         try:

@@ -15,7 +15,7 @@ from vlmill.train.run.inputs import Sources
 
 
 def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
-    """The recipe's model with the data's sizes, or ``--init``'s if the data fit it."""
+    """Returns the recipe's model with the data's sizes, or ``--init``'s if the data fit it."""
     config = _sized_config(recipe, tokenizer, sources)
     if sources.regions is not None:
         check_global_features(sources.regions, config)

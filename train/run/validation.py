@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.inputs import sent
 from vlmill.train.loading.pretrain_batches import PretrainBatches
-from vlmill.train.objectives.contrast import negative_numbers
+from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.recipes import Pass
 

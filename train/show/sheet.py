@@ -56,7 +56,7 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def stage_lines(
     recipe: Mapping[str, Any], training: Mapping[str, Any], *, finished: bool
 ) -> list[str]:
-    """Each stage of the recipe: done, at which step, or to come."""
+    """Says of each stage of the recipe: done, at which step, or to come."""
     at, step = training.get("stage"), training.get("step", 0)
     stages = [s for s in recipe.get("stages", ()) if isinstance(s, Mapping)]
     names = [stage.get("name") for stage in stages]
@@ -77,7 +77,7 @@ def stage_lines(
 
 
 def data_lines(shown: Shown, training: Mapping[str, Any]) -> list[str]:
-    """How many pairs there were, and how many of them were left out."""
+    """Tells how many pairs there were, and how many of them were left out."""
     count = training.get("num_pairs")
     pairs = f"{count:,} pairs" if isinstance(count, int) and count else "unknown"
     rejected = shown.rows.get("rejects")
@@ -85,7 +85,7 @@ def data_lines(shown: Shown, training: Mapping[str, Any]) -> list[str]:
 
 
 def input_lines(inputs: Sequence[Input] | None) -> list[str]:
-    """A line for each input: flag, path, rows, size, and the start of its digest."""
+    """Returns a line for each input: flag, path, rows, size, and the start of its digest."""
     if inputs is None:
         return ["not recorded: an older vlmill wrote this"]
     return [
@@ -98,7 +98,7 @@ def input_lines(inputs: Sequence[Input] | None) -> list[str]:
 
 
 def detector_lines(settings: Mapping[str, Any]) -> list[str]:
-    """The detector in words, and its fingerprint."""
+    """Returns the detector in words, and its fingerprint."""
     fingerprint = settings.get("detector_fingerprint")
     words = detector_words(_part(settings, "detector"))
     if fingerprint is None and not words:
@@ -107,7 +107,7 @@ def detector_lines(settings: Mapping[str, Any]) -> list[str]:
 
 
 def metric_lines(shown: Shown) -> list[str]:
-    """The losses logged last, the loss of validation, and an evaluation's figures."""
+    """Returns the losses logged last, the loss of validation, and an evaluation's figures."""
     loss = _part(shown.settings, "training").get("validation_loss")
     lines = [] if loss is None else [f"validation/loss {loss:.4f} at this checkpoint"]
     logged = [

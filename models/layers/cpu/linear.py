@@ -44,8 +44,8 @@ def kept_packed(num_sequences: int) -> Iterator[None]:
 
     They are in memory twice until the outermost such block ends. Of few sequences nothing is kept.
     """
-    kept = _KEPT.get()
-    token = _KEPT.set({} if kept is None and num_sequences >= WORTH else kept)
+    cache = _KEPT.get()
+    token = _KEPT.set({} if cache is None and num_sequences >= WORTH else cache)
     try:
         yield
     finally:
@@ -54,16 +54,16 @@ def kept_packed(num_sequences: int) -> Iterator[None]:
 
 def _laid_out(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
     """Gives a weight's blocks where they are kept, else the weight."""
-    kept = _KEPT.get()
+    cache = _KEPT.get()
     whole = weight if weight._base is None else weight._base
     # Another tensor than a parameter may be gone when the next one lies in its place.
-    if kept is None or num_rows < 2 or not isinstance(whole, nn.Parameter):
+    if cache is None or num_rows < 2 or not isinstance(whole, nn.Parameter):
         return weight
     key = (weight.data_ptr(), weight.shape, weight.stride())
-    if key not in kept:
+    if key not in cache:
         blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        kept[key] = (weight, blocks)  # the weight, so that its place stays its own
-    return kept[key][1]
+        cache[key] = (weight, blocks)  # the weight, so that its place stays its own
+    return cache[key][1]
 
 
 @functools.cache

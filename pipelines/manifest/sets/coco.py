@@ -27,9 +27,9 @@ from vlmill.pipelines.manifest.entries import (
     Picture,
     Reading,
 )
-from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_reading
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS

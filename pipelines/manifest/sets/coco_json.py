@@ -15,8 +15,8 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import MAX_KEY, Reason
 from vlmill.schemas.tables import PAIRS
@@ -96,16 +96,16 @@ def _read_pictures(
     ``claims`` are those of all files: one id is one picture, also in another file.
     """
     for place, image in enumerate(file.elements("images")):
-        own = _own_id(image.get("id")) if isinstance(image, dict) else None
-        if own is None or not isinstance(image.get("file_name"), str):
+        picture_id = _own_id(image.get("id")) if isinstance(image, dict) else None
+        if picture_id is None or not isinstance(image.get("file_name"), str):
             drop: Drop | None = Drop(Reason.BAD_ROW, "a picture without id or file_name")
         else:
-            drop = claims.claim(own, image["file_name"])
-        if own is not None and (drop is None or drop.reason is Reason.DUPLICATE):
+            drop = claims.claim(picture_id, image["file_name"])
+        if picture_id is not None and (drop is None or drop.reason is Reason.DUPLICATE):
             path = image["file_name"]
             paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
-            picture = Picture(image_id=f"{name}/{own}", paths=paths)
-            pictures.put(key64(own), picture)
+            picture = Picture(image_id=f"{name}/{picture_id}", paths=paths)
+            pictures.put(key64(picture_id), picture)
         if drop is not None:
             yield Entry(key=f"{file.source.name}:images:{place}", group="", rows=drop)
 
@@ -119,8 +119,8 @@ def _pair(
 ) -> tuple[dict[str, Any], Picture] | Drop:
     if not isinstance(annotation, dict):
         return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
-    own, of = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
-    if own is None or of is None:
+    annotation_id, of = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
+    if annotation_id is None or of is None:
         return Drop(Reason.BAD_ROW, "an annotation without id or image_id")
     picture = pictures.get(key64(of))
     if picture is None:
@@ -128,11 +128,11 @@ def _pair(
     text = text_of(annotation.get("caption"))
     if isinstance(text, Drop):
         return text
-    drop = claims.claim(own, f"{of}\0{text}")
+    drop = claims.claim(annotation_id, f"{of}\0{text}")
     if drop is not None:
         return drop
     return {
-        "pair_id": f"{name}/{own}",
+        "pair_id": f"{name}/{annotation_id}",
         "image_id": picture.image_id,
         "text": text,
         "source": name,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text, flickr_id, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.lines import lines_of
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

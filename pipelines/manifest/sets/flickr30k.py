@@ -15,10 +15,10 @@ from vlmill.pipelines.manifest.entries import (
     Picture,
     Reading,
 )
-from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
-from vlmill.pipelines.manifest.lines import json_lines, lines_of
-from vlmill.pipelines.manifest.scan import ScanFile, scan_captions, scan_files
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_reading
+from vlmill.pipelines.manifest.layouts.scan import ScanFile, scan_captions, scan_files
+from vlmill.pipelines.manifest.reading.lines import json_lines, lines_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

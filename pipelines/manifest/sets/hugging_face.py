@@ -7,7 +7,8 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import notes_of, text_of
-from vlmill.pipelines.manifest.columns import (
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.reading.columns import (
     PICTURES,
     TEXTS,
     guessed,
@@ -15,8 +16,7 @@ from vlmill.pipelines.manifest.columns import (
     parquet_rows,
     schema_of,
 )
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS

@@ -12,10 +12,10 @@ from pathlib import Path
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.tars import Member, members_of
+from vlmill.pipelines.manifest.reading.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
 from vlmill.pipelines.manifest.sets.webdataset import grouped
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.tars import Member, members_of
-from vlmill.pipelines.manifest.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of
@@ -57,7 +57,7 @@ def _size(path: Path) -> int:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """The files of a folder, sorted, without a request or a look at each."""
+    """Returns the files of a folder, sorted, without a request or a look at each."""
     if isinstance(folder, RemotePath):
         return sorted(path.name for path, _ in folder.entries())
     with os.scandir(folder) as listed:
@@ -107,7 +107,7 @@ def _image_id(name: str) -> str:
 
 
 def _members(path: Path) -> Iterator[tuple[str, Member]]:
-    """The pictures of a tar, and of the tars in it: one level, as published."""
+    """Yields the pictures of a tar, and of the tars in it: one level, as published."""
     if _holds_tars(path):
         yield from _inner_members(path)
         return

@@ -8,10 +8,16 @@ import pyarrow as pa
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import notes_of, text_of
-from vlmill.pipelines.manifest.columns import TEXTS, guessed, num_rows, parquet_rows, schema_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.reading.columns import (
+    TEXTS,
+    guessed,
+    num_rows,
+    parquet_rows,
+    schema_of,
+)
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
-from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

@@ -7,9 +7,9 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.lines import json_lines
+from vlmill.pipelines.manifest.reading.lines import json_lines
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
-from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 
@@ -98,7 +98,7 @@ def read_subsets(source: Source) -> dict[tuple[str, str], str]:
 
 
 def urls_of(line: Mapping[str, Any]) -> tuple[str, str]:
-    """A statement's pictures as published: the left one's URL and the right one's."""
+    """Returns a statement's pictures as published: the left one's URL and the right one's."""
     return str(line.get("left_url")), str(line.get("right_url"))
 
 

@@ -9,7 +9,9 @@ from itertools import chain
 from pathlib import Path
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.box_files import (
+from vlmill.pipelines.manifest.cleaning import NamedClaims
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
+from vlmill.pipelines.manifest.layouts.box_files import (
     Annotated,
     Thing,
     coco_categories,
@@ -19,18 +21,16 @@ from vlmill.pipelines.manifest.box_files import (
     voc_splits,
     with_endings,
 )
-from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, frame_of, size_notes
-from vlmill.pipelines.manifest.cleaning import NamedClaims
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
-from vlmill.pipelines.manifest.sets.vg_detector import lines_by_number, read_names
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists
-from vlmill.pipelines.manifest.yolo_files import (
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, frame_of, size_notes
+from vlmill.pipelines.manifest.layouts.yolo_files import (
     YOLO_NAMES,
     yolo_backgrounds,
     yolo_names,
     yolo_picture,
 )
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.pipelines.manifest.sets.vg_detector import lines_by_number, read_names
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES

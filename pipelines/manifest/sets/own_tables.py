@@ -13,8 +13,8 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
-from vlmill.pipelines.manifest.rows import column_names, places_of, read_rows, table_file
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.rows import column_names, places_of, read_rows, table_file
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.titles import TitleRules, clean_title
 from vlmill.pipelines.texts.lists import read_lists
 from vlmill.schemas.console.command import place

@@ -9,11 +9,11 @@ from typing import Any
 from vlmill.models.convert.plain_pickle import BadPickle
 from vlmill.models.convert.unpickling import MAX_PICKLE, unpickled_list
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import Box
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
-from vlmill.pipelines.manifest.detections import DETECTIONS, detection_entries
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
-from vlmill.pipelines.manifest.instances import (
+from vlmill.pipelines.manifest.layouts.boxes import Box
+from vlmill.pipelines.manifest.layouts.detections import DETECTIONS, detection_entries
+from vlmill.pipelines.manifest.layouts.instances import (
     FOLDER,
     Frames,
     Instance,
@@ -23,7 +23,7 @@ from vlmill.pipelines.manifest.instances import (
     picture_of,
     read_instances,
 )
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES, EXPRESSIONS, REGIONS

@@ -12,8 +12,8 @@ from pathlib import Path
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
-from vlmill.pipelines.manifest.lines import lines_of
-from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
 
@@ -69,13 +69,13 @@ def check_stems(root: Path, names: Sequence[str]) -> None:
 
 
 def stem_of(name: str) -> str:
-    """A file's name without its endings: ``wikibk.0`` of ``wikibk.0.txt.gz``."""
+    """Returns a file's name without its endings: ``wikibk.0`` of ``wikibk.0.txt.gz``."""
     bare = name.removesuffix(".gz")
     return bare.rpartition(".")[0] if bare.endswith((".txt", ".doc")) else bare
 
 
 def source_of(name: str) -> str:
-    """The source of a file's rows, by its name."""
+    """Returns the source of a file's rows, by its name."""
     return next((source for pattern, source in SOURCES if pattern.fullmatch(name)), "text")
 
 

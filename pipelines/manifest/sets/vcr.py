@@ -15,14 +15,14 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
-from vlmill.pipelines.manifest.lines import json_lines
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.vcr_objects import (
+from vlmill.pipelines.manifest.layouts.vcr_objects import (
     PICTURES_FOLDER,
     Objects,
     picture_named,
     read_objects,
 )
+from vlmill.pipelines.manifest.reading.lines import json_lines
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import clipped, edges, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import whole_number
 from vlmill.pipelines.manifest.entries import (
     DataSet,
@@ -21,11 +20,12 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.lines import lines_of
+from vlmill.pipelines.manifest.layouts.boxes import clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.published.splits import detector_splits
+from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.splits import detector_splits
-from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES

@@ -11,7 +11,6 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.counting.kept import KeptValues
-from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,
@@ -30,8 +29,9 @@ from vlmill.pipelines.manifest.entries import (
     Rows,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import EXPRESSIONS, PAIRS
 
@@ -50,8 +50,8 @@ def read_pictures(source: Source, pictures: KeptValues[Picture]) -> Iterator[Ent
     names; yields what is none.
     """
     for place, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
-        own = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
-        number, drop = whole_number(own), None
+        image_id = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
+        number, drop = whole_number(image_id), None
         if number is None:
             drop = Drop(Reason.BAD_ROW, "a picture without image_id")
         elif (earlier := pictures.get(number)) is not None:
@@ -120,9 +120,9 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
                 box if isinstance(text, str) and isinstance(box, Drop) else text
                 for text, box in zip(texts, placed, strict=True)
             ]
-        kept = _lowest_ids(listed, texts)
+        lowest_ids = _lowest_ids(listed, texts)
         for place, (region, text, box) in enumerate(zip(listed, texts, placed, strict=True)):
-            rows = _rows(region, text, picture, box, kept, claims)
+            rows = _rows(region, text, picture, box, lowest_ids, claims)
             notes: tuple[str, ...] = ()
             if boxes and place == 0:
                 notes = size_notes(frame, (_edges(one) for one in listed))
@@ -138,7 +138,7 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
 
 
 def _number_of(one: Mapping[str, Any], regions: list[Any]) -> int:
-    """The picture's number: the element's ``id``, or that which its regions say."""
+    """Returns the picture's number: the element's ``id``, or that which its regions say."""
     values = [one.get("id"), one.get("image_id")]
     values += [region.get("image_id") for region in regions[:1] if isinstance(region, dict)]
     return next((n for value in values if (n := whole_number(value)) is not None), -1)
@@ -177,7 +177,7 @@ def _rows(
     text: str | Drop,
     picture: Picture | None,
     box: Box | Drop | None,
-    kept: Mapping[str, int],
+    lowest_ids: Mapping[str, int],
     claims: Claims,
 ) -> Rows | Drop:
     if isinstance(text, str) and picture is None:
@@ -190,9 +190,9 @@ def _rows(
     if drop is not None:
         return drop
     pair = _pair(number, text, picture)
-    same = kept[text] != number
+    same = lowest_ids[text] != number
     if box is None and same:
-        return Drop(Reason.DUPLICATE, f"the text of region {kept[text]} of the same picture")
+        return Drop(Reason.DUPLICATE, f"the text of region {lowest_ids[text]} of the same picture")
     if box is None:
         return ((PAIRS, pair),)
     assert not isinstance(box, Drop)
@@ -208,7 +208,7 @@ def _rows(
 
 
 def _placed(region: object, frame: Frame | None) -> Box | Drop:
-    """A region's box inside the upright picture."""
+    """Returns a region's box inside the upright picture."""
     box = _edges(region)
     inside = box if isinstance(box, Drop) else clipped(box, frame)
     return inside if isinstance(inside, Drop) else inside[0]

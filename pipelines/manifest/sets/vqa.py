@@ -15,15 +15,15 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, coco_id, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.labels import add_labels
-from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists
-from vlmill.pipelines.manifest.vqa_answers import (
+from vlmill.pipelines.manifest.layouts.vqa_answers import (
     ABOUT,
     Annotation,
     Annotations,
     answered,
     published_answers,
 )
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.answers import MIN_QUESTIONS, labels_of
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.rejects import Reason

@@ -9,11 +9,11 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.json_text import json_of
+from vlmill.pipelines.manifest.reading.json_text import json_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Remarks, Source
+from vlmill.pipelines.manifest.reading.tars import MAX_MEMBER, Member, members_of
+from vlmill.pipelines.manifest.reading.unpacking import opened_tar
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
-from vlmill.pipelines.manifest.sources import Folder, Remarks, Source
-from vlmill.pipelines.manifest.tars import MAX_MEMBER, Member, members_of
-from vlmill.pipelines.manifest.unpacking import opened_tar
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.rejects import Reason
@@ -48,7 +48,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def img2dataset_folders(root: Path) -> list[Path]:
-    """The folders of its `files` format: five digits."""
+    """Returns the folders of its `files` format: five digits."""
     return sorted(p for p in root.iterdir() if p.is_dir() and p.name.isdecimal())
 
 

@@ -200,6 +200,15 @@ def test_other_tables_and_parts_give_the_rows_of_brute_force(
     assert whole.equals(parts_table)
 
 
+def test_beam_gives_the_same_bytes_as_this_machine(tmp_path: Path) -> None:
+    write_foreign(tmp_path / "t.parquet")
+    flags = [*COLUMNS, "--document-parts", "2", "--pairs-per-shard", "50"]
+    assert run(tmp_path / "t.parquet", tmp_path / "here", *flags) == 0
+    assert run(tmp_path / "t.parquet", tmp_path / "beam", *flags, "--runner=FnApiRunner") == 0
+    files = {p.name: p.read_bytes() for p in (tmp_path / "here").iterdir()}
+    assert {p.name: p.read_bytes() for p in (tmp_path / "beam").iterdir()} == files
+
+
 def test_texts_as_ids_are_in_the_order_of_code_points(tmp_path: Path) -> None:
     ids = ["10", "9", "\uff5e", "\U0001f600", "a", "Z"]
     table = {"id": ids, "text": [f"word other{k}" for k in range(6)]}

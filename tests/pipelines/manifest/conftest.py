@@ -3,7 +3,8 @@
 import pytest
 from markupsafe import Markup
 
-from vlmill.pipelines.manifest import published_report, report
+from vlmill.pipelines.manifest import report
+from vlmill.pipelines.manifest.published import report as published_report
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from markupsafe import Markup
 
-from vlmill.pipelines.manifest import published_report
 from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.manifest.sets import SETS
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
@@ -20,7 +20,7 @@ FILE = '''
 from vlmill.pipelines.manifest.cleaning import text_of
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.lines import lines_of
+from vlmill.pipelines.manifest.reading.lines import lines_of
 from vlmill.schemas.tables import PAIRS
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.job import main
-from vlmill.pipelines.manifest.own import Ledger, OwnJob
-from vlmill.pipelines.manifest.rows import places_of, read_rows, table_file
+from vlmill.pipelines.manifest.own.job import Ledger, OwnJob
+from vlmill.pipelines.manifest.reading.rows import places_of, read_rows, table_file
 from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder

@@ -9,9 +9,10 @@ import pytest
 from markupsafe import Markup
 from tests.pipelines.manifest.layouts import LAYOUTS
 
-from vlmill.pipelines.manifest import published_report, report
+from vlmill.pipelines.manifest import report
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.on_beam import MakePart
+from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.manifest import verify_folder
 

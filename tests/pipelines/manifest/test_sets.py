@@ -20,8 +20,8 @@ from tests.pipelines.manifest.layouts import (
     write_json,
 )
 
-from vlmill.pipelines.manifest import published_report
 from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.remote import path_of

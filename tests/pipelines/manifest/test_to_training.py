@@ -10,8 +10,8 @@ from tests.pipelines.manifest.layouts import LAYOUTS
 from tests.pipelines.manifest.task_layouts import METADATA, lines, vcr_line, write, write_refcoco
 
 from vlmill.extract.cli import command
-from vlmill.pipelines.manifest import published_report
 from vlmill.pipelines.manifest.job import main as manifest
+from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.tables.command import main as tables
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.console.log import read_log

@@ -13,8 +13,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.multiprocessing.spawn import spawn
 
 from vlmill.train.devices.gather import gather_first, whole, world_size
-from vlmill.train.objectives.contrast import same_pictures
 from vlmill.train.objectives.losses import contrast
+from vlmill.train.objectives.negatives import same_pictures
 from vlmill.train.optim.adam import BertAdam
 
 PAIRS, WORLD = 3, 2

@@ -14,16 +14,15 @@ from torch import Tensor
 from vlmill.models import PixelInputs, VLInputs
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.train.loading.batch import Batch
-from vlmill.train.objectives import contrast as global_contrast
-from vlmill.train.objectives.contrast import (
-    contrast_and_matching,
+from vlmill.train.objectives import negatives
+from vlmill.train.objectives.contrast import contrast_and_matching, global_contrast
+from vlmill.train.objectives.negatives import (
     draw_negatives,
     drawn_by,
     negative_numbers,
     negative_weights,
     same_pictures,
 )
-from vlmill.train.objectives.contrast import global_contrast as contrast_of_all
 from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.recipes import Objectives
 
@@ -70,7 +69,7 @@ def test_processes_draw_as_one(rank: int, monkeypatch: pytest.MonkeyPatch) -> No
     expected = drawn_by(numbers)(weights, weights.T)
     own = torch.arange(rank * pairs, (rank + 1) * pairs)
     first = torch.cat([own, torch.tensor([i for i in range(6) if i not in own])])
-    monkeypatch.setattr(global_contrast, "world_size", lambda: world)
+    monkeypatch.setattr(negatives, "world_size", lambda: world)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
     found = drawn_by(numbers[:, own])(weights[own][:, first], weights.T[own][:, first])
     drawn: list[Tensor] = [first[columns] for columns in found]
@@ -290,7 +289,7 @@ def test_logits_are_of_float32_under_autocast() -> None:
     made = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            one = contrast_of_all(model, Contrast(own=texts), Contrast(own=images))
+            one = global_contrast(model, Contrast(own=texts), Contrast(own=images))
             made.append((one.scores, one.loss, *one.weights(8)))
     for plain, half in zip(*made, strict=True):
         assert torch.equal(plain, half)

@@ -23,7 +23,7 @@ class MaskedRegions:
 
     @staticmethod
     def none(num_regions: int) -> "MaskedRegions":
-        """No mask on any of the regions."""
+        """Masks none of the regions."""
         nothing = np.zeros(num_regions, dtype=np.bool_)
         return MaskedRegions(masked=nothing, zeroed=nothing)
 

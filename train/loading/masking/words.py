@@ -79,10 +79,10 @@ def mask_drawn(
     at = np.flatnonzero(masked)
     fate = fates[at] / max(share, np.finfo(np.float64).tiny)
     others = (drawn[at, 1] * replacement.vocab_size).astype(np.int64)
-    kept = fate >= replacement.to_mask + replacement.to_random
+    unchanged = fate >= replacement.to_mask + replacement.to_random
     seen = tokens.astype(np.int64)
     seen[at] = np.where(
-        fate < replacement.to_mask, replacement.mask_id, np.where(kept, tokens[at], others)
+        fate < replacement.to_mask, replacement.mask_id, np.where(unchanged, tokens[at], others)
     )
     return MaskedTokens(original=tokens, tokens=seen, masked=masked)
 
@@ -169,7 +169,7 @@ class Lexicon:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "Lexicon":
-        """That of a tokenizer."""
+        """Makes the lexicon of a tokenizer."""
         size = tokenizer.get_vocab_size()
         words = [tokenizer.id_to_token(i) or "" for i in range(size)]
         ids = [tokenizer.token_to_id(name) for name in (PAD, UNK, CLS, SEP, MASK)]
@@ -191,7 +191,7 @@ def mask_texts(
     longest: int,
     specials: bool = True,
 ) -> list[MaskedTokens]:
-    """Mask [CLS] text [SEP] (or, without ``specials``, texts alone) by the stage's rule.
+    """Masks [CLS] text [SEP] (or, without ``specials``, texts alone) by the stage's rule.
 
     ``longest`` is what a text may have, of which VLMo's code takes its share.
     """

@@ -60,7 +60,7 @@ def _equalized(channel: Picture) -> Picture:
 
 
 def brightness(picture: Picture, sign: int = 1) -> Picture:
-    """All values times 1.36, cut to whole numbers."""
+    """Multiplies all values by 1.36, cut to whole numbers."""
     table = (np.arange(256) * (LEVEL * 1.8 + 0.1)).clip(0, 255).astype(np.uint8)
     return table[picture]
 
@@ -91,17 +91,17 @@ def shear_y(picture: Picture, sign: int = 1) -> Picture:
 
 
 def translate_x(picture: Picture, sign: int = 1) -> Picture:
-    """Moved to the left by 7 pixels, whatever the picture's size."""
+    """Moves a picture to the left by 7 pixels, whatever its size."""
     return _warped(picture, [[1, 0, -sign * LEVEL * 10], [0, 1, 0]])
 
 
 def translate_y(picture: Picture, sign: int = 1) -> Picture:
-    """Moved up by 7 pixels."""
+    """Moves a picture up by 7 pixels."""
     return _warped(picture, [[1, 0, 0], [0, 1, -sign * LEVEL * 10]])
 
 
 def rotate(picture: Picture, sign: int = 1) -> Picture:
-    """Turned by 21 degrees about (W/2, H/2), anticlockwise."""
+    """Turns a picture by 21 degrees about (W/2, H/2), anticlockwise."""
     angle = math.radians(sign * LEVEL * 30)
     a, b = math.cos(angle), math.sin(angle)
     x, y = picture.shape[1] / 2, picture.shape[0] / 2

@@ -71,7 +71,7 @@ def evaluation_picture(data: bytes | None, image_id: str, size: int) -> Picture:
 
 
 def planes(pixels: npt.NDArray[np.uint8]) -> Picture:
-    """uint8 [H, W, 3] as [3, H, W]."""
+    """Turns uint8 [H, W, 3] into [3, H, W]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 

@@ -27,7 +27,7 @@ class PictureTokenizer(NamedTuple):
     stride: int
 
     def reader(self, where: device) -> PictureTokens:
-        """A function on ``where``, of pixels from 0 to 1.
+        """Returns a function on ``where``, of pixels from 0 to 1.
 
         A plain function, so that a module that holds it does not train or store the network.
         """

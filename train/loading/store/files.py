@@ -61,7 +61,7 @@ class Columns:
         return self
 
     def write(self, pairs: Sequence[PreparedPair]) -> None:
-        """Append pairs."""
+        """Appends pairs."""
         names = self._schema.names
         self._samples.write([{name: row[name] for name in names} for row, *_ in pairs])
         numbers: dict[str, list[int]] = {

@@ -72,21 +72,25 @@ def join_neighbours(
     for batch in iter_batches(neighbours, NEIGHBOURS, batch_rows=ROWS, flag=FLAG):
         image_ids = batch.column("image_id").to_pylist()
         ids = ids or image_ids
-        kept = _kept(join, image_ids, batch.column("neighbour_ids"), trained)
+        joined = _kept(join, image_ids, batch.column("neighbour_ids"), trained)
         owners, counts, near = (
-            np.concatenate(both) for both in zip((owners, counts, near), kept, strict=True)
+            np.concatenate(both) for both in zip((owners, counts, near), joined, strict=True)
         )
     starts = np.cumsum(counts) - counts
-    own, first = np.unique(owners, return_index=True)
+    rows_met, first = np.unique(owners, return_index=True)
     places = [np.arange(starts[at], starts[at] + counts[at]) for at in first.tolist()]
     near = near[np.concatenate([_none(), *places])]
-    for name, values in ((PICTURES, own), (ENDS, np.cumsum(counts[first])), (NEAR, near)):
+    for name, values in (
+        (PICTURES, rows_met),
+        (ENDS, np.cumsum(counts[first])),
+        (NEAR, near),
+    ):
         (folder / name).write_bytes(values.astype(np.int64).tobytes())
-    trained[own] = False
+    trained[rows_met] = False
     lacking = np.flatnonzero(trained)
     return JoinedNeighbours(
-        num_pictures=len(own) + len(lacking),
-        num_met=len(own),
+        num_pictures=len(rows_met) + len(lacking),
+        num_met=len(rows_met),
         lacking=tuple(index.id_of(row) for row in lacking[:NAMED].tolist()),
         samples=join.samples(ids),
     )

@@ -109,7 +109,7 @@ class PairsDigest:
         self.count = 0
 
     def update(self, batch: pa.RecordBatch) -> None:
-        """Go on with a batch of :func:`pair_batches`."""
+        """Goes on with a batch of :func:`pair_batches`."""
         self.count += batch.num_rows
         for name, (of_lengths, of_text) in self._digests.items():
             column = batch.column(name).cast(pa.large_string())

@@ -1,4 +1,4 @@
-"""From tables to training samples: joined, tokenised and checked once, then read at random.
+"""Tables become training samples: joined, tokenised and checked once, then read at random.
 
 ``prepare_samples`` writes a folder that training maps into memory: what lies there is shared by all
 processes of a run and left to the system's cache, so that a run's own memory is its batches and the
@@ -9,12 +9,10 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
@@ -23,28 +21,17 @@ from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.ids import key64
-from vlmill.schemas.readers.joining import Indexed, Join
-from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.readers.row_index import ABSENT
-from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REGIONS
-from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known
 from vlmill.train.loading.store.near import keep_neighbours
 from vlmill.train.loading.store.pairs import (
     COLUMNS,
-    Examples,
-    FaultOf,
-    PairTable,
-    flag_of,
     label_columns,
-    no_fault,
     pair_batches,
-    pair_rows,
 )
-from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.store.usable import PairFilter, WhichPairs, pictures_flag
 
 # Of the rows of a table of negatives: fewer that are of pairs to train on are worth a warning.
 FEW_NEGATIVES = 0.5
@@ -61,21 +48,6 @@ class TextForm:
 
 
 AS_IT_IS = TextForm(of=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhichPairs:
-    """Says which pairs of a table a run can use, and with which pictures it joins them."""
-
-    pairs: PairTable
-    rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
-    pictures: Indexed | None = None  # what pairs are joined with; None for texts alone
-    # Beside regions in `pictures`: the pictures themselves, and annotated regions.
-    others: tuple[Indexed, ...] = ()
-    takes_pairs: bool = True
-    takes_texts: bool = False  # texts without a picture
-    needs_words: bool = True  # for pictures alone a text may be empty
-    total: int | None = None  # pairs of the table, for the progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +80,7 @@ class RegionFacts:
 
 
 def region_facts(regions: str) -> RegionFacts:
-    """Read the small columns of the regions table."""
+    """Reads the small columns of the regions table."""
     empty: set[str] = set()
     highest, count = -1, 0
     columns = ("image_id", "num_boxes", "class_ids")
@@ -138,7 +110,7 @@ def prepare_samples(
     counts: Counter[str] = Counter()
     tokenizer = Tokenizer.from_str(what.tokenizer.to_str())  # truncation is state: not the caller's
     tokenizer.enable_truncation(max(what.max_tokens, what.max_tokens_alone or 0))
-    pair_filter, labels = _PairFilter(what), label_columns(what.pairs)
+    pair_filter, labels = PairFilter(what), label_columns(what.pairs)
     with (
         Columns(folder, labels) as writer,
         Progress(total=what.total, unit="pair", label="prepare") as progress,
@@ -172,32 +144,13 @@ def prepare_samples(
     if what.negatives is not None and counts["kept"]:
         counts["hard_negatives"] = _negatives(folder, what.negatives)
     if what.neighbours is not None and what.pictures is not None and counts["kept"]:
-        keep_neighbours(folder, what.neighbours, what.pictures, _flag(what.pictures))
+        keep_neighbours(folder, what.neighbours, what.pictures, pictures_flag(what.pictures))
     return +counts
 
 
 def _cut(tokens: list[int], longest: int) -> list[int]:
     """Returns at most ``longest`` tokens, the last one, the [SEP], among them."""
     return tokens if len(tokens) <= longest else [*tokens[: longest - 1], tokens[-1]]
-
-
-def unit_keys(which: WhichPairs) -> Keys:
-    """Returns the :func:`~vlmill.train.loading.store.splits.unit_key` of every row that can be
-    used, as far as this shows without its text: uint64 [N].
-    """
-    pair_filter, keys = _PairFilter(which), [np.empty(0, np.uint64)]
-    columns = [*COLUMNS, *label_columns(which.pairs).names]
-    with Progress(total=which.total, unit="pair", label="hold out") as progress:
-        for batch in pair_batches(which.pairs, columns):
-            rows = batch.to_pylist()
-            usable = (
-                unit_key(row)
-                for row, place in zip(rows, pair_filter.places(rows), strict=True)
-                if pair_filter.fault_without_text(row, place) is None
-            )
-            keys.append(np.fromiter(usable, np.uint64))
-            progress.advance(len(rows))
-    return np.concatenate(keys)
 
 
 def _negatives(folder: Path, negatives: str) -> int:
@@ -212,143 +165,3 @@ def _negatives(folder: Path, negatives: str) -> int:
     if joined.num_met < FEW_NEGATIVES * joined.num_rows:
         say(f"warning: only {said} are among the pairs to train on")
     return joined.num_negatives
-
-
-def require_pictures(counts: Counter[str], missing: str, flag: str = "--pairs") -> None:
-    """With ``missing`` "error", raises InputError if a pair was rejected for want of its
-    picture.
-    """
-    lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
-    if missing == "error" and any(lost.values()):
-        said = ", ".join(f"{n} {reason.value}" for reason, n in lost.items() if n)
-        raise InputError(
-            f"{flag}: {sum(lost.values())} {flag[2:]} lack their picture ({said}; the rejects "
-            f"table lists them); extract the regions of all, or drop such {flag[2:]} with "
-            "--missing skip"
-        )
-
-
-def sample_ids(which: WhichPairs) -> str:
-    """Says how the pairs and the table that they are joined with call pictures, for an error; empty
-    without such a table.
-    """
-    if which.pictures is None:
-        return ""
-    first = next(pair_rows(which.pairs), [])
-    asking = flag_of(which.pairs)
-    join = Join(which.pictures.index, asking=asking, holding=_flag(which.pictures))
-    return join.samples([row["image_id"] for row in first])
-
-
-def _flag(pictures: Indexed) -> str:
-    return pictures.flag if isinstance(pictures, RegionReader) else "--images"
-
-
-def _repeated_keys(pairs: PairTable) -> frozenset[int]:
-    """Returns the keys of pair_ids that more than one pair may have. Memory: 8 bytes a pair."""
-    batches = pair_batches(pairs, columns=["pair_id"])
-    ids = (pair_id for batch in batches for pair_id in batch.column(0).to_pylist())
-    keys = np.sort(np.fromiter(map(key64, ids), dtype=np.uint64))
-    return frozenset(keys[1:][keys[1:] == keys[:-1]].tolist())
-
-
-Places = tuple[int, ...]  # the row of each of a pair's pictures; ABSENT if a table has none
-
-
-@dataclass(frozen=True)
-class _Fault:
-    """Says why a pair is left out, and at which of its pictures that lies, if at any."""
-
-    reason: Reason
-    image_id: str | None
-
-
-class _PairFilter:
-    """Tells which pairs are kept, and where their pictures are."""
-
-    def __init__(self, which: WhichPairs) -> None:
-        self._which = which
-        self._counts: npt.NDArray[np.int32] | None = None
-        if isinstance(which.pictures, RegionReader):
-            self._counts = which.pictures.box_counts()
-        tables = [] if which.pictures is None else [which.pictures, *which.others]
-        examples = which.pairs if isinstance(which.pairs, Examples) else None
-        self._takes_empty = examples is not None and examples.takes_empty
-        self._two_pictures = examples is not None and examples.two_pictures
-        self._fault_of_row: FaultOf = no_fault if examples is None else examples.fault_of
-        self._joins = [
-            Join(table.index, asking=flag_of(which.pairs), holding=_flag(table)) for table in tables
-        ]
-        self._came: set[str] = set()
-
-    def places(self, rows: list[dict[str, Any]]) -> list[Places]:
-        """Returns the rows of each pair's pictures: of one, or of two."""
-        firsts = self._places([row["image_id"] for row in rows])
-        if not self._two_pictures:
-            return [(at,) for at in firsts]
-        seconds = self._places([row["second_image_id"] for row in rows])
-        return list(zip(firsts, seconds, strict=True))
-
-    def _places(self, image_ids: list[str | None]) -> list[int]:
-        if not self._joins:
-            return [ABSENT] * len(image_ids)
-        ids = [image_id or "" for image_id in image_ids]
-        numbers, *others = (join.find(ids) for join in self._joins)
-        for other in others:
-            numbers = np.where(other == ABSENT, ABSENT, numbers)
-        places: list[int] = numbers.tolist()
-        return places
-
-    def summaries(self) -> list[str]:
-        """Returns what met by name, a line for each table."""
-        return [summary for join in self._joins if (summary := join.summary())]
-
-    @cached_property
-    def _repeated(self) -> frozenset[int]:
-        """Reads all ids once, where reject reasons are asked for: `unit_keys` asks none."""
-        return _repeated_keys(self._which.pairs)
-
-    def _came_before(self, pair_id: str) -> bool:
-        if not self._repeated or key64(pair_id) not in self._repeated:
-            return False
-        before = pair_id in self._came
-        self._came.add(pair_id)
-        return before
-
-    def num_regions(self, at: int) -> int:
-        return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
-
-    def fault_of(self, row: dict[str, Any], num_tokens: int, places: Places) -> _Fault | None:
-        """Returns why a pair is left out; asked once for each pair, in their order."""
-        if self._came_before(row["pair_id"]):
-            return _Fault(Reason.DUPLICATE, row["image_id"])
-        fault = self.fault_without_text(row, places)
-        needs_words = self._which.needs_words and not self._takes_empty
-        if fault is None and needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
-            return _Fault(Reason.NO_TEXT, row["image_id"])
-        return fault
-
-    def fault_without_text(self, row: dict[str, Any], places: Places) -> _Fault | None:
-        """Returns why a pair is left out whatever its text, and whether it came before or not."""
-        if not self._which.rows.has(row):
-            return _Fault(Reason.HELD_OUT, row["image_id"])
-        if (reason := self._fault_of_row(row)) is not None:
-            return _Fault(reason, row["image_id"])
-        if row["image_id"] is None or not self._which.takes_pairs:
-            if self._which.takes_texts:
-                return None
-            return _Fault(Reason.NO_PICTURE, row["image_id"])
-        names = ("image_id", "second_image_id")
-        for name, at in zip(names, places, strict=False):
-            if (reason := self._fault_of_picture(at)) is not None:
-                return _Fault(reason, row[name])
-        return None
-
-    def _fault_of_picture(self, at: int) -> Reason | None:
-        if at == ABSENT:
-            return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
-        if self._counts is not None and not self._counts[at] and not self._takes_empty:
-            return Reason.NO_BOXES
-        if isinstance(self._which.pictures, RegionReader):
-            return None if self._which.pictures.is_finite(at) else Reason.NOT_FINITE
-        return None

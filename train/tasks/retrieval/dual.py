@@ -23,8 +23,8 @@ from vlmill.train.devices.gather import gather_first
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.objectives.contrast import same_pictures
 from vlmill.train.objectives.losses import contrast
+from vlmill.train.objectives.negatives import same_pictures
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.base import RetrievalTask
 from vlmill.train.tasks.retrieval.held_out import measured, scores_of_vectors

@@ -6,9 +6,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vlmill.schemas.console.bars import histogram
 from vlmill.schemas.console.report import (
     Section,
-    histogram,
     html_table,
     settings_table,
     template,
@@ -202,7 +202,7 @@ def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> 
 
 def _rank_charts(by_text: Sequence[Outcome], by_image: Sequence[Outcome]) -> Markup:
     charts = [
-        histogram([outcome.rank + 1 for outcome in ranked], title=title, x_label="place, from 1")
+        histogram([outcome.rank + 1 for outcome in ranked], title=title, label="place, from 1")
         for title, ranked in zip(DIRECTIONS.values(), (by_text, by_image), strict=True)
     ]
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))

@@ -16,14 +16,9 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.store import files as prepared
 from vlmill.train.loading.store import table as sample_table
 from vlmill.train.loading.store.pairs import pair_rows, pairs_facts
-from vlmill.train.loading.store.prepare import (
-    WhatToPrepare,
-    prepare_samples,
-    region_facts,
-    require_pictures,
-    sample_ids,
-)
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, region_facts
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.store.usable import require_pictures, sample_ids
 from vlmill.train.loading.vocabulary import train_vocabulary
 
 if TYPE_CHECKING:

@@ -1,0 +1,287 @@
+"""Annotated boxes in the layouts that people have them in: TSV, COCO's JSON, Pascal VOC.
+
+Each reader yields a picture at a time with the objects in it, boxes in pixels of the stored
+picture. YOLO's, in fractions of it, are read by ``yolo_files``.
+"""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.reading.lines import tsv_rows
+from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.names import PICTURE_ENDINGS
+from vlmill.schemas.rejects import Reason
+
+PICTURE_FOLDERS = ("images/", "JPEGImages/", "train/", "val/", "test/")
+MAX_XML = 1 << 22  # bytes
+MAX_PX = 10_000_000  # of a side or a corner: above it nothing is a picture's
+COLUMNS = ("image", "x1", "y1", "x2", "y2", "class")  # of a TSV; attributes and split may follow
+VOC_LISTS = ("val", "test", "train", "trainval")  # the first that names a picture counts
+COCO_KEYS = {
+    "": frozenset(("info", "images", "licenses", "annotations", "categories", "type")),
+    "images": frozenset(
+        (
+            *("id", "file_name", "width", "height", "license"),
+            *("coco_url", "flickr_url", "date_captured"),
+        )
+    ),
+    "categories": frozenset(("id", "name", "supercategory")),
+    "annotations": frozenset(
+        (
+            *("id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation"),
+            *("ignore", "attributes"),
+        )
+    ),
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class Thing:
+    """Holds one annotated object: corners, or why there are none."""
+
+    box: tuple[float, float, float, float] | Drop  # x1, y1, x2, y2
+    name: str
+    attributes: tuple[str, ...] = ()
+    crowd: bool = False
+    fractions: bool = False  # of the picture's sides, in place of pixels
+
+
+@dataclass(kw_only=True, slots=True)
+class Annotated:
+    """Holds a picture's file name and the objects in it, or why there are none."""
+
+    key: str
+    file_name: str
+    things: list[Thing] | Drop = field(default_factory=list)
+    width: int | None = None
+    height: int | None = None
+    split: str | None = None
+    folders: tuple[str, ...] = ()  # of --input that may hold the picture, with a last slash
+
+
+def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
+    """Returns four numbers, or why they are none."""
+    try:
+        a, b, c, d = (float(value) for value in values)
+    except (TypeError, ValueError):
+        return Drop(Reason.BAD_ROW, f"a box of {values!a}, want four numbers"[:200])
+    if not all(abs(value) < MAX_PX for value in (a, b, c, d)):  # NaN is not, either
+        return Drop(Reason.BAD_ROW, f"a box of {values!a}, want numbers of pixels"[:200])
+    return a, b, c, d
+
+
+def tsv_pictures(source: Source) -> Iterator[Annotated]:
+    """Reads a TSV with a header: a row an object, those of a picture gathered in any order.
+
+    A picture without an object has a row with an empty class. Raises InputError for a header
+    without the columns.
+    """
+    rows = tsv_rows(source)
+    _, header = next(rows, (0, []))
+    if isinstance(header, Drop) or not set(COLUMNS) <= set(header):
+        raise InputError(
+            f"{source.said}: the first line must name the columns {', '.join(COLUMNS)} (and "
+            "attributes, split), divided by tabs"
+        )
+    pictures: dict[str, Annotated] = {}
+    for number, fields in rows:
+        key = f"{source.name}:{number}"
+        if isinstance(fields, Drop) or len(fields) != len(header):
+            count = 0 if isinstance(fields, Drop) else len(fields)
+            drop = (
+                fields
+                if isinstance(fields, Drop)
+                else Drop(Reason.BAD_ROW, f"{count} fields, want {len(header)}")
+            )
+            yield Annotated(key=key, file_name="", things=drop)
+            continue
+        row = dict(zip(header, fields, strict=True))
+        name = row["image"].strip()
+        annotated = pictures.setdefault(
+            name, Annotated(key=key, file_name=name, split=row.get("split") or None)
+        )
+        if row["class"].strip() and not isinstance(annotated.things, Drop):
+            words = row.get("attributes", "").split(",")
+            annotated.things.append(
+                Thing(
+                    box=numbers([row[side] for side in COLUMNS[1:5]]),
+                    name=row["class"].strip().lower(),
+                    attributes=tuple(word.strip().lower() for word in words if word.strip()),
+                )
+            )
+    yield from pictures.values()
+
+
+CocoId = int | str
+
+
+def coco_id(entry: Any, key: str) -> CocoId | None:
+    """Returns an id of an entry of a COCO file; None where there is none that may be one."""
+    value = entry.get(key) if isinstance(entry, dict) else None
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+
+def coco_categories(source: Source) -> dict[CocoId, str]:
+    """Returns the names of a COCO file's categories by id, in the order of the ids.
+
+    Raises InputError for a category without an id or a name, or with the id of another.
+    """
+    names: dict[CocoId, str] = {}
+    listed = JsonLists(source=source, known=COCO_KEYS).elements("categories")
+    for place, one in enumerate(listed):
+        number = coco_id(one, "id")
+        if number is None or not isinstance(one.get("name"), str):
+            raise InputError(
+                f"{source.said}: categories[{place}] has no id or no name; give it both"
+            )
+        name = one["name"].lower()
+        if names.setdefault(number, name) != name:
+            raise InputError(
+                f"{source.said}: the categories {names[number]} and {name} share the id "
+                f"{number}; give each its own"
+            )
+    return dict(sorted(names.items(), key=lambda pair: (isinstance(pair[0], str), pair[0])))
+
+
+def coco_pictures(source: Source) -> Iterator[Annotated]:
+    """Reads COCO's instances: boxes of x, y, width, height, with ``iscrowd``.
+
+    Memory: the annotations, some 300 bytes each.
+    """
+    names = coco_categories(source)
+    file = JsonLists(source=source, known=COCO_KEYS)
+    pictures: dict[CocoId | None, Annotated] = {}
+    split, folders = split_of(source.name), coco_folders(source.name)
+    for place, one in enumerate(file.elements("images")):
+        key, number = f"{source.name}:{place}", coco_id(one, "id")
+        if number is None or not isinstance(one.get("file_name"), str):
+            drop = Drop(Reason.BAD_ROW, "a picture without id or file_name")
+            yield Annotated(key=key, file_name="", things=drop)
+            continue
+        if number in pictures:
+            drop = Drop(Reason.ID_CONFLICT, f"the id of {pictures[number].file_name}: {number}")
+            yield Annotated(key=key, file_name="", things=drop)
+            continue
+        pictures[number] = Annotated(
+            key=key,
+            file_name=one["file_name"],
+            width=whole(one.get("width")),
+            height=whole(one.get("height")),
+            split=split,
+            folders=folders,
+        )
+    for place, one in enumerate(file.elements("annotations")):
+        picture = pictures.get(coco_id(one, "image_id"))
+        if picture is None or isinstance(picture.things, Drop):
+            drop = Drop(Reason.BAD_REFERENCE, "an annotation of a picture that is not listed")
+            yield Annotated(key=f"{source.name}:annotations:{place}", file_name="", things=drop)
+            continue
+        box = numbers(one.get("bbox") if isinstance(one.get("bbox"), list) else [])
+        if not isinstance(box, Drop):
+            box = (box[0], box[1], box[0] + box[2], box[1] + box[3])
+        words, category = one.get("attributes"), coco_id(one, "category_id")
+        picture.things.append(
+            Thing(
+                box=box,
+                name=names.get(category, "") if category is not None else "",
+                attributes=tuple(str(a).lower() for a in words) if isinstance(words, list) else (),
+                crowd=bool(one.get("iscrowd")),
+            )
+        )
+    yield from pictures.values()
+
+
+def coco_folders(name: str) -> tuple[str, ...]:
+    """Returns the folders of the pictures of a COCO file: ``train2017/`` beside or above
+    ``instances_train2017.json``, and its own.
+    """
+    path = PurePosixPath(name)
+    of_name = path.name.split(".")[0].removeprefix("instances_")
+    folders = (path.parent, path.parent / of_name, path.parent.parent / of_name)
+    return tuple(f"{folder}/" for folder in folders)
+
+
+def split_of(name: str) -> str | None:
+    """Returns the split that a file's or folder's name says: train, val or test."""
+    lower = name.lower()
+    return next((split for split in ("train", "val", "test") if split in lower), None)
+
+
+def whole(value: Any) -> int | None:
+    """Returns the side of a picture, a positive whole number; None for anything else."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 < value < MAX_PX else None
+
+
+def digits(text: str) -> int | None:
+    """Returns the whole number that a text is; None for another text, or more than nine digits."""
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
+    """Returns VOC's lists of pictures (``ImageSets/Main/val.txt``), and the split of each of their
+    names; ``trainval`` counts for ``train`` where nothing finer is said.
+    """
+    paths = [
+        path for name in VOC_LISTS for path in sorted(root.rglob(f"ImageSets/Main/{name}.txt"))
+    ]
+    splits: dict[str, str] = {}
+    for path in paths:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.strip():
+                splits.setdefault(line.split()[0], path.stem.replace("trainval", "train"))
+    return paths, splits
+
+
+def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> Annotated:
+    """Reads a Pascal VOC file, whose pixels count from 1 and whose last ones are inside."""
+    folder = path.relative_to(root).parent
+    annotated = Annotated(
+        key=path.name,
+        file_name=path.stem,
+        split=splits.get(path.stem) or split_of(folder.as_posix()),
+        folders=tuple(f"{f.as_posix()}/" for f in (folder, folder.parent / "JPEGImages")),
+    )
+    try:
+        content = path.read_bytes()
+        if len(content) > MAX_XML or b"<!ENTITY" in content:
+            raise ValueError("too large, or with entities of its own")
+        tree = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, OSError, ValueError) as error:
+        annotated.things = Drop(Reason.BAD_ROW, f"no XML: {error}")
+        return annotated
+    annotated.file_name = (tree.findtext("filename") or path.stem).strip()
+    sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
+    annotated.width, annotated.height = (whole(digits(side)) for side in sides)
+    things = []
+    for one in tree.iter("object"):
+        corners = [one.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
+        box = numbers(corners)
+        if not isinstance(box, Drop):
+            box = (box[0] - 1, box[1] - 1, box[2], box[3])
+        words = [word.text or "" for word in one.iter("attribute")]
+        things.append(
+            Thing(
+                box=box,
+                name=(one.findtext("name") or "").strip().lower(),
+                attributes=tuple(word.strip().lower() for word in words if word.strip()),
+            )
+        )
+    annotated.things = things
+    return annotated
+
+
+def with_endings(file_name: str, folders: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the names that a picture's file may have in ``folders`` and ``PICTURE_FOLDERS``; one
+    without an ending may have each.
+    """
+    names = [file_name]
+    if Path(file_name).suffix.lower() not in PICTURE_ENDINGS:
+        names = [f"{file_name}{ending}" for ending in PICTURE_ENDINGS]
+    return tuple(f"{folder}{name}" for name in names for folder in ("", *folders, *PICTURE_FOLDERS))

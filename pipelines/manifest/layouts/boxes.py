@@ -1,0 +1,111 @@
+"""Published boxes: from x, y, width, height of the stored picture to ours of the upright one."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.entries import Picture
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.schemas.pictures.decode import Bounds, opened
+from vlmill.schemas.pictures.orientation import (
+    LYING,
+    UPRIGHT,
+    orientation_of,
+    turned_boxes,
+    turned_size,
+)
+from vlmill.schemas.rejects import Reason, Rejected
+
+Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, edges
+_BOUNDS = Bounds(max_pixels=178_000_000, max_bytes=None)
+
+
+SWAPPED, OTHER_SIZE = "size_swapped", "size_differs"
+SLACK_PX = 1.0  # by which a box of a picture of the right size may reach out
+
+
+class Frame(NamedTuple):
+    """A picture's stored size in pixels, how it is to be turned, and what is wrong with the size
+    that was published: it is the other way round, or that of another picture.
+    """
+
+    width: int
+    height: int
+    orientation: int = UPRIGHT
+    fault: str | None = None
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Width and height of the upright picture."""
+        return turned_size(self.width, self.height, self.orientation)
+
+
+def frame_of(folder: Folder, picture: Picture) -> Frame | None:
+    """The published size of a picture, with the orientation that its file says, if it is there.
+
+    None where no size was published and there is no readable file. A published size of which the
+    sides are those of the upright picture: the boxes are, too, and nothing is turned. One that is
+    the other way round without such a reason is a fault, and the file's own is taken; so is any
+    other size, as of a picture that was scaled: its boxes are then not where they should be.
+    """
+    content = picture.content if picture.content is not None else folder.picture(picture.paths)
+    published = (picture.width, picture.height) if picture.width and picture.height else None
+    if isinstance(content, Drop):
+        return Frame(*published) if published else None
+    try:
+        with opened(content, _BOUNDS) as image:
+            stored, orientation = image.size, orientation_of(image)
+    except Rejected:
+        return Frame(*published) if published else None
+    if published and orientation in LYING and published == stored[::-1] != stored:
+        return Frame(*published)
+    if published is None or published == stored:
+        return Frame(*stored, orientation)
+    if published == stored[::-1]:
+        return Frame(*stored, orientation, SWAPPED)
+    return Frame(*published, orientation, OTHER_SIZE)
+
+
+def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:
+    """What to note of a picture's size: its fault, or that its boxes would only fit the other way
+    round, which is all that can be seen without the file.
+    """
+    if frame is None or frame.fault is not None:
+        return () if frame is None or frame.fault is None else (frame.fault,)
+    far = [(box[2], box[3]) for box in boxes if not isinstance(box, Drop)]
+    right = max((x2 for x2, _ in far), default=0.0) - SLACK_PX
+    bottom = max((y2 for _, y2 in far), default=0.0) - SLACK_PX
+    outside = right > frame.width or bottom > frame.height
+    fits_swapped = right <= frame.height and bottom <= frame.width
+    return (SWAPPED,) if outside and fits_swapped else ()
+
+
+def edges(values: Sequence[object]) -> Box | Drop:
+    """x1, y1, x2, y2 of a published x, y, width, height."""
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(values) != 4 or len(numbers) != 4 or not all(abs(v) < 1e7 for v in numbers):
+        return Drop(Reason.BAD_ROW, f"a box of {list(values)!a}, want x, y, width, height"[:200])
+    x, y, width, height = map(float, numbers)
+    return x, y, x + width, y + height
+
+
+def clipped(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
+    """A stored picture's box inside of it, turned upright, and whether it had to be cut.
+
+    A Drop if nothing of it lies in the picture.
+    """
+    x1, y1, x2, y2 = box
+    if frame is not None:
+        x1, x2 = (min(max(x, 0.0), float(frame.width)) for x in (x1, x2))
+        y1, y2 = (min(max(y, 0.0), float(frame.height)) for y in (y1, y2))
+    if x2 <= x1 or y2 <= y1:
+        size = f" of {frame.width} x {frame.height}" if frame is not None else ""
+        return Drop(Reason.EMPTY_BOX, f"{', '.join(f'{v:g}' for v in box)} in a picture{size}")
+    cut = (x1, y1, x2, y2) != box
+    if frame is None or frame.orientation == UPRIGHT:
+        return (x1, y1, x2, y2), cut
+    boxes = np.array([[x1, y1, x2, y2]], dtype=np.float32)
+    turned = turned_boxes(boxes, frame.orientation, *frame.upright_size)[0].tolist()
+    return (turned[0], turned[1], turned[2], turned[3]), cut

@@ -1,0 +1,156 @@
+"""Annotated objects of COCO's pictures, as RefCOCO's ``instances.json`` has them."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import came_earlier, whole_number
+from vlmill.pipelines.manifest.entries import Entry, Picture
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import BOXES
+
+FOLDER = "train2014"
+MAX_CATEGORY = 1 << 15
+KNOWN = {
+    "": frozenset(("info", "images", "licenses", "annotations", "categories", "type")),
+    "images": frozenset(
+        (
+            *("id", "file_name", "height", "width", "license"),
+            *("coco_url", "flickr_url", "date_captured"),
+        )
+    ),
+    "annotations": frozenset(
+        ("id", "image_id", "category_id", "bbox", "segmentation", "iscrowd", "area")
+    ),
+}
+REMEMBERED = 100_000  # frames of pictures, some 200 bytes each
+Frames = Callable[[int], Frame]
+"""The size of a picture by its number, and how it is turned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """An annotated object of ``instances.json``; ``bbox`` as published, x, y, width, height."""
+
+    image_id: int
+    category_id: int
+    bbox: list[Any]
+    is_crowd: bool
+
+
+def size_of(record: Any) -> tuple[int, tuple[int, int]] | Drop:
+    """Reads an entry of ``images``: a picture's number, and its width and height in pixels."""
+    try:
+        image_id, width, height = record["id"], record["width"], record["height"]
+    except (KeyError, TypeError) as error:
+        return Drop(Reason.BAD_ROW, f"a picture without {error}")
+    numbers = [whole_number(value) for value in (image_id, width, height)]
+    if not all(numbers):  # none of them is 0 either
+        return Drop(Reason.BAD_ROW, f"picture {image_id!r} of {width!r} x {height!r}"[:200])
+    return image_id, (width, height)
+
+
+def instance_of(record: Any, sizes: Mapping[int, tuple[int, int]]) -> tuple[int, Instance] | Drop:
+    """Reads an entry of ``annotations``."""
+    try:
+        ann_id, image_id = record["id"], record["image_id"]
+        category_id, bbox = record["category_id"], record["bbox"]
+    except (KeyError, TypeError) as error:
+        return Drop(Reason.BAD_ROW, f"an annotation without {error}")
+    if any(whole_number(value) is None for value in (ann_id, image_id, category_id)):
+        return Drop(Reason.BAD_ROW, f"annotation {ann_id!r:.40}: ids must be whole numbers")
+    if not 0 <= category_id < MAX_CATEGORY:
+        return Drop(Reason.LABEL_UNKNOWN, f"annotation {ann_id}: category {category_id}")
+    if image_id not in sizes:
+        return Drop(Reason.BAD_REFERENCE, f"annotation {ann_id}: picture {image_id} is not listed")
+    box = edges(bbox) if isinstance(bbox, list) else Drop(Reason.BAD_ROW, "no bbox")
+    if isinstance(box, Drop):
+        return Drop(box.reason, f"annotation {ann_id}: {box.detail}")
+    return ann_id, Instance(
+        image_id=image_id,
+        category_id=category_id,
+        bbox=bbox,
+        is_crowd=bool(record.get("iscrowd")),
+    )
+
+
+def read_instances(
+    source: Source, sizes: dict[int, tuple[int, int]], instances: dict[int, Instance]
+) -> Iterator[Entry]:
+    """Puts what ``instances.json`` has into both dicts; yields what is no entry."""
+    file = JsonLists(source=source, known=KNOWN)
+    for place, record in enumerate(file.elements("images")):
+        size = size_of(record)
+        if not isinstance(size, Drop) and size[0] in sizes:
+            size = came_earlier(f"picture {size[0]}", same=sizes[size[0]] == size[1])
+        if isinstance(size, Drop):
+            yield Entry(key=f"{source.name}:images:{place}", group="", rows=size)
+        else:
+            sizes[size[0]] = size[1]
+    for place, record in enumerate(file.elements("annotations")):
+        instance = instance_of(record, sizes)
+        if not isinstance(instance, Drop) and instance[0] in instances:
+            same = instances[instance[0]] == instance[1]
+            instance = came_earlier(f"annotation {instance[0]}", same=same)
+        if isinstance(instance, Drop):
+            yield Entry(key=f"{source.name}:annotations:{place}", group="", rows=instance)
+        else:
+            instances[instance[0]] = instance[1]
+
+
+def corners_of(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
+    """Returns the corners of x, y, width, height inside the upright picture, and if cut."""
+    box = edges(bbox)
+    return box if isinstance(box, Drop) else clipped(box, frame)
+
+
+def box_entries(
+    instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], frame_of: Frames
+) -> Iterator[Entry]:
+    """Yields a row of ``boxes`` for each picture: all annotated objects, which are the candidates
+    of who does not detect. Those without area in their picture are left out and noted.
+    """
+    of_pictures: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
+    for instance in instances:
+        of_pictures[instance.image_id].append(instance)
+    for image_id, objects in of_pictures.items():
+        placed = [(corners_of(one.bbox, frame_of(image_id)), one) for one in objects]
+        inside = [(box[0], one) for box, one in placed if not isinstance(box, Drop)]
+        width, height = frame_of(image_id).upright_size
+        row = {
+            "image_id": f"coco/{image_id:012d}",
+            "width": width,
+            "height": height,
+            "boxes": [list(box) for box, _ in inside],
+            "class_ids": [one.category_id for _, one in inside],
+            "is_crowd": [one.is_crowd for _, one in inside],
+            "source": "coco",
+        }
+        notes = ("object_without_area",) * (len(objects) - len(inside))
+        notes += size_notes(frame_of(image_id), [edges(one.bbox) for one in objects])
+        yield Entry(key=f"boxes:{image_id}", group="", rows=((BOXES, row),), notes=notes)
+
+
+def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
+    """Returns the frames of pictures by their numbers; files that are there say how to turn."""
+    if not folder.has_pictures((FOLDER,)):
+        return lambda image_id: Frame(*sizes[image_id])
+
+    @functools.lru_cache(REMEMBERED)
+    def of(image_id: int) -> Frame:
+        return frame_of(folder, picture_of(image_id, sizes[image_id])) or Frame(*sizes[image_id])
+
+    return of
+
+
+def picture_of(image_id: int, size: tuple[int, int]) -> Picture:
+    """Names a picture: all are of train2014, and ``file_name`` of a ref is no file."""
+    name = f"COCO_train2014_{image_id:012d}.jpg"
+    return Picture(
+        image_id=f"coco/{image_id:012d}", paths=(f"{FOLDER}/{name}",), width=size[0], height=size[1]
+    )

@@ -1,0 +1,122 @@
+"""Karpathy's split files: ``dataset_coco.json``, ``dataset_flickr30k.json``."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of, whole_number
+from vlmill.pipelines.manifest.entries import PICTURES, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+ARCHIVE = "caption_datasets.zip"  # in which the files are published
+FOLD = 1_000  # test pictures
+KNOWN = {
+    "": frozenset(("dataset", "images")),
+    "images": frozenset(
+        ("filename", "filepath", "cocoid", "imgid", "sentids", "sentences", "split")
+    ),
+}
+SENTENCE = frozenset(("tokens", "raw", "imgid", "sentid"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFile:
+    """A split file, and how its pictures are named. ``groups`` joins splits that are counted
+    together; ``folds``: test pairs say which block of a thousand pictures they are of.
+    """
+
+    source: Source
+    name: str
+    pair_prefix: str
+    groups: Mapping[str, str]
+    picture: Callable[[Mapping[str, Any]], Picture | Drop]
+    folds: bool
+
+
+def karpathy_reading(
+    file: SplitFile,
+    *,
+    captions: Mapping[str, int],
+    pictures: int,
+    folders: tuple[str, ...],
+    says: tuple[str, ...] = (),
+) -> Reading:
+    """Opens a split file, which is said to have so many ``captions`` in each group."""
+    expected = {
+        f"{file.source.name} {group}": Expected(rows=rows, source=ARCHIVE)
+        for group, rows in captions.items()
+    }
+    return Reading(
+        sources=(file.source,),
+        entries=lambda: karpathy_entries(file),
+        expected={**expected, PICTURES: Expected(rows=pictures, source=ARCHIVE)},
+        picture_folders=folders,
+        says=says,
+    )
+
+
+def karpathy_entries(file: SplitFile) -> Iterator[Entry]:
+    """Yields an entry for each sentence of each image."""
+    claims, num_test = Claims(), 0
+    for number, image in enumerate(JsonLists(source=file.source, known=KNOWN).elements("images")):
+        key = f"{file.source.name}:{number}"
+        fault = _fault(image)
+        picture = Drop(Reason.BAD_ROW, fault) if fault else file.picture(image)
+        if isinstance(picture, Drop):
+            yield Entry(key=key, group=f"{file.source.name} ?", rows=picture)
+            continue
+        split = image["split"]
+        fold = num_test // FOLD if file.folds and split == "test" else None
+        num_test += split == "test"
+        group = f"{file.source.name} {file.groups.get(split, split)}"
+        for place, sentence in enumerate(image["sentences"]):
+            if isinstance(sentence, dict):
+                file.source.remarks.check(sentence, SENTENCE)
+            caption = (f"{key}.{place}", place, sentence)
+            yield _entry(file, group, caption, picture, split, fold, claims)
+
+
+def _fault(image: object) -> str | None:
+    if not isinstance(image, dict):
+        return f"a {type(image).__name__}, want an object"
+    wanted = {"filename": str, "split": str, "sentences": list}
+    wrong = [n for n, kind in wanted.items() if not isinstance(image.get(n), kind)]
+    return f"an image without {', '.join(wrong)}" if wrong else None
+
+
+def _entry(
+    file: SplitFile,
+    group: str,
+    caption: tuple[str, int, object],
+    picture: Picture,
+    split: str,
+    fold: int | None,
+    claims: Claims,
+) -> Entry:
+    key, place, sentence = caption
+    number = whole_number(sentence.get("sentid")) if isinstance(sentence, dict) else None
+    raw = sentence.get("raw") if isinstance(sentence, dict) else None
+    if number is None:
+        return Entry(key=key, group=group, rows=Drop(Reason.BAD_ROW, "a sentence without sentid"))
+    text = text_of(raw)
+    drop = text if isinstance(text, Drop) else claims.claim(number, f"{picture.image_id}\0{text}")
+    if drop is not None:
+        return Entry(key=key, group=group, rows=drop)
+    assert isinstance(text, str)
+    pair = {
+        "pair_id": f"{file.pair_prefix}/{number}",
+        "image_id": picture.image_id,
+        "text": text,
+        "language": "en",
+        "source": file.name,
+        "split": split,
+        "text_source": "human",
+        "fold": fold,
+        "caption_no": place if fold is not None else None,
+    }
+    notes = notes_of(text, str(raw))
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)

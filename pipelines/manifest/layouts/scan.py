@@ -1,0 +1,105 @@
+"""SCAN's files of Flickr30k (Lee et al. 2018): captions in order, and a list of their pictures.
+
+``train_caps.txt``, ``dev_caps.txt`` and ``test_caps.txt`` have five lines for each picture and no
+ids. ``train_ids.txt``, ... beside them say of which picture, once for each picture or for each
+line: by its place in Karpathy's file, whose names ``id_mapping.json`` has, or by its own name.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.reading.json_text import json_of
+from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import MAX_ELEMENT
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+SPLITS = ("train", "dev", "test")
+MAPPING = "id_mapping.json"
+NUM_CAPTIONS = 5  # of a picture
+NUM_PLACES = 31_014  # pictures of Karpathy's file; the lowest photo id is above
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanFile:
+    """A split's captions, and the file name of each picture or why it has none."""
+
+    split: str
+    captions: Source
+    ids: Source
+    names: Sequence[str | Drop]
+
+
+def scan_files(folder: Folder) -> tuple[list[ScanFile], Source | None]:
+    """Finds the splits that are there, and the file of names if there is one.
+
+    Raises InputError for captions without their list of pictures, or with one of another length.
+    """
+    captions = {split: folder.find(f"{split}_caps.txt") for split in SPLITS}
+    there = {split: source for split, source in captions.items() if source is not None}
+    mapping = folder.find(MAPPING) if there else None
+    names = None if mapping is None else _names_by_place(mapping)
+    return [_opened(folder, split, source, names) for split, source in there.items()], mapping
+
+
+def _opened(
+    folder: Folder, split: str, captions: Source, names: Mapping[str, str] | None
+) -> ScanFile:
+    ids = folder.find(f"{split}_ids.txt")
+    if ids is None:
+        raise InputError(
+            f"{captions.said} has captions without ids; put {split}_ids.txt beside it, which says "
+            "of which picture each five lines are"
+        )
+    listed = [line if isinstance(line, Drop) else line.strip() for _, line in lines_of(ids)]
+    count = sum(1 for _ in lines_of(captions))
+    if len(listed) == count:  # one for each caption
+        if any(one != listed[i - i % NUM_CAPTIONS] for i, one in enumerate(listed)):
+            raise InputError(f"{ids.said}: the lines of a picture must be {NUM_CAPTIONS} in a row")
+        listed = listed[::NUM_CAPTIONS]
+    if count != NUM_CAPTIONS * len(listed):
+        raise InputError(
+            f"{captions.said} has {count} lines and {ids.said} {len(listed)} pictures, want "
+            f"{NUM_CAPTIONS} lines for each: fetch both again"
+        )
+    of_pictures = [_name(one, names, ids) for one in listed]
+    return ScanFile(split=split, captions=captions, ids=ids, names=of_pictures)
+
+
+def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str | Drop:
+    """The file name of a picture that a line of ``ids`` names."""
+    if isinstance(line, Drop):
+        return line
+    if names is not None and line in names:
+        return names[line]
+    if not (line.isdecimal() and line.isascii()):
+        return line
+    if len(line) <= len(str(NUM_PLACES)) and int(line) < NUM_PLACES:
+        if names is None:
+            raise InputError(
+                f"{ids.said}: {line} is a place in Karpathy's file; put {MAPPING}, which has the "
+                "names, or dataset_flickr30k.json itself into the folder"
+            )
+        return Drop(Reason.BAD_REFERENCE, f"picture {line} is not in {MAPPING}")
+    return f"{line}.jpg"
+
+
+def _names_by_place(mapping: Source) -> dict[str, str]:
+    """The pictures' file names by their places in Karpathy's file. Raises InputError."""
+    with mapping.open() as file:
+        content = file.read(MAX_ELEMENT)
+    try:
+        names = json_of(content, mapping.remarks)
+    except ValueError as error:
+        raise InputError(f"{mapping.said} is no JSON: {error}") from None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(f"{mapping.said}: want an object of places and file names")
+    return {place: name.rpartition("/")[2] for place, name in names.items()}
+
+
+def scan_captions(file: ScanFile) -> Iterator[tuple[int, str | Drop, int, str | Drop]]:
+    """Yields the captions of a split: line from 0, picture's file name, its number, text."""
+    for row, text in lines_of(file.captions):
+        yield row, file.names[row // NUM_CAPTIONS], row % NUM_CAPTIONS, text

@@ -1,0 +1,134 @@
+"""VCR's tagged objects: a file of boxes and polygons beside each picture."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.entries import Picture
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, frame_of, size_notes
+from vlmill.pipelines.manifest.reading.json_text import json_of
+from vlmill.pipelines.manifest.reading.sources import Folder, Remarks
+from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turned_boxes
+from vlmill.schemas.rejects import Reason
+
+PICTURES_FOLDER = "vcr1images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """A picture's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2, and
+    ``notes`` what was mended in them.
+    """
+
+    boxes: tuple[Box, ...]
+    scores: tuple[float | None, ...]
+    segms: Any  # for each object its polygons [[x, y], ...], or None
+    width: int
+    height: int
+    notes: tuple[str, ...] = ()
+
+
+def objects_of(metadata: Any) -> Objects | Drop:
+    """Reads a picture's metadata file."""
+    try:
+        width, height = int(metadata["width"]), int(metadata["height"])
+        boxes = [[float(value) for value in box] for box in metadata["boxes"]]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return Drop(Reason.BAD_ROW, f"metadata: {error!r}")
+    if width < 1 or height < 1:
+        return Drop(Reason.BAD_ROW, f"metadata: a picture of {width} x {height}")
+    for box in boxes:
+        if not 4 <= len(box) <= 5 or not all(map(math.isfinite, box)):
+            return Drop(Reason.BAD_ROW, f"metadata: a box of {box}, want x1, y1, x2, y2, score")
+        if box[2] <= box[0] or box[3] <= box[1]:
+            return Drop(Reason.EMPTY_BOX, f"metadata: the box {box[:4]} has no area")
+    segms = metadata.get("segms")
+    if segms is not None and not is_polygons(segms, len(boxes)):
+        return Drop(Reason.BAD_ROW, "metadata: segms must be polygons [[x, y], ...] of each object")
+    return Objects(
+        boxes=tuple((box[0], box[1], box[2], box[3]) for box in boxes),
+        scores=tuple(box[4] if len(box) == 5 else None for box in boxes),
+        segms=segms,
+        width=width,
+        height=height,
+    )
+
+
+def is_polygons(segms: Any, num_objects: int) -> bool:
+    """Whether these are, for each object, polygons of points, one at least each; an object may have
+    no polygon.
+    """
+    try:
+        return len(segms) == num_objects and all(
+            len(polygon) > 0 and all(math.isfinite(x) and math.isfinite(y) for x, y in polygon)
+            for polygons in segms
+            for polygon in polygons
+        )
+    except (TypeError, ValueError):
+        return False
+
+
+def inside(objects: Objects, frame: Frame) -> Objects | Drop:
+    """Returns the objects with boxes cut to the stored picture; a Drop if one lies beyond it."""
+    boxes = [clipped(box, Frame(frame.width, frame.height)) for box in objects.boxes]
+    whole = [box for box in boxes if not isinstance(box, Drop)]
+    if beyond := [box for box in boxes if isinstance(box, Drop)]:
+        return Drop(Reason.EMPTY_BOX, f"metadata: {beyond[0].detail}")
+    notes = size_notes(frame, objects.boxes) + ("box_clipped",) * any(cut for _, cut in whole)
+    return replace(objects, boxes=tuple(box for box, _ in whole), notes=notes)
+
+
+def upright(objects: Objects, frame: Frame) -> Objects:
+    """Returns the objects of a picture as boxes and polygons of the upright one."""
+    if frame.orientation == UPRIGHT:
+        return objects
+    size = (frame.width, frame.height)
+    turned_size = size[::-1] if frame.orientation in LYING else size
+
+    def turned(boxes: Sequence[Sequence[float]]) -> list[list[float]]:
+        corners = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+        upright_corners: list[list[float]] = turned_boxes(
+            corners, frame.orientation, *turned_size
+        ).tolist()
+        return upright_corners
+
+    segms = objects.segms
+    if segms is not None:  # a point is a box without size
+        segms = [
+            [[corner[:2] for corner in turned([[x, y, x, y] for x, y in p])] for p in polygons]
+            for polygons in segms
+        ]
+    boxes = tuple((box[0], box[1], box[2], box[3]) for box in turned(objects.boxes))
+    return replace(objects, boxes=boxes, segms=segms, width=turned_size[0], height=turned_size[1])
+
+
+def read_objects(folder: Folder, file: str, picture: str) -> Objects | Drop:
+    """Reads a metadata file below the folder of pictures; its boxes turned with the picture."""
+    content = folder.picture((f"{PICTURES_FOLDER}/{file}",))
+    if isinstance(content, Drop):
+        return content
+    try:
+        objects = objects_of(json_of(content, Remarks()))
+    except ValueError as error:
+        return Drop(Reason.BAD_ROW, f"{file}: no JSON ({error})")
+    if isinstance(objects, Drop):
+        return objects
+    frame = frame_of(folder, picture_named("", picture, objects))
+    if frame is None:
+        return objects
+    cut = inside(objects, frame)
+    return cut if isinstance(cut, Drop) else upright(cut, frame)
+
+
+def picture_named(image_id: str, file: str, objects: Objects) -> Picture:
+    """Names a picture below the folder of pictures."""
+    return Picture(
+        image_id=image_id,
+        paths=(f"{PICTURES_FOLDER}/{file}",),
+        width=objects.width,
+        height=objects.height,
+    )

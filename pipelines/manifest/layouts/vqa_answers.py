@@ -1,0 +1,175 @@
+"""What VQA's ten annotators answered to each question: its ``*_annotations.json``."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
+from vlmill.pipelines.manifest.cleaning import Claims, whole_number
+from vlmill.pipelines.manifest.entries import Entry
+from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.schemas.answers import clean_answer, soft_labels
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.rejects import Reason
+
+ABOUT = ("info", "license", "data_type", "data_subtype")
+ANNOTATION_KEYS = {
+    "": frozenset((*ABOUT, "annotations")),
+    "annotations": frozenset(
+        (
+            *("question_id", "image_id", "question_type", "answer_type"),
+            *("multiple_choice_answer", "answers"),
+        )
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Annotation:
+    """What was answered to a question; ``answers`` as the annotators typed them.
+
+    ``image_id`` is the picture's number, None where the file does not say it.
+    """
+
+    image_id: int | None
+    question_type: str | None
+    answer_type: str | None
+    answer: str
+    answers: tuple[str, ...]
+
+
+def annotation_of(record: Any) -> tuple[int, Annotation] | Drop:
+    """Reads an entry of ``*_annotations.json`` as a question_id and its annotation."""
+    try:
+        question_id, answer = record["question_id"], record["multiple_choice_answer"]
+        answers = tuple(one["answer"] for one in record["answers"])
+    except (KeyError, TypeError) as error:
+        return Drop(Reason.BAD_ROW, f"an annotation without {error}")
+    texts = (answer, *answers)
+    if whole_number(question_id) is None or not all(isinstance(a, str) for a in texts):
+        return Drop(Reason.BAD_ROW, "question_id must be a whole number and answers text")
+    if not answers:
+        return Drop(Reason.BAD_ROW, f"question {question_id} has no answers")
+    return question_id, Annotation(
+        image_id=whole_number(record.get("image_id")),
+        question_type=text_or_none(record.get("question_type")),
+        answer_type=text_or_none(record.get("answer_type")),
+        answer=clean_answer(answer),
+        answers=tuple(map(clean_answer, answers)),
+    )
+
+
+def text_or_none(value: Any) -> str | None:
+    """Returns a text, None for anything else."""
+    return value if isinstance(value, str) else None
+
+
+def answered(annotation: Annotation, numbers: Mapping[str, int] | None) -> dict[str, Any]:
+    """Returns the columns of a question's answers and, where labels are ``numbers``, of these."""
+    columns: dict[str, Any] = {
+        "question_type": annotation.question_type,
+        "answer_type": annotation.answer_type,
+        "answer": annotation.answer,
+        "answers": list(annotation.answers),
+    }
+    if numbers is not None:
+        label_ids, label_scores = soft_labels(annotation.answers, numbers)
+        columns |= {"label_ids": label_ids, "label_scores": label_scores}
+    return columns
+
+
+def published_answers(sources: Iterable[Source]) -> Iterator[str]:
+    """Yields the most frequent answer to each question."""
+    with Progress(total=None, unit="answer", label="labels") as progress:
+        for source in sources:
+            for record in JsonLists(source=source).elements("annotations"):
+                entry = annotation_of(record)
+                if not isinstance(entry, Drop):
+                    yield entry[1].answer
+                progress.advance(1)
+
+
+class Annotations:
+    """The annotations of a file, each asked for by the number of its question.
+
+    Both files are in one order but in places, so that they are read side by side: what is passed
+    on the way to a question's annotation is kept on the disk. ``faults`` are entries of
+    annotations that are none, to be taken from time to time.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._coming = self._read()
+        self._claims, self._num_read = Claims(), 0
+        self._kept = KeptValues[Annotation](_packed, _unpacked)
+        self._asked, self._num_asked = KeptNumbers(), 0
+        self.faults: list[Entry] = []
+
+    def get(self, question_id: int) -> Annotation | None:
+        """The annotation of a question, None if there is none in the file."""
+        if (annotation := self._kept.get(question_id)) is not None:
+            return annotation
+        for number, coming in self._coming:
+            self._kept.put(number, coming)  # also what is asked for now: a question may come twice
+            if number == question_id:
+                return coming
+        return None
+
+    def used(self, question_id: int) -> None:
+        """Notes that a question has taken its annotation."""
+        if self._asked.claim(question_id, 0) is None:
+            self._num_asked += 1
+
+    def _read(self) -> Iterator[tuple[int, Annotation]]:
+        """The annotations that are some, each question's first; the others become faults."""
+        file = JsonLists(source=self._source, known=ANNOTATION_KEYS)
+        for place, record in enumerate(file.elements("annotations")):
+            entry = annotation_of(record)
+            if not isinstance(entry, Drop):
+                content = "\0".join(map(str, (*_packed(entry[1])[:4], *entry[1].answers)))
+                repeated = self._claims.claim(entry[0], content)
+                if repeated is None:
+                    self._num_read += 1
+                    yield entry
+                    continue
+                entry = Drop(repeated.reason, f"question {entry[0]} has an annotation before")
+            self._fault(place, entry)
+
+    def _fault(self, place: int, drop: Drop) -> None:
+        self.faults.append(Entry(key=f"{self._source.name}:{place}", group="", rows=drop))
+
+    def end(self, questions: str) -> None:
+        """Reads the rest; annotations that no question of the file ``questions`` has taken become
+        faults.
+        """
+        for _ in self._coming:
+            pass
+        if self._num_read == self._num_asked:
+            return
+        told = KeptNumbers()
+        for record in JsonLists(source=self._source).elements("annotations"):
+            entry = annotation_of(record)
+            if isinstance(entry, Drop) or self._asked.get(entry[0]) is not None:
+                continue
+            if told.claim(entry[0], 0) is None:
+                drop = Drop(Reason.BAD_REFERENCE, f"no question {entry[0]} in {questions}")
+                key = f"{self._source.name}:{entry[0]}"
+                self.faults.append(Entry(key=key, group="", rows=drop))
+
+
+def _packed(annotation: Annotation) -> tuple[Any, ...]:
+    of = annotation
+    return of.image_id, of.question_type, of.answer_type, of.answer, of.answers
+
+
+def _unpacked(packed: tuple[Any, ...]) -> Annotation:
+    image_id, question_type, answer_type, answer, answers = packed
+    return Annotation(
+        image_id=image_id,
+        question_type=question_type,
+        answer_type=answer_type,
+        answer=answer,
+        answers=answers,
+    )

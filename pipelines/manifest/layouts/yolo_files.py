@@ -1,0 +1,117 @@
+"""YOLO's annotated boxes: a text file a picture, a line an object, in fractions of the picture."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.layouts.box_files import (
+    Annotated,
+    Thing,
+    digits,
+    numbers,
+    split_of,
+)
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.names import PICTURE_ENDINGS
+
+YOLO_NAMES = ("data.yaml", "dataset.yaml", "classes.txt", "obj.names")
+MAX_NAMES = 1 << 22  # bytes
+
+
+def yolo_names(root: Path) -> dict[int, str]:
+    """Returns the classes of a YOLO folder by number, of its ``data.yaml`` or ``classes.txt``.
+
+    Raises InputError where neither is there, or names none.
+    """
+    for name in YOLO_NAMES:
+        path = root / name
+        if not path.is_file():
+            continue
+        text = names_text(path)
+        if path.suffix != ".yaml":
+            lines = (line.strip().lower() for line in text.splitlines())
+            return dict(enumerate(line for line in lines if line))
+        try:
+            names = yaml.safe_load(text)["names"]
+        except (yaml.YAMLError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: no list of names ({error})") from None
+        numbered = names if isinstance(names, Mapping) else dict(enumerate(as_list(names)))
+        if not numbered or not all(
+            isinstance(number, int) and isinstance(one, str | int | float)
+            for number, one in numbered.items()
+        ):
+            raise InputError(f"{path}: names is no list of classes, nor their names by number")
+        return {number: str(numbered[number]).lower() for number in sorted(numbered)}
+    raise InputError(f"--input {root}: none of {', '.join(YOLO_NAMES)}, which name YOLO's classes")
+
+
+def as_list(value: object) -> list[object]:
+    """Returns a list as it is; an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def names_text(path: Path) -> str:
+    """Returns a file of names as text. Raises InputError for one that is too large or no UTF-8."""
+    if path.stat().st_size > MAX_NAMES:
+        raise InputError(f"{path}: over {MAX_NAMES >> 20} MB; want a list of classes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: no UTF-8 ({error}); save it as UTF-8") from None
+
+
+def yolo_picture(path: Path, root: Path, names: Mapping[int, str]) -> Annotated:
+    """Reads a YOLO file: a line an object, its class and, in fractions, centre, width and height
+    or a polygon.
+    """
+    name = picture_of_labels(path, root)
+    annotated = Annotated(
+        key=path.relative_to(root).as_posix(),
+        file_name=name,
+        split=split_of(name.rpartition("/")[0]),
+    )
+    things = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split()
+        if not fields:
+            continue
+        number = digits(fields[0])
+        name = "" if number is None else names.get(number, "")
+        things.append(Thing(box=yolo_box(fields[1:]), name=name, fractions=True))
+    annotated.things = things
+    return annotated
+
+
+def yolo_box(fields: list[str]) -> tuple[float, float, float, float] | Drop:
+    """Returns the corners of a centre with width and height (and a score), or of a polygon."""
+    if len(fields) > 5 and len(fields) % 2 == 0:
+        try:
+            values = [float(field) for field in fields]
+        except ValueError:
+            return numbers(fields)  # which says what is no number
+        xs, ys = values[::2], values[1::2]
+        return numbers([min(xs), min(ys), max(xs), max(ys)])
+    centre = numbers(fields[:4] if len(fields) in (4, 5) else fields)
+    if isinstance(centre, Drop):
+        return centre
+    x, y, width, height = centre
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def yolo_backgrounds(root: Path, texts: Sequence[Path]) -> Iterator[Annotated]:
+    """Yields the pictures beside YOLO's files that have none: there is nothing in them."""
+    known = {picture_of_labels(path, root) for path in texts}
+    for folder in sorted({Path(name).parent for name in known}):
+        for path in sorted((root / folder).glob("*")):
+            name = (folder / path.stem).as_posix()
+            if path.suffix.lower() in PICTURE_ENDINGS and name not in known:
+                split = split_of(folder.as_posix())
+                yield Annotated(key=f"{name}{path.suffix}", file_name=name, split=split)
+
+
+def picture_of_labels(path: Path, root: Path) -> str:
+    """Returns the picture of a YOLO file without its ending: where ``labels`` is ``images``."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return "/".join("images" if part == "labels" else part for part in parts)

@@ -1,0 +1,273 @@
+"""The command of one's own captions: ``python -m vlmill.pipelines.manifest own --help``."""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from vlmill.pipelines.manifest.cost import estimate_of, measure
+from vlmill.pipelines.manifest.own.job import JOB, OwnJob, Parts, funnel_of, make_parts
+from vlmill.pipelines.manifest.reading.rows import (
+    FORMATS,
+    TableFile,
+    column_names,
+    count_rows,
+    digest_of,
+    places_of,
+    read_rows,
+    table_file,
+)
+from vlmill.pipelines.manifest.report import write_report
+from vlmill.schemas.console.command import (
+    add_fresh,
+    add_lock_seconds,
+    place,
+    say_how_to_read,
+)
+from vlmill.schemas.console.cost import add_dry_run, print_estimate
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import file_input, path_input
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.reading import iter_batches, reject_counts
+from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.splits import use_of
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
+
+MANY_WORKERS = 8
+OWN_HELP = """\
+Your own captions and pictures as the tables `pairs` and `images`, with which everything else
+begins. FILE has a row for each caption and names its picture; a picture may have any number of
+captions. TSV is read without quoting, CSV with it; of JSON lines the keys are the columns.
+
+image_id is the value of --image-column. With --image-root DIR, the picture is DIR/<value>, or that
+with .jpg, .jpeg, .png, .webp or .gif behind it; a row whose picture is missing, cannot be read, is
+animated, or would lie outside DIR is rejected. Without --image-root only `pairs` is written.
+"""
+OWN_EPILOG = """\
+example:
+  captions.csv:   file,caption,split
+                  0001.jpg,"a red kite over the dunes",train
+                  0002.jpg,"two children, one bucket",test
+
+  python -m vlmill.pipelines.manifest own --input captions.csv --text-column caption \\
+      --image-column file --image-root photos --output own
+
+then (docs/own-data.md):
+  extract-rois run own --output regions --weights detector.pth
+  train-vl pretrain imagebert-small --pairs own --regions regions --output trained
+  train-vl evaluate retrieval --checkpoint trained --pairs own --regions regions --images own \\
+      --split test --output results
+
+A column called split says which rows are trained on (train, no split), which are for validation
+(val, dev, ...) and which for test; docs/own-data.md has all names, whose case does not matter.
+
+writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+_manifest.json. Every row of FILE is a pair or a reject with its reason. The same command continues
+a killed run, to the same bytes. Memory: some 300 bytes for each row, and the pictures of 16 rows;
+FILE and the pictures may be larger than memory.
+"""
+
+
+def add_own_arguments(p: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``manifest own``."""
+    p.description, p.epilog = OWN_HELP, OWN_EPILOG
+    p.add_argument(
+        "--input",
+        required=True,
+        type=place,
+        metavar="FILE",
+        help="captions: .csv, .tsv, .jsonl, .parquet",
+    )
+    p.add_argument("--text-column", required=True, metavar="C", help="the column of captions")
+    p.add_argument(
+        "--image-column", required=True, metavar="C", help="the column of pictures: image_id"
+    )
+    p.add_argument(
+        "--id-column", metavar="C", help="pair_id (default: a hash of image_id and caption)"
+    )
+    p.add_argument("--image-root", type=place, metavar="DIR", help="the pictures' folder")
+    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
+    splits = p.add_mutually_exclusive_group()
+    splits.add_argument(
+        "--split-column",
+        metavar="C",
+        help="split, verbatim: what training uses or leaves out (default: one called split)",
+    )
+    splits.add_argument(
+        "--no-split-column", action="store_true", help="even a column called split is none"
+    )
+    p.add_argument(
+        "--split", metavar="NAME", help="the split of rows that name none (default: null)"
+    )
+    p.add_argument(
+        "--source", default="own", metavar="NAME", help="source of the pairs (default: own)"
+    )
+    p.add_argument(
+        "--language", metavar="CODE", help="language of the captions, such as en (default: null)"
+    )
+    p.add_argument(
+        "--format", choices=sorted(set(FORMATS.values())), help="default: by FILE's ending"
+    )
+    p.add_argument(
+        "--delimiter", metavar="CHAR", help="between columns (default: comma, in a TSV the tab)"
+    )
+    p.add_argument(
+        "--no-header", action="store_true", help="FILE has none: columns are called 1, 2, 3, ..."
+    )
+    p.add_argument("--encoding", default="utf-8", help="of CSV and TSV (default: utf-8)")
+    p.add_argument("--rows-per-shard", type=int, default=10_000, metavar="N", help="default: 10000")
+    p.add_argument(
+        "--workers",
+        type=int,
+        default=min(MANY_WORKERS, os.cpu_count() or 1),
+        metavar="N",
+        help="threads that read pictures; the rows stay the same (default: %(default)s)",
+    )
+    add_fresh(p)
+    add_dry_run(p)
+    add_lock_seconds(p)
+
+
+def run_own(args: argparse.Namespace) -> int:
+    """``manifest own``: measure the file, write its parts, then funnel, report and manifest."""
+    job = own_job(args)
+    if args.dry_run:
+        return print_estimate(estimate_of(job.rows, *measure(job)), job.output)
+    state = prepare_output(job.output, job=JOB, settings=job.settings(), fresh=args.fresh)
+    if state is not State.FINISHED:
+        inputs = inputs_of_job(job)
+        if args.beam_flags:
+            from vlmill.pipelines.manifest.on_beam import own_parts  # takes seconds to load
+
+            shards = own_parts(job, open_own, args)
+        else:
+            shards = make_parts(job)
+        funnel = funnel_of(job)
+        write_json(job.output / "funnel.json", funnel)
+        write_report(job.output, funnel, job.settings())
+        write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
+    counts = rows_by_table(read_manifest(job.output)["shards"])
+    done = "finished before" if state is State.FINISHED else "done"
+    pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
+    say_how_to_read(job.output, PAIRS.name)
+    if "split" in job.columns:
+        print(said_of_splits(job.columns["split"], splits_of(job.output)))
+    rejects = rejects_said(reject_counts(job.output))
+    print(f"{done}: {counts[PAIRS.name]} pairs{pictures}, {rejects}: {job.output}")
+    return 0 if counts[PAIRS.name] or not job.rows else 1
+
+
+def open_own(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Progress) -> Parts:
+    """Opens the parts of the file that the arguments name, on a worker."""
+    return Parts(own_job(args), pool, progress)
+
+
+USES = {
+    "train": "trained on",
+    "validation": "for validation",
+    "test": "for test",
+    None: "not known: train-vl pretrain stops at them unless a recipe names them",
+}
+
+
+def splits_of(folder: Path) -> Counter[str | None]:
+    """Counts the pairs of each split in the tables of ``folder``."""
+    splits = Counter[str | None]()
+    for batch in iter_batches(folder / f"{PAIRS.name}-*.parquet", PAIRS, columns=["split"]):
+        splits.update(batch.column("split").to_pylist())
+    return splits
+
+
+def said_of_splits(column: str, splits: Mapping[str | None, int]) -> str:
+    """Says what training makes of the splits, in a line."""
+    parts = []
+    for use, said in USES.items():
+        names = sorted((name for name in splits if use_of(name) == use), key=str)
+        if names:
+            counts = ", ".join(f"{name or 'no split'} {splits[name]}" for name in names)
+            parts.append(f"{counts} {said}")
+    return f"splits (column {column}): {'; '.join(parts) or 'none'}"
+
+
+def inputs_of_job(job: OwnJob) -> list[Input]:
+    """Records the file of captions and the folder of pictures."""
+    pictures = () if job.image_root is None else (path_input("--image-root", job.image_root),)
+    return [file_input("--input", job.table.path), *pictures]
+
+
+def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
+    """Returns the number of rows of each table."""
+    names = (IMAGES.name, PAIRS.name, REJECTS.name)
+    return {name: sum(s.rows for s in shards if s.table == name) for name in names}
+
+
+def own_job(args: argparse.Namespace) -> OwnJob:
+    """Returns the job that the flags describe, its file's rows counted. Raises InputError."""
+    for flag in ("rows_per_shard", "workers"):
+        if getattr(args, flag) < 1:
+            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
+    if args.image_root is not None and not args.image_root.is_dir():
+        raise InputError(f"--image-root {args.image_root}: no such folder")
+    table = table_file(
+        args.input,
+        format=args.format,
+        delimiter=args.delimiter,
+        encoding=args.encoding,
+        header=not args.no_header,
+    )
+    columns = columns_of(args, table)
+    places = tuple(places_of(table, [(f"--{n}-column", v) for n, v in columns.items()]))
+    return OwnJob(
+        table=table,
+        columns=columns,
+        places=places,
+        rows=counted(table, places),
+        digest=digest_of(table.path),
+        output=args.output,
+        image_root=args.image_root,
+        source=args.source,
+        split=args.split,
+        language=args.language,
+        rows_per_shard=args.rows_per_shard,
+        workers=args.workers,
+    )
+
+
+def columns_of(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
+    """The file's names for text, image, id and split, as far as flags name them; a column called
+    split is used without its flag, unless it is none.
+    """
+    columns = {
+        name: value
+        for name in ("text", "image", "id", "split")
+        if (value := getattr(args, f"{name}_column")) is not None
+    }
+    if "split" in columns or args.no_split_column:
+        return columns
+    free = [name for name in column_names(table) if name not in columns.values()]
+    called_split = [name for name in free if name.lower() == "split"]
+    if len(called_split) > 1:
+        raise InputError(
+            f"--input {table.path} has the columns {', '.join(called_split)}; say which it is, "
+            "--split-column NAME, or --no-split-column"
+        )
+    if called_split:
+        columns["split"] = called_split[0]
+    return columns
+
+
+def counted(table: TableFile, places: Sequence[int]) -> int:
+    """Counts a file's rows: shards are named after their number, and progress needs an end."""
+    total = 0
+    with Progress(total=None, unit="row", label="counting") as progress:
+        for count in count_rows(read_rows(table, places)):
+            progress.advance(count - total)
+            total = count
+    return total

@@ -1,0 +1,297 @@
+"""Anyone's own captions, and the pictures that they name, as ``pairs`` and ``images``.
+
+A part is a number of consecutive rows and becomes one shard of each table; the rejects shard
+appears last, so a part that has it is finished. What a row is depends on the rows before it (is it
+a duplicate? is it the first to name its picture?) and never on whether a picture could be read:
+that is how a killed run knows all it needs from the table alone.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text
+from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
+from vlmill.pipelines.manifest.part import Part, finished_part
+from vlmill.pipelines.manifest.reading.pictures import picture_row
+from vlmill.pipelines.manifest.reading.rows import TableFile, digest_of, read_rows
+from vlmill.pipelines.manifest.reading.text_rows import Row
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.rejects import MAX_KEY, Reason, reject
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
+
+JOB = "manifest own"
+ROWS, PICTURES = "rows", "pictures"  # stages of the funnel
+CHUNK = 16  # rows whose pictures are in memory together
+_WEB = ("http://", "https://")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnJob:
+    """What decides the output. ``places`` are the columns of text, picture, id and split; the last
+    two may be absent. ``rows`` and ``digest`` are those of the whole file.
+    """
+
+    table: TableFile
+    columns: dict[str, str]  # text, image, id, split -> the file's name for it
+    places: tuple[int, ...]
+    rows: int
+    digest: str
+    output: Path
+    image_root: Path | None = None
+    source: str = "own"
+    split: str | None = None
+    language: str | None = None
+    rows_per_shard: int = 10_000
+    workers: int = 1
+
+    @property
+    def num_parts(self) -> int:
+        """Counts the parts: at least one, so that an empty table has shards, too."""
+        return max(1, -(-self.rows // self.rows_per_shard))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Returns the tables that the job writes, in the order in which a part's shards appear."""
+        pictures = () if self.image_root is None else (IMAGES,)
+        return (*pictures, PAIRS, REJECTS)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what has to be the same for a killed run to be continued."""
+        root = None if self.image_root is None else str(self.image_root)
+        return {"image_root": root, **self.producer()}
+
+    def producer(self) -> dict[str, Any]:
+        """Returns what the shards' metadata says of their making."""
+        return {
+            "job": JOB,
+            "input": self.table.path.name,
+            "input_sha256": self.digest,
+            "format": self.table.format,
+            "delimiter": self.table.delimiter,
+            "encoding": self.table.encoding,
+            "header": self.table.header,
+            "columns": self.columns,
+            "source": self.source,
+            "split": self.split,
+            "language": self.language,
+            "rows_per_shard": self.rows_per_shard,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caption:
+    """A row that is a pair if its picture is one; ``first`` to name this picture."""
+
+    pair: dict[str, Any]
+    first: bool
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """What the rows so far have claimed: some 300 bytes for each pair with its picture."""
+
+    contents: dict[bytes, bytes] = field(default_factory=dict)  # id of a pair -> its content
+    texts: set[bytes] = field(default_factory=set)
+    pictures: set[bytes] = field(default_factory=set)
+
+    def judge(self, job: OwnJob, fields: Sequence[str | None]) -> Caption | Drop:
+        """Says what a row is, after all rows before it."""
+        values = dict(zip(job.columns, fields, strict=True))
+        text = clean_text(values["text"] or "")
+        image_id = usable_id(values["image"], job.columns["image"])
+        pair_id = usable_id(values["id"], job.columns["id"]) if "id" in values else None
+        for part in (image_id, pair_id):
+            if isinstance(part, Drop):
+                return part
+        if not text:
+            return Drop(Reason.NO_TEXT, f"the column {job.columns['text']} is empty")
+        if len(text) > MAX_TEXT:
+            return Drop(Reason.TOO_LONG, f"{len(text)} characters, at most {MAX_TEXT}")
+        assert isinstance(image_id, str) and not isinstance(pair_id, Drop)
+        content = pair_id_of(image_id, text)
+        repeated = self._claim(pair_id or content, content)
+        if repeated is not None:
+            return repeated
+        key = _key(image_id)
+        first = key not in self.pictures
+        self.pictures.add(key)
+        pair = {
+            "pair_id": pair_id or content,
+            "image_id": image_id,
+            "text": text,
+            "language": job.language,
+            "source": job.source,
+            "split": (values.get("split") or "").strip() or job.split,
+            "image_url": image_id if image_id.startswith(_WEB) else None,
+        }
+        return Caption(pair=pair, first=first)
+
+    def _claim(self, pair_id: str, content: str) -> Drop | None:
+        key, value = _key(pair_id), bytes.fromhex(content)
+        if key in self.contents:
+            if self.contents[key] == value:
+                return Drop(Reason.DUPLICATE, "the same caption of the same picture came earlier")
+            return Drop(Reason.ID_CONFLICT, f"{pair_id} came earlier with another content")
+        if value in self.texts:
+            return Drop(Reason.DUPLICATE, "the same caption of the same picture came earlier")
+        self.contents[key] = value
+        self.texts.add(value)
+        return None
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def usable_id(value: str | None, column: str) -> str | Drop:
+    """Returns a value as an id: verbatim but for blanks around it."""
+    text = (value or "").strip()
+    if not text:
+        return Drop(Reason.NO_ID, f"the column {column} is empty")
+    if len(text) > MAX_KEY or any(unicodedata.category(c) == "Cc" for c in text):
+        return Drop(Reason.NO_ID, f"the column {column} holds control characters or is too long")
+    return text
+
+
+class Run:
+    """Holds the state of one run over all parts."""
+
+    def __init__(self, job: OwnJob, pool: ThreadPoolExecutor) -> None:
+        self.job, self._pool = job, pool
+        self.ledger = Ledger()
+        self._verdicts: dict[bytes, Drop | None] = {}
+
+    def make_part(self, index: int, rows: Iterator[Row], progress: Progress) -> None:
+        """Write the shards of the part whose rows come next."""
+        job = self.job
+        place = (index, job.num_parts)
+        with Part(job.output, job.tables, place, job.producer()) as part:
+            while chunk := list(islice(rows, CHUNK)):
+                rejected = self._add(part, chunk)
+                progress.advance(len(chunk), rejects=rejected)
+
+    def skip_part(self, rows: Iterator[Row]) -> int:
+        """Note what the rows of a finished part have claimed."""
+        count = 0
+        for _, fields in rows:
+            count += 1
+            if not isinstance(fields, Drop):
+                self.ledger.judge(self.job, fields)
+        return count
+
+    def _add(self, part: Part, chunk: Sequence[Row]) -> int:
+        judged: list[tuple[int, Caption | Drop]] = [
+            (number, row if isinstance(row, Drop) else self.ledger.judge(self.job, row))
+            for number, row in chunk
+        ]
+        pictures = self._pictures([c for _, c in judged if isinstance(c, Caption)])
+        rejected = 0
+        for number, caption in judged:
+            key = f"{self.job.table.path.name}:{number}"
+            if isinstance(caption, Drop):
+                part.add(REJECTS, reject(ROWS, key, caption.reason, caption.detail))
+                rejected += 1
+                continue
+            image_id = caption.pair["image_id"]
+            drop = self._verdicts.get(_key(image_id))
+            if drop is not None:
+                detail = f"{image_id}: {drop.detail or ''}"
+                part.add(REJECTS, reject(PICTURES, key, drop.reason, detail))
+                rejected += 1
+                continue
+            part.add(PAIRS, caption.pair)
+            if caption.first and image_id in pictures:
+                part.add(IMAGES, pictures[image_id])
+        return rejected
+
+    def _pictures(self, captions: Sequence[Caption]) -> dict[str, dict[str, Any]]:
+        """Read the pictures that no row of this process has named before."""
+        root = self.job.image_root
+        if root is None:
+            return {}
+        names = dict.fromkeys(c.pair["image_id"] for c in captions)
+        new = [name for name in names if _key(name) not in self._verdicts]
+        rows: dict[str, dict[str, Any]] = {}
+        for name, row in zip(new, self._pool.map(lambda n: picture_row(root, n), new), strict=True):
+            self._verdicts[_key(name)] = row if isinstance(row, Drop) else None
+            if not isinstance(row, Drop):
+                rows[name] = row
+        return rows
+
+
+class Parts:
+    """The parts of a file in their order: each is made, or passed over to come to later ones."""
+
+    def __init__(self, job: OwnJob, pool: ThreadPoolExecutor, progress: Progress) -> None:
+        self.job, self._run, self._progress = job, Run(job, pool), progress
+        self._rows = read_rows(job.table, job.places)
+        self.index = 0  # of the part that comes next
+
+    def make(self) -> None:
+        """Writes the next part's shards."""
+        index = self.index
+        self._run.make_part(index, self._next(), self._progress)
+
+    def skip(self) -> None:
+        """Passes the next part, whose shards are there or are made by others."""
+        self._progress.advance(self._run.skip_part(self._next()))
+
+    def _next(self) -> Iterator[Row]:
+        self.index += 1
+        return islice(self._rows, self.job.rows_per_shard)
+
+
+def make_parts(job: OwnJob) -> list[Shard]:
+    """Write every part that is not there yet; return all shards. OSError if the file changes."""
+    finished = {index: finished_at(job, index) for index in range(job.num_parts)}
+    with ThreadPoolExecutor(job.workers) as pool, progress_of(job) as progress:
+        parts = Parts(job, pool, progress)
+        for index in range(job.num_parts):
+            if finished[index]:
+                parts.skip()
+            else:
+                parts.make()
+    if progress.done != job.rows:
+        raise changed(job)
+    return shards_of(job)
+
+
+def finished_at(job: OwnJob, index: int) -> list[Shard]:
+    """A part's shards, none if one is missing or damaged."""
+    return finished_part(job.output, job.tables, (index, job.num_parts))
+
+
+def progress_of(job: OwnJob) -> Progress:
+    """Returns the progress of all rows."""
+    return Progress(total=job.rows, unit="row", label="pairs")
+
+
+def shards_of(job: OwnJob) -> list[Shard]:
+    """All shards of a job that is done. OSError if the file has changed meanwhile."""
+    if digest_of(job.table.path) != job.digest:
+        raise changed(job)
+    return [shard for index in range(job.num_parts) for shard in finished_at(job, index)]
+
+
+def changed(job: OwnJob) -> OSError:
+    """What to raise where the file is not what it was when the run began."""
+    return OSError(f"{job.table.path} changed during the run; start again with --fresh")
+
+
+def funnel_of(job: OwnJob) -> list[dict[str, Any]]:
+    """What came in, went out and was dropped, by stage and reason, from the rejects written."""
+    dropped, entered = rejects_by_stage(job.output), job.rows
+    funnel: list[dict[str, Any]] = []
+    for stage in (ROWS, PICTURES):
+        funnel.append(funnel_stage(stage, "rows", entered, dropped[stage]))
+        entered = funnel[-1]["out"]
+    return funnel

@@ -1,0 +1,295 @@
+"""The command of published data sets: ``python -m vlmill.pipelines.manifest DATASET --help``."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.fetching.flags import manners_of
+from vlmill.pipelines.manifest.cost import published_estimate
+from vlmill.pipelines.manifest.entries import DataSet
+from vlmill.pipelines.manifest.published.counts import (
+    Count,
+    counts_of,
+    lines_of,
+    note_said,
+    unread_of,
+    unread_said,
+    warnings_of,
+)
+from vlmill.pipelines.manifest.published.fetch import add_fetch, said_of_fetch
+from vlmill.pipelines.manifest.published.overlaps import overlap_rows
+from vlmill.pipelines.manifest.published.parts import Job, Parts, Tally, funnel_of, make_parts
+from vlmill.pipelines.manifest.published.placeholders import find_placeholders
+from vlmill.pipelines.manifest.published.report import write_published_report
+from vlmill.pipelines.manifest.published.settings import inputs_of_job, overlaps_of, settings_of
+from vlmill.pipelines.manifest.published.splits import add_excluded_splits
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.pipelines.manifest.sets import SETS
+from vlmill.schemas.console.command import add_fresh, add_lock_seconds, place, say, say_how_to_read
+from vlmill.schemas.console.cost import (
+    add_dry_run,
+    print_estimate,
+)
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
+
+MANY_WORKERS = 8
+DISTANCES = (0, 4)
+SHARED = """\
+
+Rows come in the order of the published files. Texts: Unicode NFC, runs of white space as one blank;
+nothing else is changed. A picture that is missing or broken is a row of rejects, its pairs stay
+(--require-images drops them). `images` is written if pictures are in DIR or --images names them.
+Files may be packed: .gz, or inside a .zip or .tar in DIR. The counts are compared with the
+published ones: a difference is a warning. The same command continues a killed run, to the same
+bytes; with flags of Apache Beam (--runner=...) the runner's workers make the parts.
+"""
+EPILOG = """\
+example:
+  python -m vlmill.pipelines.manifest {name} --input {name}-files --output {name}
+
+writes DIR/{tables}-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+_manifest.json.
+docs/data-sets.md: where the files come from, what each row becomes, licences.
+"""
+
+
+# Flags that name files and folders and may come again.
+PATH_FLAGS = (
+    ("--images", "DIR", "a folder, zip or tar of pictures, before those in --input"),
+    (
+        "--exclude",
+        "FILE",
+        "drop rows of these pictures: image_ids or aliases one a line, a Parquet with image_id, or "
+        "a folder of images and aliases",
+    ),
+    ("--exclude-hash", "IMAGES", "drop rows of pictures that look like those of this table"),
+    ("--compare", "FILE", "as --exclude, but only count and report"),
+    ("--compare-hash", "IMAGES", "as --exclude-hash, but only count and report"),
+)
+
+
+def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> None:
+    """Adds the flags of all published data sets, then the data set's own."""
+    p.description = data_set.about.strip() + "\n" + SHARED
+    tables = "-*.parquet, ".join(t.name for t in dict.fromkeys([*data_set.tables, IMAGES, ALIASES]))
+    p.epilog = EPILOG.format(name=name, tables=tables)
+    p.add_argument("--input", required=True, type=place, metavar="DIR", help="the published files")
+    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
+    for flag, metavar, said in PATH_FLAGS:
+        p.add_argument(
+            flag,
+            action="append",
+            default=[],
+            type=place,
+            metavar=metavar,
+            help=f"{said} (repeatable)",
+        )
+    p.add_argument(
+        "--require-images", action="store_true", help="drop rows whose picture cannot be read"
+    )
+    add_fetch(p)
+    p.add_argument(
+        "--max-distance",
+        type=int,
+        choices=DISTANCES,
+        default=0,
+        help="bits in which perceptual hashes of one picture may differ (default: 0)",
+    )
+    add_excluded_splits(p)
+    add_run_arguments(p)
+    data_set.add_arguments(p)
+
+
+def add_run_arguments(p: argparse.ArgumentParser) -> None:
+    """Adds the flags that say how the job runs, and what it refuses."""
+    p.add_argument(
+        "--exclude-from",
+        choices=("all", "train"),
+        default="all",
+        help="train: rows of validation and test splits stay, as by 12-in-1's rule (default: all)",
+    )
+    p.add_argument(
+        "--rows-per-shard", type=int, default=100_000, metavar="N", help="default: 100000"
+    )
+    p.add_argument(
+        "--workers",
+        type=int,
+        default=min(MANY_WORKERS, os.cpu_count() or 1),
+        metavar="N",
+        help="threads that read pictures; the rows stay the same (default: %(default)s)",
+    )
+    p.add_argument(
+        "--strict",
+        action="store_true",
+        help="status 2 where a count differs, or a file has unknown columns",
+    )
+    add_fresh(p)
+    add_dry_run(p)
+    add_lock_seconds(p)
+
+
+def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int:
+    """Opens the data set, writes its parts, then funnel, report and manifest."""
+    job, settings = opened_job(name, data_set, args)
+    if args.dry_run:
+        return print_estimate(published_estimate(job), job.output)
+    state = prepare_output(args.output, job=f"manifest {name}", settings=settings, fresh=args.fresh)
+    if state is State.FINISHED and args.retry_failed:
+        (args.output / MANIFEST).unlink()
+        state = State.PARTIAL
+    if state is not State.FINISHED:
+        for line in job.reading.says:
+            say(line)
+        with with_fetched(job, args) as job:
+            _write(job, settings, data_set, args)
+    return _say_done(data_set, args.output, state)
+
+
+def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> None:
+    """Writes the parts that are not there, then funnel, report and manifest."""
+    inputs = inputs_of_job(args)
+    if job.reading.repeated_bytes and job.with_pictures:
+        job = replace(job, placeholders=find_placeholders(job.folder, job.reading, job.fetched))
+    if args.beam_flags:
+        from vlmill.pipelines.manifest.on_beam import published_parts  # takes seconds to load
+
+        shards, tally = published_parts(job, open_parts, args)
+    else:
+        shards, tally = make_parts(job)
+    counts = counts_of(tally.groups, job.reading.expected)
+    unread = unread_of(job.reading)
+    if args.strict and (lines := [*map(unread_said, unread), *warnings_of(counts)]):
+        raise InputError(f"{lines[0].partition(': ')[2]}; without --strict it is a warning")
+    for file, content in job.reading.files.items():
+        write_json(args.output / file, content)
+    funnel = funnel_of(job, tally)
+    write_json(args.output / "funnel.json", funnel)
+    about = about_of(tally, counts, job) | {"unread": unread}
+    write_published_report(args.output, data_set, funnel, about, settings)
+    write_manifest(
+        args.output,
+        shards,
+        job=f"manifest {job.name}",
+        settings=settings,
+        inputs=inputs,
+        about=about,
+    )
+
+
+def open_parts(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Progress) -> Parts:
+    """Opens the parts of the data set that the arguments name, on a worker."""
+    job, _ = opened_job(args.dataset, SETS[args.dataset], args)
+    return Parts(replace(job, placeholders=args.placeholders), pool, progress)
+
+
+@contextmanager
+def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
+    """Gives the job, with ``--fetch`` with the pictures that were downloaded for it."""
+    if not args.fetch:
+        yield job
+        return
+    from vlmill.pipelines.manifest.published.fetched import (
+        fetched_pictures,  # loads what a crawl needs
+    )
+
+    manners, retry = manners_of(args), args.retry_failed
+    with fetched_pictures(job.reading, job.folder, job.output, manners, retry=retry) as fetched:
+        yield replace(job, fetched=fetched)
+
+
+def _say_done(data_set: DataSet, output: Path, state: State) -> int:
+    manifest = read_manifest(output)
+    counts = [Count(*count) for count in manifest["counts"]]
+    for line in lines_of(counts):
+        say(line)
+    for line in warnings_of(counts):
+        say(line)
+    for file in manifest["unread"]:
+        say(unread_said(file))
+    if "fetch" in manifest:
+        say(said_of_fetch(manifest["fetch"], sum(c.published or 0 for c in counts)))
+    for note, number in manifest["notes"].items():
+        say(note_said(note, number))
+    for name, kind, number, done in manifest["overlaps"]:
+        say(f"shared with {name} by {kind}: {number} pictures, {done}")
+    rows = {t: 0 for t in (*(t.name for t in data_set.tables), IMAGES.name)}
+    for shard in manifest["shards"]:
+        rows[shard.table] = rows.get(shard.table, 0) + shard.rows
+    shown = ", ".join(
+        f"{number} {table}" for table, number in rows.items() if number and table != REJECTS.name
+    )
+    say_how_to_read(output, data_set.tables[0].name)
+    done = "finished before" if state is State.FINISHED else "done"
+    print(f"{done}: {shown or 'no rows'}, {rejects_said(reject_counts(output))}: {output}")
+    return 0 if shown or not any(count.rows for count in counts) else 1
+
+
+def about_of(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, Any]:
+    """What the manifest tells beside the shards: counts, what was mended, what is shared."""
+    return {
+        "counts": [list(count) for count in counts],
+        "notes": dict(sorted(tally.notes.items())),
+        "overlaps": [list(row) for row in overlap_rows(job.overlaps)],
+        **({} if job.fetched is None else {"fetch": job.fetched.counts()}),
+    }
+
+
+def opened_job(
+    name: str, data_set: DataSet, args: argparse.Namespace
+) -> tuple[Job, dict[str, Any]]:
+    """The job that the flags describe, and the settings that a continued run must share.
+
+    Raises InputError.
+    """
+    for flag in ("rows_per_shard", "workers"):
+        if getattr(args, flag) < 1:
+            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
+    if args.fetch:
+        if args.contact is None:
+            raise InputError("--fetch needs --contact: an e-mail address or a page about you")
+        if args.beam_flags:
+            raise InputError(f"--fetch runs on this machine alone; leave out {args.beam_flags[0]}")
+    if args.retry_failed and not args.fetch:
+        raise InputError("--retry-failed goes with --fetch")
+    folder = Folder(args.input, args.images)
+    reading = data_set.open(folder, args)
+    pictures = args.fetch or reading.own_pictures or folder.has_pictures(reading.picture_folders)
+    for flag in ("require_images", "exclude_hash", "compare_hash"):
+        if getattr(args, flag) and not pictures:
+            raise InputError(
+                f"--{flag.replace('_', '-')}: no pictures are in --input {args.input}; "
+                "say where they are, --images DIR"
+            )
+    overlaps = overlaps_of(folder, args)  # before the settings, which ask for the lists' sizes
+    settings = settings_of(name, data_set, reading, args)
+    job = Job(
+        name=name,
+        reading=reading,
+        folder=folder,
+        output=args.output,
+        tables=tables_of(reading.tables or data_set.tables, pictures),
+        overlaps=overlaps,
+        producer={"job": f"manifest {name}", **settings},
+        require_images=args.require_images,
+        rows_per_shard=args.rows_per_shard,
+        workers=args.workers,
+    )
+    return job, settings
+
+
+def tables_of(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:
+    """Returns the tables of a run in the order in which a part's shards appear: rejects last."""
+    own = tuple(table for table in tables if table is not IMAGES)
+    return (*((IMAGES,) if pictures else ()), *own, ALIASES, REJECTS)

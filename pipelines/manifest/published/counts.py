@@ -1,0 +1,120 @@
+"""Rows that were read beside the published numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vlmill.pipelines.manifest.entries import PICTURES, Expected, Reading
+from vlmill.pipelines.manifest.layouts.boxes import OTHER_SIZE, SWAPPED
+
+
+class Count(NamedTuple):
+    """A group's rows: read, and as published (None: no number is known)."""
+
+    group: str
+    rows: int
+    published: int | None
+    verified: bool
+    source: str
+
+
+def counts_of(groups: Mapping[str, int], expected: Mapping[str, Expected]) -> list[Count]:
+    """Each group that was read or is expected, in the order of the published files."""
+    order = [*expected, *(group for group in groups if group not in expected)]
+    counts = [_count(group, groups.get(group, 0), expected.get(group)) for group in order if group]
+    return [count for count in counts if count.rows or count.published]
+
+
+def _count(group: str, rows: int, expected: Expected | None) -> Count:
+    if expected is None:
+        return Count(group, rows, None, True, "")
+    return Count(group, rows, expected.rows, expected.verified, expected.source)
+
+
+def warnings_of(counts: list[Count]) -> list[str]:
+    """A line for each group with another number of rows than was published."""
+    return [_warning(c) for c in counts if c.published is not None and c.rows != c.published]
+
+
+def _warning(count: Count) -> str:
+    if not count.verified:
+        return (
+            f"note: {count.group} has {count.rows} rows; the figure {count.published} "
+            f"({count.source}) is second hand"
+        )
+    if count.group == PICTURES:
+        return f"warning: {count.rows} pictures are named, the published set has {count.published}"
+    return f"warning: {count.group} has {count.rows} rows, the published file {count.published}"
+
+
+def counts_table(counts: list[Count]) -> list[list[str]]:
+    """The counts as cells: group, read, published, what is missing, and whose figure it is."""
+    return [[c.group, f"{c.rows:,}", _shown(c.published), _missing(c), _source(c)] for c in counts]
+
+
+# Notes of what may make rows wrong, which are warnings.
+WARNED = {
+    SWAPPED: "width and height are published the other way round, or the boxes would only fit so",
+    OTHER_SIZE: "the stored picture has another size than the published one, which boxes are of: "
+    "was it scaled? Get the published files",
+}
+
+
+def note_said(note: str, number: int) -> str:
+    """A line on what was noted of so many rows."""
+    if note in WARNED:
+        return f"warning: {note} of {number} rows: {WARNED[note]}"
+    return f"noted: {note} of {number} rows"
+
+
+HEADER = ("rows of", "read", "published", "missing", "figure")
+
+
+def lines_of(counts: list[Count]) -> list[str]:
+    """Returns the table for a terminal."""
+    rows = [list(HEADER), *counts_table(counts)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0])] + [row[i].rjust(widths[i]) for i in (1, 2, 3)] + [row[4]]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _shown(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _missing(count: Count) -> str:
+    if count.published is None:
+        return ""
+    return f"{count.published - count.rows:,}"
+
+
+def _source(count: Count) -> str:
+    return count.source if count.verified else f"{count.source} (second hand)"
+
+
+Unread = tuple[str, list[str], list[str]]
+"""A file, its columns and keys that nothing reads, and its keys that stand twice in an object."""
+
+
+def unread_of(reading: Reading) -> list[Unread]:
+    """What the files hold beside what is read, as far as they do."""
+    remarks = [(source.name, source.remarks) for source in reading.sources]
+    return [
+        (name, list(one.unread), list(one.repeated))
+        for name, one in remarks
+        if one.unread or one.repeated
+    ]
+
+
+def unread_said(file: Sequence[Any]) -> str:
+    """Returns a line of one file."""
+    name, unread, repeated = file
+    parts = [f"not read are {', '.join(unread)}"] if unread else []
+    if repeated:
+        parts.append(
+            f"keys that stand twice in one object, of which the last counts: {', '.join(repeated)}"
+        )
+    return f"warning: of {name} {'; '.join(parts)}"

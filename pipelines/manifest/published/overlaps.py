@@ -1,0 +1,220 @@
+"""Pictures that a data set shares with others, as test splits: found by id and by hash.
+
+Each list that a user gives is compared with every picture's id and aliases; a match is counted, and
+excludes the rows that name the picture unless the list is only compared.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.entries import Entry, Picture
+from vlmill.pipelines.pages.pictures import examine_picture
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.files.remote import readable
+from vlmill.schemas.ids import key64
+from vlmill.schemas.pictures.hashes import Neighbours
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.splits import use_of
+from vlmill.schemas.tables import ALIASES, IMAGES
+
+MAX_LIST_LINE = 4_096
+MAX_PIXELS = 178_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdList:
+    """Pictures by any of their names, as 64-bit keys; ``excludes`` their rows, or only counts."""
+
+    name: str
+    keys: frozenset[int]
+    excludes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashList:
+    """Pictures by SHA-256 and by perceptual hash, within ``distance`` bits."""
+
+    name: str
+    sha256: frozenset[str]
+    hashes: Neighbours | None
+    excludes: bool
+    distance: int
+
+
+@dataclass(kw_only=True)
+class Overlaps:
+    """The lists, and how many pictures (``rows`` too) of the data set were found in each.
+
+    ``train_only``: rows of splits that are not trained on stay, whatever list has their picture.
+    """
+
+    ids: tuple[IdList, ...] = ()
+    hashes: tuple[HashList, ...] = ()
+    train_only: bool = False
+    found: Counter[tuple[str, str]] = field(default_factory=Counter)  # (list, by what) -> pictures
+    _counted: set[int] = field(default_factory=set)
+
+    @property
+    def lists(self) -> bool:
+        """Whether there is anything to compare with."""
+        return bool(self.ids or self.hashes)
+
+    @property
+    def by_hash(self) -> bool:
+        """Whether pictures are compared by their content."""
+        return bool(self.hashes)
+
+    def judge(self, entry: Entry) -> Drop | None:
+        """Why an entry is excluded by a name of its pictures, None if it is not."""
+        drops = [drop for picture in entry.pictures if (drop := self.judge_picture(picture))]
+        return drops[0] if drops and not self.stays(entry) else None
+
+    def judge_picture(self, picture: Picture) -> Drop | None:
+        """The list that excludes a picture by one of its names, None if there is none."""
+        matches = [*self._matches(picture)]  # all of them are counted
+        drops = (
+            Drop(Reason.EXCLUDED, f"{name}, in {one.name}") for one, name in matches if one.excludes
+        )
+        return next(drops, None)
+
+    def stays(self, entry: Entry) -> bool:
+        """Whether an entry's rows stay whatever list has their pictures."""
+        return self.train_only and _held_out(entry)
+
+    def _matches(self, picture: Picture) -> Iterator[tuple[IdList, str]]:
+        names = (picture.image_id, *picture.aliases)
+        keys = [key64(name) for name in names]
+        for one in self.ids:
+            for name, key in zip(names, keys, strict=True):
+                if key in one.keys:
+                    self._count(one.name, f"id {name.split('/')[0]}/", keys[0])
+                    yield one, name
+                    break
+
+    def _count(self, name: str, kind: str, picture: int) -> None:
+        mark = hash((name, picture))
+        if mark not in self._counted:
+            self._counted.add(mark)
+            self.found[name, kind] += 1
+
+    def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> Drop | None:
+        """The list that excludes a picture by its content, None if there is none."""
+        for one in self.hashes:
+            same = row["sha256"] in one.sha256
+            near = one.hashes is not None and one.hashes.near(phash)
+            if same or near:
+                self._count(one.name, "bytes" if same else "hash", key64(image_id))
+                if one.excludes:
+                    said = "the same bytes" if same else f"within {one.distance} bits"
+                    return Drop(Reason.EXCLUDED, f"{said}, in {one.name}")
+        return None
+
+
+def _held_out(entry: Entry) -> bool:
+    rows = () if isinstance(entry.rows, Drop) else entry.rows
+    return any(use_of(row.get("split")) != "train" for _, row in rows)
+
+
+def id_list(path: Path, *, flag: str, excludes: bool) -> IdList:
+    """Returns a list of pictures: text with an id a line, our tables, or a Parquet with image_id.
+
+    A folder's table of aliases adds the other names of its pictures. Raises InputError.
+    """
+    keys = frozenset(map(key64, _ids_of(path, flag)))
+    return IdList(name=f"{path.name or path}", keys=keys, excludes=excludes)
+
+
+def _ids_of(path: Path, flag: str) -> Iterator[str]:
+    if path.is_dir():
+        for batch in iter_batches(path, IMAGES, columns=["image_id"], flag=flag):
+            yield from batch.column(0).to_pylist()
+        if any(path.glob(f"{ALIASES.name}-*.parquet")):
+            for batch in iter_batches(path, ALIASES, columns=["alias"], flag=flag):
+                yield from batch.column(0).to_pylist()
+    elif not path.is_file():
+        raise InputError(f"{flag} {path}: no such file; give ids one a line, or a Parquet file")
+    elif path.suffix == ".parquet":
+        yield from _ids_of_parquet(path, flag)
+    else:
+        yield from _ids_of_text(path, flag)
+
+
+def _ids_of_parquet(path: Path, flag: str) -> Iterator[str]:
+    try:
+        with pq.ParquetFile(readable(path)) as file:
+            names = file.schema_arrow.names
+            if "image_id" not in names:
+                raise InputError(
+                    f"{flag} {path} has no column image_id; its own are {', '.join(names)[:200]}"
+                )
+            for batch in file.iter_batches(65_536, columns=["image_id"]):
+                yield from (str(name) for name in batch.column(0).to_pylist() if name is not None)
+    except OSError as error:
+        raise InputError(f"{flag} {path} is no readable Parquet file ({error})") from None
+
+
+def _ids_of_text(path: Path, flag: str) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            name = line.strip()
+            if len(name) > MAX_LIST_LINE or not name.isprintable():
+                raise InputError(f"{flag} {path}: line {number} is no image_id; want one a line")
+            if name:
+                yield name
+
+
+def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashList:
+    """The pictures of a table of images by their content, decoded here. Raises InputError."""
+    digests, hashes = set[str](), list[int]()
+    for batch in iter_batches(path, IMAGES, columns=["bytes"], batch_rows=64, flag=flag):
+        for content in batch.column(0).to_pylist():
+            facts = (
+                examine_picture(content, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True)
+                if content is not None
+                else None
+            )
+            if facts is None or isinstance(facts, Drop):
+                continue  # a picture that nobody can decode looks like no other
+            assert facts.phash is not None
+            digests.add(facts.image_id)
+            hashes.append(facts.phash)
+    near = Neighbours(np.array(hashes, dtype=np.uint64), distance) if hashes else None
+    return HashList(
+        name=path.name,
+        sha256=frozenset(digests),
+        hashes=near,
+        excludes=excludes,
+        distance=distance,
+    )
+
+
+def overlap_rows(overlaps: Overlaps) -> list[tuple[str, str, int, str]]:
+    """What was found, for the report: list, by what, pictures, and what became of their rows."""
+    excluding = {one.name: one.excludes for one in overlaps.ids}
+    excluding |= {one.name: one.excludes for one in overlaps.hashes}
+    rows: list[tuple[str, str, int, str]] = []
+    for name, excludes in excluding.items():
+        done = "excluded" if excludes else "kept"
+        by_kind = {kind: n for (of, kind), n in sorted(overlaps.found.items()) if of == name}
+        rows += [(name, kind, count, done) for kind, count in by_kind.items()]
+        rows += [] if by_kind else [(name, "id and hash", 0, done)]
+    return rows
+
+
+def list_digests(paths: Iterable[Path]) -> Sequence[Mapping[str, Any]]:
+    """Names and sizes of lists, for a run's settings."""
+    return [
+        {"name": str(p), "bytes": sum(f.stat().st_size for f in _files(p))} for p in sorted(paths)
+    ]
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else find_shards(path, IMAGES)

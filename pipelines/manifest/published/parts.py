@@ -1,0 +1,299 @@
+"""Entries of a data set as shards: each part is a number of consecutive published rows.
+
+A part becomes one shard of each table; its rejects shard appears last, so a part that has it is
+finished. The file of entries is read from its beginning on every run, also on one that continues a
+killed run: what an entry is may depend on earlier ones, and reading is cheap. Pictures are read and
+shards written only for parts that are not there yet.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
+from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
+from vlmill.pipelines.manifest.entries import PICTURES, Entry, Picture, Reading, Rows
+from vlmill.pipelines.manifest.part import Part, finished_part
+from vlmill.pipelines.manifest.published.overlaps import Overlaps
+from vlmill.pipelines.manifest.published.pictures import published_row
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.shards import Shard, shard_name
+from vlmill.schemas.ids import key64
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.manifest.published.fetched import Fetched
+
+ROWS, EXCLUDE, REQUIRE = "rows", "exclude", "require_images"  # stages, with PICTURES
+CHUNK_WITH_PICTURES, CHUNK = 64, 1_000  # entries in memory together
+
+
+class Reject(NamedTuple):
+    """The stage that drops an entry, and why."""
+
+    stage: str
+    drop: Drop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What decides the output of a run, opened and checked."""
+
+    name: str
+    reading: Reading
+    folder: Folder
+    output: Path
+    tables: tuple[Table, ...]  # in the order in which a part's shards appear
+    overlaps: Overlaps
+    producer: Mapping[str, Any]
+    placeholders: frozenset[str] = frozenset()  # SHA-256 of pictures that are none
+    fetched: "Fetched | None" = None  # pictures that were downloaded for this run
+    require_images: bool = False
+    rows_per_shard: int = 100_000
+    workers: int = 1
+
+    @property
+    def with_pictures(self) -> bool:
+        """Whether the table of images is written."""
+        return IMAGES in self.tables
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What was read: entries by group, pictures that they name, and notes."""
+
+    groups: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    num_entries: int = 0
+
+
+def funnel_of(job: Job, tally: Tally) -> list[dict[str, Any]]:
+    """What came in, went out and was dropped, by stage and reason, from the rejects written."""
+    dropped = rejects_by_stage(job.output)
+    funnel: list[dict[str, Any]] = []
+    stages = (ROWS, *((EXCLUDE,) if job.overlaps.lists else ()))
+    entered = tally.num_entries
+    for stage in (*stages, *((REQUIRE,) if job.require_images else ())):
+        funnel.append(funnel_stage(stage, "published rows", entered, dropped[stage]))
+        entered = funnel[-1]["out"]
+    if job.with_pictures:
+        pictures = tally.groups[PICTURES]
+        funnel.append(funnel_stage(PICTURES, PICTURES, pictures, dropped[PICTURES]))
+    return funnel
+
+
+def _packed(drop: Drop) -> tuple[str, str | None]:
+    return drop.reason.value, drop.detail
+
+
+def _unpacked(packed: tuple[str, str | None]) -> Drop:
+    return Drop(Reason(packed[0]), packed[1])
+
+
+class Run:
+    """The state of one run over all entries: what was counted, and which pictures came."""
+
+    def __init__(self, job: Job, pool: ThreadPoolExecutor) -> None:
+        self.job, self._pool = job, pool
+        self.tally = Tally()
+        self._named = KeptNumbers()
+        self._verdicts = KeptValues(_packed, _unpacked)  # of pictures whose rows are dropped
+        self._own_verdicts: dict[int, Drop] = {}  # of those that one entry alone names
+        self._has_verdicts = False
+        self._last: Picture | None = None  # named before: its entries often stand together
+        self._judges = job.require_images or job.overlaps.lists
+
+    def take(self, entries: Sequence[Entry], part: Part | None) -> int:
+        """Judges and writes entries (``part`` None: their part is there). Returns the rejects."""
+        tally = self.tally
+        tally.num_entries += len(entries)
+        tally.groups.update([entry.group for entry in entries])
+        first = [self._first(entry) for entry in entries]
+        named = [picture for pictures in first for picture in pictures]
+        tally.groups[PICTURES] += len(named)
+        rows_of = self._pictures(named, part is not None)
+        if part is None and not self._judges:
+            return sum(isinstance(entry.rows, Drop) for entry in entries)
+        rejected = 0
+        for entry, pictures in zip(entries, first, strict=True):
+            rows = self._judged(entry)
+            if isinstance(rows, Reject):
+                rejected += 1
+                if part is not None:
+                    stage, drop = rows
+                    part.add(REJECTS, reject(stage, entry.key, drop.reason, drop.detail))
+            elif part is not None:
+                for table, row in rows:
+                    part.add(table, row)
+            if part is not None:
+                for picture in pictures:
+                    _write_picture(picture, rows_of.get(picture.image_id), part)
+        return rejected
+
+    def _first(self, entry: Entry) -> Sequence[Picture]:
+        """The entry's pictures that no entry before it has named."""
+        if entry.notes:
+            self.tally.notes.update(entry.notes)
+        if isinstance(entry.rows, Drop):
+            return ()
+        named = []
+        for picture in entry.pictures:
+            if not picture.alone:
+                if picture is self._last:
+                    continue
+                self._last = picture
+                if self._named.claim(key64(picture.image_id), 0) is not None:
+                    continue
+            named.append(picture)
+        return named
+
+    def _judged(self, entry: Entry) -> Rows | Reject:
+        """The rows of an entry that passes all stages; else which of them drops it, and why."""
+        rows, job = entry.rows, self.job
+        if isinstance(rows, Drop):
+            return Reject(ROWS, rows)
+        if not self._judges:
+            return rows
+        verdicts = self._verdicts_of(entry)
+        drop = job.overlaps.judge(entry) if job.overlaps.lists else None
+        drop = drop or next((v for v in verdicts if v.reason is Reason.EXCLUDED), None)
+        if drop is not None and not job.overlaps.stays(entry):
+            return Reject(EXCLUDE, drop)
+        missing = [v for v in verdicts if v.reason is not Reason.EXCLUDED]
+        if job.require_images and missing:
+            return Reject(REQUIRE, missing[0])
+        return rows
+
+    def _verdicts_of(self, entry: Entry) -> list[Drop]:
+        drops = []
+        for picture in entry.pictures if self._has_verdicts else ():
+            verdicts = self._own_verdicts if picture.alone else self._verdicts
+            if (verdict := verdicts.get(key64(picture.image_id))) is not None:
+                drops.append(verdict)
+        return drops
+
+    def _pictures(
+        self, pictures: Sequence[Picture], wanted: bool
+    ) -> dict[str, dict[str, Any] | Drop]:
+        """The rows of pictures that are named for the first time; of a part that is there only
+        where later entries depend on them.
+        """
+        job = self.job
+        hashed = job.overlaps.by_hash
+        if not job.with_pictures or not (wanted or job.require_images or hashed):
+            return {}
+        rows: dict[str, dict[str, Any] | Drop] = {}
+        self._own_verdicts = {}
+        for picture, row in zip(pictures, self._pool.map(self._read, pictures), strict=True):
+            verdict = row if isinstance(row, Drop) and job.require_images else None
+            excluded = job.overlaps.judge_picture(picture) if job.overlaps.ids else None
+            if not isinstance(row, Drop) and hashed:
+                verdict = job.overlaps.judge_hash(picture.image_id, row.pop("phash"), row)
+                excluded = excluded or verdict
+            if verdict is not None:
+                self._has_verdicts, key = True, key64(picture.image_id)
+                if picture.alone:
+                    self._own_verdicts[key] = verdict
+                else:
+                    self._verdicts.put(key, verdict)
+            # A picture of training may be one of validation, too, whose rows stay.
+            drop = excluded if not job.overlaps.train_only else None
+            rows[picture.image_id] = drop or row
+        return rows
+
+    def _read(self, picture: Picture) -> dict[str, Any] | Drop:
+        job = self.job
+        row = published_row(job.folder, job.fetched, picture, hashed=job.overlaps.by_hash)
+        if not isinstance(row, Drop) and row["sha256"] in job.placeholders:
+            said = f"the same bytes as under many other ids: {row['sha256']}"
+            return Drop(Reason.PLACEHOLDER, said)
+        return row
+
+
+def _write_picture(picture: Picture, row: dict[str, Any] | Drop | None, part: Part) -> None:
+    """Writes a picture's aliases, and its row or why it has none (None: none are written)."""
+    for alias in picture.aliases:
+        part.add(ALIASES, {"image_id": picture.image_id, "alias": alias})
+    if isinstance(row, Drop):
+        part.add(REJECTS, reject(PICTURES, picture.image_id, row.reason, row.detail))
+    elif row is not None:
+        part.add(IMAGES, row)
+
+
+class Parts:
+    """The parts of a data set in their order: each is made, or passed over to come to later ones.
+
+    Passing costs reading the entries, and their pictures where later entries depend on them.
+    """
+
+    def __init__(self, job: Job, pool: ThreadPoolExecutor, progress: Progress) -> None:
+        self.job, self.run, self._progress = job, Run(job, pool), progress
+        self._entries = job.reading.entries()
+        self._chunk_size = CHUNK_WITH_PICTURES if job.with_pictures else CHUNK
+        self._head = list(islice(self._entries, self._chunk_size))
+        self.index = 0  # of the part that comes next
+
+    @property
+    def ended(self) -> bool:
+        """Whether no part is left; there is one at least."""
+        return not self._head and self.index > 0
+
+    def make(self) -> None:
+        """Writes the next part's shards."""
+        with Part(self.job.output, self.job.tables, (self.index, None), self.job.producer) as part:
+            self._take(part)
+
+    def skip(self) -> None:
+        """Passes the next part, whose shards are there or are made by others."""
+        self._take(None)
+
+    def _take(self, part: Part | None) -> None:
+        left = self.job.rows_per_shard
+        while self._head and left:
+            taken, rest = self._head[:left], self._head[left:]
+            self._progress.advance(len(taken), rejects=self.run.take(taken, part))
+            left -= len(taken)
+            self._head = rest or list(islice(self._entries, self._chunk_size))
+        self.index += 1
+
+
+def make_parts(job: Job) -> tuple[list[Shard], Tally]:
+    """Writes every part that is not there yet; returns all shards, and what was counted."""
+    shards: list[Shard] = []
+    with ThreadPoolExecutor(job.workers) as pool, progress_of(job) as progress:
+        parts = Parts(job, pool, progress)
+        while not parts.ended:
+            place = (parts.index, None)
+            finished = finished_part(job.output, job.tables, place)
+            if finished:
+                parts.skip()
+            else:
+                parts.make()
+            shards += finished or finished_part(job.output, job.tables, place)
+    refuse_stale(job, parts.index)
+    return shards, parts.run.tally
+
+
+def progress_of(job: Job) -> Progress:
+    """Returns the progress of all rows."""
+    return Progress(total=_expected_rows(job), unit="row", label=job.name)
+
+
+def _expected_rows(job: Job) -> int | None:
+    expected = job.reading.expected
+    return sum(e.rows for name, e in expected.items() if name != PICTURES) or None
+
+
+def refuse_stale(job: Job, parts: int) -> None:
+    """Raises OSError for shards behind the last part, which another input must have left."""
+    names = {shard_name(table, parts, None) for table in job.tables}
+    stale = [name for name in sorted(names) if (job.output / name).exists()]
+    if stale:
+        raise OSError(f"{job.output / stale[0]}: the input has changed; start again with --fresh")

@@ -1,0 +1,48 @@
+"""Rows of ``images`` for the pictures of published data sets, in folders, archives or fetched."""
+
+from typing import TYPE_CHECKING, Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.entries import Picture
+from vlmill.pipelines.manifest.reading.pictures import row_of
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.schemas.rejects import Reason
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.manifest.published.fetched import Fetched
+
+MAX_PIXELS = 178_000_000  # a published picture's: what pillow itself takes for no bomb
+# What reading a picture says, in the words of published data sets.
+_REASONS = {
+    Reason.MISSING_IMAGE: Reason.IMAGE_MISSING,
+    Reason.TOO_LARGE: Reason.IMAGE_TOO_LARGE,
+    Reason.UNREADABLE_IMAGE: Reason.IMAGE_BROKEN,
+    Reason.UNSUPPORTED_FORMAT: Reason.IMAGE_BROKEN,
+    Reason.ANIMATED: Reason.IMAGE_BROKEN,
+    Reason.EMPTY: Reason.IMAGE_BROKEN,
+}
+
+
+def published_row(
+    folder: Folder, fetched: "Fetched | None", picture: Picture, *, hashed: bool
+) -> dict[str, Any] | Drop:
+    """The row of ``images`` for a picture of the data set; or why it has none.
+
+    ``hashed`` adds its perceptual hash as ``phash``, which is no column.
+    """
+    content = folder.picture(picture.paths) if picture.content is None else picture.content
+    if isinstance(content, Drop):
+        if fetched is None or picture.url is None or content.reason is not Reason.IMAGE_MISSING:
+            return _said(content)
+        content = fetched.picture(picture.url)
+        if isinstance(content, Drop):
+            return _said(content, Reason.IMAGE_MISSING)
+    row = row_of(content, picture.image_id, max_pixels=MAX_PIXELS, hashed=hashed)
+    return _said(row) if isinstance(row, Drop) else row | {"source_url": picture.url}
+
+
+def _said(drop: Drop, otherwise: Reason | None = None) -> Drop:
+    reason = _REASONS.get(drop.reason, otherwise or drop.reason)
+    if reason is drop.reason:
+        return drop
+    return Drop(reason, ": ".join(filter(None, (drop.reason.value, drop.detail))))

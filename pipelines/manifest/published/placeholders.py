@@ -1,0 +1,54 @@
+"""Placeholders: the same bytes under many ids, as "photo unavailable" of a dead link.
+
+They are looked for before anything is written, so that all of them are rejected and not only those
+behind the twentieth. Only pictures are read of whose size there are many.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptNumbers
+from vlmill.pipelines.manifest.entries import Picture, Reading
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.ids import key64
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.manifest.published.fetched import Fetched
+
+MOST_IDS = 20  # of the same bytes: a photo that people have stored again
+
+
+def find_placeholders(
+    folder: Folder, reading: Reading, fetched: "Fetched | None" = None
+) -> frozenset[str]:
+    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched pictures."""
+    with Progress(total=None, unit="picture", label="placeholders") as progress:
+        sizes, counts = KeptNumbers(), Counter[int]()  # of pictures that are there
+        for picture in _pictures(reading):
+            size = folder.picture_size(picture.paths)
+            progress.advance()
+            if size is not None:
+                sizes.put(key64(picture.image_id), size)
+                counts[size] += 1
+        common = {size for size, count in counts.items() if count > MOST_IDS}
+        digests = Counter[str]()
+        for picture in _pictures(reading) if common else ():
+            if sizes.get(key64(picture.image_id)) in common:
+                content = folder.picture(picture.paths)
+                if not isinstance(content, Drop):
+                    digests[hashlib.sha256(content).hexdigest()] += 1
+    repeated = frozenset(digest for digest, count in digests.items() if count > MOST_IDS)
+    return repeated if fetched is None else repeated | fetched.repeated(MOST_IDS)
+
+
+def _pictures(reading: Reading) -> Iterator[Picture]:
+    """Yields each picture once."""
+    named = KeptNumbers()
+    for entry in reading.entries():
+        for picture in entry.pictures if not isinstance(entry.rows, Drop) else ():
+            if picture.alone or named.claim(key64(picture.image_id), 0) is None:
+                yield picture

@@ -1,0 +1,104 @@
+"""Splits of published files as lists of pictures to exclude: ``--exclude-split NAME:val,test``."""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import coco_id
+from vlmill.pipelines.manifest.published.overlaps import IdList
+from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.ids import key64
+
+MAX_DIGITS = 12  # of a picture's number
+Names = Iterator[tuple[str, str]]  # (split, a picture's name)
+
+
+def _coco_karpathy(folder: Folder) -> Names:
+    for image in _karpathy_images(folder, "dataset_coco.json"):
+        name = coco_id(image["cocoid"])
+        if name is None:
+            raise InputError(f"dataset_coco.json: cocoid {image['cocoid']!a:.80} is no number")
+        yield str(image.get("split")), name
+
+
+def _flickr30k(folder: Folder) -> Names:
+    for image in _karpathy_images(folder, "dataset_flickr30k.json"):
+        photo = str(image["filename"]).rpartition(".")[0]
+        for name in (f"flickr30k/{photo}", f"flickr/{photo}"):
+            yield str(image.get("split")), name
+
+
+def _karpathy_images(folder: Folder, name: str) -> Iterator[dict[str, Any]]:
+    source = folder.require(name)
+    for number, image in enumerate(JsonLists(source=source).elements("images")):
+        keys = {"filename"} | ({"cocoid"} if "coco" in name else set())
+        if not isinstance(image, dict) or not keys <= image.keys():
+            raise InputError(f"{source.said}: image {number} lacks {' or '.join(sorted(keys))}")
+        yield image
+
+
+def _vg_detector(folder: Folder) -> Names:
+    for number, split in detector_splits(folder):
+        yield split, f"vg/{number}"
+
+
+def detector_splits(folder: Folder) -> Iterator[tuple[int, str]]:
+    """Pictures of the splits of bottom-up attention's detector, whose lines begin with
+    ``VG_100K_2/2415417.jpg``. Raises InputError for a line that does not.
+    """
+    for split in ("train", "val", "test"):
+        source = folder.require(f"{split}.txt")
+        for row, line in lines_of(source):
+            words = [] if isinstance(line, Drop) else line.split()
+            stem = words[0].rpartition("/")[2].partition(".")[0] if words else ""
+            if words and not (stem.isascii() and stem.isdecimal() and len(stem) <= MAX_DIGITS):
+                raise InputError(f"{source.said}: line {row} begins with no <folder>/<number>.jpg")
+            if words:
+                yield int(stem), split
+
+
+READERS: dict[str, Callable[[Folder], Names]] = {
+    "coco-karpathy": _coco_karpathy,
+    "flickr30k": _flickr30k,
+    "vg-detector": _vg_detector,
+}
+
+
+def add_excluded_splits(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--exclude-split``."""
+    parser.add_argument(
+        "--exclude-split",
+        action="append",
+        default=[],
+        metavar="NAME:SPLITS",
+        help="drop rows of the pictures of a published split, whose file is in --input: "
+        f"{', '.join(READERS)}, as coco-karpathy:val,test (repeatable)",
+    )
+
+
+def split_lists(folder: Folder, specs: Sequence[str]) -> list[IdList]:
+    """The pictures of each ``NAME:SPLITS``. Raises InputError for an unknown or empty one."""
+    return [_split_list(folder, spec) for spec in specs]
+
+
+def _split_list(folder: Folder, spec: str) -> IdList:
+    name, _, listed = spec.partition(":")
+    if name not in READERS or not listed:
+        known = ", ".join(READERS)
+        raise InputError(f"--exclude-split {spec}: want NAME:SPLIT,SPLIT with NAME of {known}")
+    names = set(listed.split(","))
+    keys, splits = set[int](), set[str]()
+    for split, picture in READERS[name](folder):
+        splits.add(split)
+        if split in names:
+            keys.add(key64(picture))
+    if missing := names - splits:
+        raise InputError(
+            f"--exclude-split {spec}: there is no split {', '.join(sorted(missing))}; there are "
+            f"{', '.join(sorted(splits)) or 'none'}"
+        )
+    return IdList(name=spec, keys=frozenset(keys), excludes=True)

@@ -1,0 +1,229 @@
+"""Rows of other people's tables, CSV, TSV, JSON lines and Parquet: a stream, whatever is in them.
+
+Nothing here raises for a bad row: it becomes a :class:`~vlmill.pipelines.counting.funnel.Drop` in
+its place, and costs no other row.
+"""
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.reading.json_rows import json_columns, json_rows
+from vlmill.pipelines.manifest.reading.text_rows import Fields, Lines, Row, csv_records, tsv_records
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import readable
+from vlmill.schemas.rejects import Reason
+
+FORMATS = {
+    **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv"},
+    **{".jsonl": "jsonl", ".parquet": "parquet"},
+}
+BATCH_ROWS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFile:
+    """Names a file of rows, and says how it is read.
+
+    ``delimiter``, ``encoding`` and ``header`` are those of CSV and TSV; without a header the
+    columns are called 1, 2, 3, ...
+    """
+
+    path: Path
+    format: str
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    header: bool = True
+
+
+def table_file(
+    path: Path,
+    *,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str = "utf-8",
+    header: bool = True,
+) -> TableFile:
+    """Describes the file as its name and the flags say. Raises InputError if it is unreadable."""
+    known = ", ".join(FORMATS)
+    if not path.is_file():
+        raise InputError(f"--input {path}: no such file; give one that ends in {known}")
+    format = format or FORMATS.get(path.suffix.lower())
+    if format is None:
+        raise InputError(
+            f"--input {path}: ends in none of {known}; say --format csv, tsv, jsonl, parquet"
+        )
+    if format == "jsonl" and (delimiter is not None or encoding != "utf-8" or not header):
+        raise InputError(
+            f"--input {path}: JSON lines are UTF-8 and name their own columns; leave out "
+            "--delimiter, --encoding and --no-header"
+        )
+    delimiter = delimiter or ("\t" if format == "tsv" else ",")
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise InputError(f"--delimiter {delimiter!r}: want one character, no quote or line break")
+    try:
+        plain = '"\r\n' + delimiter
+        fits = plain.encode(encoding) == plain.encode("utf-8")
+    except (LookupError, UnicodeError):
+        fits = False
+    if not fits:  # lines are cut before they are decoded
+        raise InputError(
+            f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
+            "are; convert the file with iconv"
+        )
+    return TableFile(
+        path=path, format=format, delimiter=delimiter, encoding=encoding, header=header
+    )
+
+
+def column_names(table: TableFile) -> list[str]:
+    """Returns the names of the file's columns. Raises InputError if none can be read."""
+    if table.format == "parquet":
+        return list(_open_parquet(table.path).schema_arrow.names)
+    if table.format == "jsonl":
+        return json_columns(table.path)
+    with table.path.open("rb") as file:
+        first = next(_records(table, file), None)
+    if first is None:
+        raise InputError(f"--input {table.path}: the file is empty")
+    fields = first[1]
+    if isinstance(fields, Drop):
+        raise InputError(f"--input {table.path}: its first line is no row ({fields.detail})")
+    if not table.header:
+        return [str(number) for number in range(1, len(fields) + 1)]
+    return [(field or "").strip() for field in fields]
+
+
+def places_of(table: TableFile, flags: Sequence[tuple[str, str]]) -> list[int]:
+    """Returns where columns, (flag, name) each, stand. Raises InputError for an absent one."""
+    names = column_names(table)
+    places = []
+    for flag, name in flags:
+        matches = [place for place, other in enumerate(names) if other == name]
+        if len(matches) != 1:
+            raise InputError(f"{flag} {name}: {table.path} has {_remedy(table, name, names)}")
+        places += matches
+    return places
+
+
+def _remedy(table: TableFile, name: str, names: list[str]) -> str:
+    if name in names:
+        return "several columns of this name; rename one"
+    near = difflib.get_close_matches(name, names, 1)
+    listed = " ".join(", ".join(names).split())[:400] + (
+        f"; did you mean {near[0]}?" if near else ""
+    )
+    if len(names) == 1 and table.format != "parquet":
+        listed += " (are the columns separated by something else? see --delimiter)"
+    return f"no such column; it has {listed}"
+
+
+def read_rows(table: TableFile, places: Sequence[int]) -> Iterator[Row]:
+    """The fields at ``places`` of every row, or why a row has none. Memory: a batch of rows."""
+    if table.format == "parquet":
+        yield from _parquet_rows(table.path, places)
+        return
+    if table.format == "jsonl":
+        names = json_columns(table.path)
+        for number, fields in json_rows(table.path, [names[place] for place in places]):
+            yield number, fields if isinstance(fields, Drop) else _readable(fields)
+        return
+    width = len(column_names(table))
+    with table.path.open("rb") as file:
+        records = _records(table, file)
+        if table.header:
+            next(records, None)
+        for number, fields in records:
+            if isinstance(fields, Drop):
+                yield number, fields
+            elif len(fields) != width:
+                yield number, Drop(Reason.BAD_RECORD, f"{len(fields)} fields instead of {width}")
+            else:
+                yield number, _readable([fields[place] for place in places])
+
+
+def count_rows(rows: Iterable[Row]) -> Iterator[int]:
+    """Running counts, a thousand rows apart, the last one exact."""
+    count = 0
+    for _ in rows:
+        count += 1
+        if count % BATCH_ROWS == 0:
+            yield count
+    yield count
+
+
+def digest_of(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
+    read = tsv_records if table.format == "tsv" else csv_records
+    return read(Lines(file, table.path, table.encoding), table.delimiter)
+
+
+def _readable(fields: Fields) -> Fields | Drop:
+    """Bytes that could not be decoded stand as lone surrogates in a field."""
+    for field in fields:
+        if field is not None and not field.isascii():
+            try:
+                field.encode()
+            except UnicodeEncodeError:
+                return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
+    return fields
+
+
+# Parquet
+
+
+def _open_parquet(path: Path) -> Any:
+    try:
+        return pq.ParquetFile(readable(path))
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
+
+
+def _parquet_rows(path: Path, places: Sequence[int]) -> Iterator[Row]:
+    number = 0
+    with _open_parquet(path) as file:
+        schema = file.schema_arrow
+        names = [schema.names[place] for place in places]
+        for name in names:
+            _check_type(path, name, schema.field(name).type)
+        try:
+            for batch in file.iter_batches(BATCH_ROWS, columns=names):
+                columns = [_texts(batch.column(name)) for name in names]
+                for fields in zip(*columns, strict=True):
+                    number += 1
+                    yield number, _readable([*fields])
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"--input {path} is damaged after row {number}: {reason}") from None
+
+
+def _check_type(path: Path, name: str, kind: pa.DataType) -> None:
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
+    if not any(is_it(inner) for is_it in texts):
+        raise InputError(
+            f"--input {path}: the column {name} is {kind}; want text or whole numbers, one a row"
+        )
+
+
+def _texts(column: pa.Array) -> Fields:
+    """A column's values as texts; bytes that are no UTF-8 become lone surrogates."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type):
+        return [None if value is None else str(value) for value in column.to_pylist()]
+    values = column.cast(pa.large_binary()).to_pylist()
+    return [None if v is None else v.decode("utf-8", "surrogateescape") for v in values]

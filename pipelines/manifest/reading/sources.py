@@ -1,0 +1,240 @@
+"""Files of a published data set where people have them: in a folder, packed, in a zip or a tar.
+
+Nothing is unpacked to the disk. What is read is bounded by the bytes that come out, not by what a
+header says; names that lead elsewhere, links, devices and encrypted members are never opened.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.reading.archives import Archive
+from vlmill.pipelines.manifest.reading.pictures import is_unsafe, picture_content, picture_path
+from vlmill.pipelines.manifest.reading.unpacking import (
+    DAMAGED,
+    MAX_BYTES,
+    PACKED_TARS,
+    TARS,
+    Bounded,
+    ends,
+    member_file,
+    most_bytes,
+    opened_tar,
+    opened_zip,
+    plain_files,
+    plain_name,
+    unpacked,
+)
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+
+class Remarks:
+    """What was seen in a file beside what is read of it: columns and keys that nothing reads, and
+    keys that stood twice in one object. Some of each: a file may be anything.
+    """
+
+    MOST, LENGTH = 20, 60
+
+    def __init__(self) -> None:
+        self.unread: dict[str, None] = {}  # ordered, as the names came
+        self.repeated: dict[str, None] = {}
+
+    def check(self, names: Collection[str], known: frozenset[str]) -> None:
+        """Notes those of the names that are not known."""
+        if not known.issuperset(names):
+            self._note(self.unread, (name for name in names if name not in known))
+
+    def repeat(self, names: Sequence[str]) -> None:
+        """Notes those of an object's keys that come twice."""
+        self._note(self.repeated, (name for name, n in Counter(names).items() if n > 1))
+
+    def _note(self, noted: dict[str, None], names: Iterable[str]) -> None:
+        for name in names:
+            if len(noted) < self.MOST:
+                noted[str(name)[: self.LENGTH]] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file to read: ``path`` on the disk, and its ``member`` where that is an archive.
+
+    ``name`` is the published name; ``size`` the bytes on the disk, of a zip's member the packed
+    ones. ``remarks`` fill up while it is read.
+    """
+
+    path: Path
+    name: str
+    size: int
+    member: str | None = None
+    remarks: Remarks = field(default_factory=Remarks, compare=False, repr=False)
+
+    @property
+    def said(self) -> str:
+        """Names the file for a user."""
+        return str(self.path) if self.member is None else f"{self.member} in {self.path}"
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Opens the file; what is read is unpacked. Raises InputError where it is damaged."""
+        with ExitStack() as stack:
+            try:
+                file = _opened(self, stack)
+            except InputError:
+                raise
+            except DAMAGED as error:
+                raise InputError(f"{self.said} cannot be read ({error}); fetch it again") from None
+            yield io.BufferedReader(file, 1 << 20)
+
+
+def _opened(source: Source, stack: ExitStack) -> Bounded:
+    if source.member is None:
+        file, is_packed = unpacked(source.path, stack)
+        most = most_bytes(source.size) if is_packed else MAX_BYTES
+        return Bounded(file, most, source.said)
+    if ends(source.path, (".zip",)):
+        archive = stack.enter_context(opened_zip(source.path))
+        info = next(info for info in archive.infolist() if info.filename == source.member)
+        if info.flag_bits & 1:
+            raise ValueError("it is encrypted")
+        return Bounded(archive.open(info), most_bytes(info.compress_size), source.said)
+    tar = stack.enter_context(opened_tar(source.path))
+    entry = next((e for e in plain_files(tar) if plain_name(e) == source.member), None)
+    if entry is None:
+        raise ValueError("the archive has changed")
+    return Bounded(member_file(tar, entry), MAX_BYTES, source.said)
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+class Folder:
+    """``--input`` with its archives, and where pictures lie: there, and under each of ``images``.
+
+    An ``--input`` that is a file is its folder with no other file of entries.
+
+    Raises InputError for a folder that is not there.
+    """
+
+    def __init__(self, root: Path, images: Sequence[Path] = ()) -> None:
+        self._only = root if root.is_file() else None
+        root = root.parent if self._only else root
+        if not root.is_dir():
+            raise InputError(f"--input {root}: no such folder; give the data set's")
+        for path in images:
+            if not path.exists():
+                raise InputError(f"--images {path}: no such folder or archive")
+        self.root, self.images = root, tuple(images)
+
+    @cached_property
+    def _names(self) -> dict[str, Path]:
+        """Files of the folder by their name without what a download has put behind it."""
+        names: dict[str, Path] = {}
+        for path in sorted(self.root.iterdir()):
+            if path.is_file() and not path.name.startswith(".") and self._is_meant(path):
+                names.setdefault(path.name.split("?")[0], path)
+        return names
+
+    def _is_meant(self, path: Path) -> bool:
+        """A file that --input names is the only one."""
+        return self._only is None or path == self._only
+
+    def find(self, *names: str) -> Source | None:
+        """The first of the published names that is there: as a file, packed, in an archive."""
+        for name in names:
+            for tried in dict.fromkeys((name, _base(name))):
+                for ending in ("", ".gz"):
+                    path = self._names.get(tried + ending, self.root / (tried + ending))
+                    if path.is_file() and self._is_meant(path):
+                        return Source(path=path, name=_base(name), size=path.stat().st_size)
+        for name in names:
+            for archive in self._archives:
+                if (member := archive.member_of(name)) is not None:
+                    return Source(
+                        path=archive.path,
+                        name=_base(name),
+                        size=archive.sizes[member],
+                        member=member,
+                    )
+        return None
+
+    def require(self, *names: str) -> Source:
+        """Like :meth:`find`. Raises InputError that says what is wanted and what is there."""
+        if (source := self.find(*names)) is not None:
+            return source
+        raise self.lacks(" or ".join(names))
+
+    def lacks(self, files: str) -> InputError:
+        """What to raise where the folder does not hold a data set."""
+        there = sorted(path.name for path in self.root.iterdir() if path.name[0] != ".")
+        listed = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
+        return InputError(
+            f"--input {self.root} has no {files} (there is {listed or 'nothing'}); give the "
+            "folder of the published files"
+        )
+
+    def files(self, *endings: str) -> list[Path]:
+        """Files directly in the folder that end like this, sorted by name."""
+        return [p for name, p in sorted(self._names.items()) if name.lower().endswith(endings)]
+
+    @cached_property
+    def _archives(self) -> list[Archive]:
+        paths = self.files(".zip", *TARS, *PACKED_TARS)
+        return [Archive(path) for path in paths]
+
+    # Pictures
+
+    @cached_property
+    def _places(self) -> list[Path | Archive]:
+        roots: list[Path | Archive] = [self.root, *(a for a in self._archives if a.is_random)]
+        return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
+
+    def has_pictures(self, folders: Sequence[str]) -> bool:
+        """Whether pictures are there: ``--images``, or one of the published folders."""
+        if self.images or any((self.root / name).is_dir() for name in folders):
+            return True
+        archives = [a for a in self._archives if a.is_random]
+        return any(a.is_called(n) or a.has_folder(n) for a in archives for n in folders)
+
+    def picture(self, paths: Sequence[str]) -> bytes | Drop:
+        """A picture's bytes, by the first of its names that is there, or why there are none."""
+        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
+        if any(is_unsafe(name) for name in names):
+            return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
+        for place in self._places:
+            for name in names:
+                content = (
+                    place.content(name)
+                    if isinstance(place, Archive)
+                    else picture_content(place, name)
+                )
+                if content is not None:
+                    return content
+        others = f", nor by {len(paths) - 1} other names" if len(paths) > 1 else ""
+        return Drop(
+            Reason.IMAGE_MISSING,
+            f"no file {paths[0]}{others}" if paths else "no name of a file here",
+        )
+
+    def picture_size(self, paths: Sequence[str]) -> int | None:
+        """The stored bytes of a picture, by the first of its names; None if there is none."""
+        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
+        for place in self._places:
+            for name in names:
+                if is_unsafe(name):
+                    return None
+                if isinstance(place, Archive):
+                    size = place.sizes.get(name)
+                else:
+                    path = picture_path(place, name)
+                    size = None if isinstance(path, Drop) else path.stat().st_size
+                if size is not None:
+                    return size
+        return None

@@ -1,0 +1,42 @@
+"""Members of tars, one after the other: each is in memory alone, and nothing is unpacked."""
+
+import tarfile
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.reading.pictures import is_unsafe
+from vlmill.pipelines.manifest.reading.unpacking import member_file, plain_files, plain_name
+from vlmill.schemas.rejects import Reason
+
+MAX_MEMBER = 64 << 20  # bytes of a picture, a caption or its metadata
+
+
+class Member(NamedTuple):
+    """A plain file of a tar: its bytes, or why they are not read."""
+
+    name: str
+    content: bytes | Drop
+
+
+def members_of(tar: tarfile.TarFile) -> Iterator[Member]:
+    """The plain files of a tar with what is in them.
+
+    A name that leads elsewhere and a file that is too large are Drops.
+    """
+    for info in plain_files(tar):
+        name = plain_name(info)
+        if is_unsafe(name):
+            yield Member(name, Drop(Reason.UNSAFE_PATH, "leads out of the archive"))
+        elif info.size > MAX_MEMBER:
+            said = f"{info.size} bytes, at most {MAX_MEMBER}"
+            yield Member(name, Drop(Reason.IMAGE_TOO_LARGE, said))
+        else:
+            yield Member(name, _whole(member_file(tar, info), info.size))
+
+
+def _whole(file: IO[bytes], size: int) -> bytes:
+    content = file.read(size)
+    if len(content) != size:
+        raise EOFError(f"a member of {size} bytes ends after {len(content)}")
+    return content

@@ -1,0 +1,102 @@
+"""Records of CSV and TSV files: quoted as in RFC 4180, or not at all."""
+
+import csv
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.reading.lines import without_mark
+from vlmill.schemas.rejects import Reason
+
+MAX_LINE = 2**20  # bytes of a line, and of a quoted record of several lines
+
+Fields = list[str | None]
+Row = tuple[int, Fields | Drop]
+"""The line on which it begins (of Parquet the row, both from 1), and its wanted fields."""
+
+
+class Lines:
+    """Lines with their numbers; some can be given back. One that is too long is None."""
+
+    def __init__(self, file: BinaryIO, path: Path, encoding: str) -> None:
+        self._file, self._path, self._encoding = file, path, encoding
+        self._number = 0
+        self._back: deque[tuple[int, str | None]] = deque()
+
+    def take(self) -> tuple[int, str | None] | None:
+        """The next line that is not blank, or None at the end."""
+        while True:
+            line = self._back.popleft() if self._back else self._read()
+            if line is None or line[1] is None or line[1].strip("\r\n"):
+                return line
+
+    def take_any(self) -> tuple[int, str | None] | None:
+        """The next line: inside a quoted field blank ones are text."""
+        return self._back.popleft() if self._back else self._read()
+
+    def give_back(self, lines: Sequence[tuple[int, str | None]]) -> None:
+        """Puts lines in front of the others."""
+        self._back.extendleft(reversed(lines))
+
+    def _read(self) -> tuple[int, str | None] | None:
+        line = self._file.readline(MAX_LINE + 1)
+        if not line:
+            return None
+        self._number += 1
+        if self._number == 1:
+            line = without_mark(line, f"--input {self._path}")
+        if len(line) > MAX_LINE:
+            while line and not line.endswith(b"\n"):
+                line = self._file.readline(MAX_LINE)
+            return self._number, None
+        return self._number, line.decode(self._encoding, "surrogateescape")
+
+
+_TOO_LONG = Drop(Reason.TOO_LONG, f"a line of more than {MAX_LINE} bytes")
+
+
+def tsv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
+    """Cuts lines at the delimiter, without any quoting: a caption may begin with a quote."""
+    while (line := lines.take()) is not None:
+        number, text = line
+        yield number, _TOO_LONG if text is None else [*text.rstrip("\r\n").split(delimiter)]
+
+
+def csv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
+    """Reads records quoted as in RFC 4180; one whose quote does not end costs its line alone."""
+    width = None
+    while (line := lines.take()) is not None:
+        number, text = line
+        if text is None:
+            yield number, _TOO_LONG
+            continue
+        pulled = [line]
+        try:
+            fields = next(csv.reader(_pull(lines, pulled), delimiter=delimiter, strict=True))
+        except csv.Error as error:
+            # A quote that nothing closes: the line alone is lost, not what was read in search of
+            # the quote's end.
+            lines.give_back(pulled[1:])
+            yield number, Drop(Reason.BAD_RECORD, str(error))
+            continue
+        width = width or len(fields)
+        if len(pulled) > 1 and len(fields) != width:  # closed by the quote of a later row
+            lines.give_back(pulled[1:])
+            yield number, Drop(Reason.BAD_RECORD, "a quotation mark that does not end in its row")
+        else:
+            yield number, [*fields]
+
+
+def _pull(lines: Lines, pulled: list[tuple[int, str | None]]) -> Iterator[str]:
+    """Yields one record's lines as csv asks for them; notes them in ``pulled``."""
+    size = 0
+    text = pulled[0][1]
+    while text is not None and (size := size + len(text)) <= MAX_LINE:
+        yield text
+        line = lines.take_any()
+        if line is None:
+            return
+        pulled.append(line)
+        text = line[1]

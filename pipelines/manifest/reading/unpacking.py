@@ -1,0 +1,155 @@
+"""Packed files of strangers: what comes out is counted, and no header is believed.
+
+A zip whose entries share bytes is refused: some kilobytes can be a thousand members that way
+(Fifield 2019, "A better zip bomb"). Nothing is unpacked to the disk.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from vlmill.schemas.errors import InputError
+
+MAX_BYTES = 8 << 30  # of one file, unpacked: the largest, scene graphs of VG, has 0.8
+MAX_RATIO = 200  # of one file, unpacked to packed
+MAX_RATIO_OF_TAR = 50  # of a packed tar as a whole
+FREE_BYTES = 64 << 20  # unpacked, which no ratio is asked of: small files of equal lines
+TARS, PACKED_TARS = (".tar",), (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(EOFError, OSError, ValueError, NotImplementedError),
+)
+_ZIP_HEADER = 30  # bytes before the name of a zip's entry
+_PACKINGS: dict[bytes, Callable[[IO[bytes]], Any]] = {  # by how files begin
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+}
+
+
+def ends(path: Path, endings: Sequence[str]) -> bool:
+    """Whether a file's name ends like one of these, in either case."""
+    return path.name.lower().endswith(tuple(endings))
+
+
+class Bounded(io.RawIOBase):
+    """Counts what comes out of a file, at most ``most`` bytes; ``said`` names it for a user.
+
+    Raises InputError for more, and for damage.
+    """
+
+    def __init__(self, file: IO[bytes], most: int, said: str) -> None:
+        self._file, self._most, self._said, self._count = file, most, said, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            content = self._file.read(len(buffer))
+        except DAMAGED as error:
+            raise InputError(f"{self._said} is damaged ({error}); fetch it again") from None
+        self._count += len(content)
+        if self._count > self._most:
+            raise InputError(
+                f"{self._said} unpacks to more than {self._most} bytes: this is no published file"
+            )
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def most_bytes(packed: int, ratio: int = MAX_RATIO) -> int:
+    """How many bytes so many packed ones may become."""
+    return min(max(FREE_BYTES, packed * ratio), MAX_BYTES)
+
+
+def unpacked(path: Path, stack: ExitStack) -> tuple[IO[bytes], bool]:
+    """Opens a file, and unpacks what comes out if it is packed, which is returned with it."""
+    file = stack.enter_context(path.open("rb"))
+    beginning = file.read(8)
+    file.seek(0)
+    for magic, unpack in _PACKINGS.items():
+        if beginning.startswith(magic):
+            return stack.enter_context(unpack(file)), True
+    return file, False
+
+
+def opened_zip(path: Path) -> zipfile.ZipFile:
+    """Opens a zip. Raises BadZipFile if entries share bytes with others or with the directory."""
+    archive = zipfile.ZipFile(path)
+    try:
+        _check_overlaps(archive)
+    except BaseException:
+        archive.close()
+        raise
+    return archive
+
+
+def _check_overlaps(archive: zipfile.ZipFile) -> None:
+    free, before = 0, ""
+    for entry in sorted(archive.infolist(), key=lambda entry: entry.header_offset):
+        if entry.header_offset < free:
+            raise zipfile.BadZipFile(f"{entry.filename[:200]!a} overlaps {before[:200]!a}")
+        name = entry.orig_filename.encode("utf-8" if entry.flag_bits & 0x800 else "cp437")
+        free = entry.header_offset + _ZIP_HEADER + len(name) + entry.compress_size
+        before = entry.filename
+    if free > archive.start_dir:
+        raise zipfile.BadZipFile(f"{before[:200]!a} overlaps the directory")
+
+
+@contextmanager
+def opened_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """Opens a tar to be read once in its order, a plain one without what is not asked for.
+
+    Raises InputError for damage, and for a packed one that unpacks to 50 times its size.
+    """
+    with ExitStack() as stack:
+        try:
+            file, is_packed = unpacked(path, stack)
+            if is_packed:
+                most = max(FREE_BYTES, path.stat().st_size * MAX_RATIO_OF_TAR)
+                file = io.BufferedReader(Bounded(file, most, str(path)), 1 << 20)
+            tar = _stream(file) if is_packed else tarfile.TarFile(fileobj=file)
+            yield stack.enter_context(tar)
+        except InputError:
+            raise
+        except DAMAGED as error:
+            said = f"{path} is no readable tar, or is cut ({error}); fetch it again"
+            raise InputError(said) from None
+
+
+def _stream(file: IO[bytes]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="r|")
+
+
+def plain_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The plain files of a tar; links, devices, folders and sparse files are passed over."""
+    for entry in tar:
+        tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+        if entry.isfile() and not entry.issparse():
+            yield entry
+
+
+def plain_name(entry: tarfile.TarInfo) -> str:
+    """Returns a member's name as published."""
+    return entry.name.removeprefix("./")
+
+
+def inner_tar(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tarfile.TarFile:
+    """A tar inside of a tar, to be read once in its order: unpacked, as published ones are."""
+    return _stream(member_file(tar, entry))
+
+
+def member_file(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
+    """Opens a plain file of a tar."""
+    file = tar.extractfile(entry)
+    assert file is not None
+    return file  # type: ignore[return-value]
