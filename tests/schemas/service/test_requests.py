@@ -10,6 +10,9 @@ import pytest
 from tests.mutations import mutations
 from tests.serving import Served, form, served, until
 
+from vlmill.schemas.service.bodies import read_form
+from vlmill.schemas.service.refused import Refused
+
 ECHO = ("-m", "tests.schemas.service.echo")
 TOKEN = "a-token-of-the-tests"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -124,6 +127,30 @@ def test_paths_methods_and_parameters(service: Served) -> None:
     ):
         reply = service.ask(method, path, b"{}", {"content-type": "application/json"})
         assert (reply.status, "error" in reply.json()) == (status, True), path
+
+
+# Three bytes of each become 56 and more where they are read.
+MANY = {
+    "lists": b'{"do": [' + b"[]," * 50_000 + b"[]]}",
+    "pictures": b'{"pictures": [' + b'"",' * 50_000 + b'""]}',
+    "quotes": b'{"do": ' + b'"' * 150_000,
+    "of two bytes a letter": '{"do∀": ['.encode("utf-16-le") + b"[\0]\0,\0" * 20_000,
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_json_of_many_values_is_not_read(name: str) -> None:
+    with pytest.raises(Refused) as refused:
+        read_form("application/json", MANY[name], words=("do",), most_pictures=3)
+    assert refused.value.reason == ("bad_json" if "bytes" in name else "too_many_fields")
+
+
+def test_what_a_request_needs_of_json_is_read() -> None:
+    said = {"do": ["a \\ [[[ ,,, \" b"] * 1_000, "pictures": ["A" * 100_000] * 3}
+    form = read_form(
+        "application/json", json.dumps(said, indent=8).encode(), words=("do",), most_pictures=3
+    )
+    assert form.words["do"] == said["do"] and len(form.pictures[2].content) == 75_000
 
 
 def test_an_error_of_ours_shows_nothing_of_it(service: Served) -> None:
