@@ -1,6 +1,7 @@
 """Rules of fine-tuning's inputs: texts, regions and labels, as each task reads them."""
 
 import io
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -226,32 +227,43 @@ def vlmo_rules(golden: GoldenSet, results: Results) -> None:
         return
     results.leaves_out(OWN_TABLES, "expected:*")
     size = int(golden.values["expected:image_size"])
-    pictures = pictures_by_text(golden.folder)
+    rows = rows_of_tables(golden.folder)
     for name, records in read_json(golden.folder / "expected.json")["expected"].items():
         for i, record in enumerate(records):
             if not isinstance(record, dict) or "text" not in record:
                 continue
             for key in ("image", "image_0", "image_1"):
                 if f"{key}_mean" in record:
-                    content = pictures[key, record["text"]]
+                    content = picture_of(rows, key, record)
                     pixels = evaluation_picture(content, record["text"], size)
                     mean = float(pixels.astype(np.float64).mean()) / 127.5 - 1
                     results.check(f"expected:expected.{name}.{i}.{key}_mean", mean)
 
 
-def pictures_by_text(folder: Path) -> dict[tuple[str, str], bytes]:
-    """The pictures of all tables by their column and each text that they have."""
-    pictures: dict[tuple[str, str], bytes] = {}
+def rows_of_tables(folder: Path) -> list[dict[str, Any]]:
+    """The rows of all tables, each with its table's name."""
+    rows = []
     for path in sorted(folder.glob("*.arrow")):
         with pa.ipc.open_file(io.BytesIO(path.read_bytes())) as file:
-            table = file.read_all()
-        texts = "questions" if "questions" in table.schema.names else "caption"
-        for row in table.to_pylist():
-            for key in ("image", "image_0", "image_1"):
-                if row.get(key) is not None:
-                    several = row[texts] if isinstance(row[texts], list) else [row[texts]]
-                    pictures |= {(key, text): row[key] for text in several}
-    return pictures
+            rows += [{**row, "table_name": path.stem} for row in file.read_all().to_pylist()]
+    return rows
+
+
+def picture_of(rows: Sequence[Mapping[str, Any]], key: str, record: Mapping[str, Any]) -> bytes:
+    """The picture in the column ``key`` of the row of which a sample is: by its text, and where
+    several have it by the table and the question that the sample names.
+    """
+    contents = {
+        row[key]
+        for row in rows
+        if row.get(key) is not None
+        and record["text"] in (row.get("questions") or row.get("caption") or ())
+        and record.get("table_name") in (None, row["table_name"])
+        and record.get("qid") in (None, *(row.get("question_id") or ()))
+    }
+    expect(len(contents) == 1, f"{record['text']!r} is of {len(contents)} pictures")
+    (content,) = contents
+    return bytes(content)
 
 
 def recall(golden: GoldenSet, results: Results, case: str) -> None:

@@ -76,9 +76,9 @@ def vilbert_choices(golden: GoldenSet, results: Results) -> None:
             places = object_places(regions, len(names), feeding)
             pointed = torch.zeros(len(texts), about["max_region_num"], longest, dtype=torch.int8)
             for choice, text in enumerate(texts):
-                rows = places[text.objects]
-                (tokens,) = rows.nonzero()
-                pointed[choice, rows[tokens], tokens] = 1
+                boxes = torch.from_numpy(places[text.objects])
+                (tokens,) = boxes.nonzero(as_tuple=True)
+                pointed[choice, boxes[tokens], tokens] = 1
             results.check(f"{at}.co_attention_mask", pointed)
 
 

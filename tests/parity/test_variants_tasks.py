@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.parity.golden import GoldenSet
+from tests.parity.finetuning import picture_of
+from tests.parity.golden import GoldenSet, NotComparable
 from tests.parity.handlers import compare
 from tests.parity.test_variants_rules import changed_copy, expect_passed
 from torch import Tensor
@@ -126,3 +127,16 @@ def test_the_older_tool_s_file_of_three_classes(tmp_path: Path) -> None:
     file = {"predictions": [0, 1, 2], "index": [2, 0, 1], "file": "\n".join(lines)}
     (golden.folder / "prediction_files.json").write_text(json.dumps({"mnli": file}))
     expect_passed(golden)
+
+
+def test_a_sample_s_picture_is_that_of_its_table_and_question() -> None:
+    rows: list[dict[str, Any]] = [
+        {"table_name": "a", "image": b"1", "questions": ["what?"], "question_id": [7]},
+        {"table_name": "b", "image": b"2", "questions": ["what?", "why?"], "question_id": [8, 9]},
+        {"table_name": "b", "image": None, "caption": ["what?"]},
+    ]
+    assert picture_of(rows, "image", {"text": "what?", "table_name": "a"}) == b"1"
+    assert picture_of(rows, "image", {"text": "what?", "qid": 8}) == b"2"
+    assert picture_of(rows, "image", {"text": "why?"}) == b"2"
+    with pytest.raises(NotComparable, match="of 2 pictures"):
+        picture_of(rows, "image", {"text": "what?"})
