@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.checkpoints import checkpoints_with
 from vlmill.schemas.files.remote import require_local
 
 CLASS_PROBS = ("none", "argmax", "topk:K", "full")
@@ -14,7 +15,7 @@ COMPRESSIONS = ("none", "zstd")
 PAGE = ".html"  # the ending of a page that show writes; another output is a folder
 IDS = ("auto", "content", "name")  # what a file's image_id is
 # Of a trained detector: its weights and what they mean; where a run keeps its checkpoints.
-MODEL, DETECTOR, CHECKPOINTS = "model.safetensors", "detector.json", "checkpoints"
+MODEL, DETECTOR = "model.safetensors", "detector.json"
 PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.detect.precision)
 # Photographs have a dozen frequent shapes: among 8 batches' pictures most find their like.
 WINDOW_BATCHES = 8
@@ -163,8 +164,7 @@ def saved_folder(path: Path) -> Path | None:
 
 def saved_steps(output: Path) -> dict[int, Path]:
     """Returns the checkpoints of a run of ``extract-rois train`` by step."""
-    folders = (output / CHECKPOINTS).glob("step-*")
-    return {int(f.name.removeprefix("step-")): f for f in folders if (f / DETECTOR).is_file()}
+    return checkpoints_with(output, DETECTOR)
 
 
 def weights_file(path: Path) -> Path:

@@ -1,7 +1,6 @@
 """The checkpoints of a training: written whole, found again, and the last one published."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vlmill.extract.config import CHECKPOINTS, DETECTOR, MODEL, saved_steps
+from vlmill.extract.config import DETECTOR, MODEL, saved_steps
 from vlmill.extract.detect.saved import read_saved, save_detector
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import load_published
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, link_file
+from vlmill.schemas.files.atomic import atomic_folder, link_file
+from vlmill.schemas.files.checkpoints import CHECKPOINTS, step_folder
 from vlmill.schemas.files.outputs import PLAN
 from vlmill.schemas.rejects import Reason
 
@@ -77,27 +77,6 @@ def publish(output: Path, step: int) -> None:
     last = saved_steps(output)[step]
     for name in (MODEL, DETECTOR):  # what makes the folder a detector comes last
         link_file(last / name, output / name)
-
-
-def step_folder(output: Path, step: int) -> Path:
-    """Says where the checkpoint after ``step`` lies."""
-    return output / CHECKPOINTS / f"step-{step:08d}"
-
-
-def keep(output: Path, count: int) -> None:
-    """Deletes all but the last ``count`` checkpoints, at least one."""
-    steps = saved_steps(output)
-    for step in sorted(steps)[: -max(count, 1)]:
-        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
-        doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
-        os.replace(steps[step], doomed)
-        shutil.rmtree(doomed)
-
-
-def remove_partial(output: Path) -> None:
-    """Deletes what a kill has left of a checkpoint that was being written or deleted."""
-    for folder in (output / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
-        shutil.rmtree(folder)
 
 
 def remove_run(output: Path) -> None:

@@ -15,9 +15,7 @@ from vlmill.extract.train.checkpoints import (
     LOG,
     METRICS,
     REPORT,
-    keep,
     publish,
-    remove_partial,
     remove_run,
     restored,
     save_checkpoint,
@@ -46,6 +44,7 @@ from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.console.stopping import StopRequest, any_of
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.checkpoints import keep_last, remove_partial
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.mirror import push
@@ -246,7 +245,7 @@ class Run:
             recipe=self.settings.name,
             rejects=self.unusable,
         )
-        keep(self.job.output, self.settings.keep_checkpoints)
+        keep_last(saved_steps(self.job.output), self.settings.keep_checkpoints)
         push(self.job.output)
 
     def validate(self, step: int) -> dict[str, float]:

@@ -9,7 +9,6 @@ folder appears by a rename. A finished run has the files that evaluation needs a
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,19 +23,17 @@ from torch import Tensor, nn
 
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, link_file
+from vlmill.schemas.files.atomic import atomic_folder, link_file
 from vlmill.schemas.files.inputs import Input, recorded
 from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.folders import (
-    CHECKPOINTS,
     MODEL,
     SETTINGS,
     STATE,
     VOCABULARY,
     find_checkpoint,
-    saved_steps,
 )
 from vlmill.train.checkpoints.trained_on import (
     TRAINED_IMAGES,
@@ -270,12 +267,6 @@ def _load_aligned(path: Path) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
-def remove_partial(output: str | Path) -> None:
-    """Delete what a kill has left of a checkpoint that was being written or deleted."""
-    for folder in (Path(output) / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
-        shutil.rmtree(folder)
-
-
 def read_record(folder: Path) -> TrainingRecord:
     """Reads what a checkpoint of a run says of its training. Raises InputError if it is damaged."""
     try:
@@ -283,15 +274,3 @@ def read_record(folder: Path) -> TrainingRecord:
         return from_plain(TrainingRecord, settings["training"], "training")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
-
-
-def keep_checkpoints(output: str | Path, count: int, *, also: int | None = None) -> None:
-    """Delete all but the last ``count`` checkpoints of a run, and that of step ``also``."""
-    steps = saved_steps(output)
-    for step in sorted(steps)[:-count]:
-        if step == also:
-            continue
-        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
-        doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
-        os.replace(steps[step], doomed)
-        shutil.rmtree(doomed)

@@ -1,16 +1,15 @@
-"""Tells where checkpoints lie from names alone: nothing here loads torch.
+"""Tells which checkpoint a path means from names alone: nothing here loads torch.
 
-A run's output holds ``checkpoints/step-00000100/`` and so on; a finished run has the files that
-evaluation needs at its top, too.
+A finished run has the files that evaluation needs at its top, too.
 """
 
 import json
 from pathlib import Path
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.checkpoints import checkpoints_with
 from vlmill.schemas.files.remote import path_of
 
-CHECKPOINTS = "checkpoints"
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
 
@@ -39,10 +38,4 @@ def saved_variant(folder: Path) -> str | None:
 
 def saved_steps(output: str | Path) -> dict[int, Path]:
     """Returns the checkpoints of a run's output by step."""
-    folders = (path_of(output) / CHECKPOINTS).glob("step-*")
-    return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
-
-
-def step_folder(output: str | Path, step: int) -> Path:
-    """Says where the checkpoint after ``step`` lies."""
-    return Path(output) / CHECKPOINTS / f"step-{step:08d}"
+    return checkpoints_with(path_of(output), SETTINGS)

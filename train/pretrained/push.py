@@ -12,9 +12,10 @@ from vlmill.schemas.console.command import say
 from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.schemas.files.checkpoints import CHECKPOINTS
 from vlmill.schemas.files.remote import RemotePath, path_of
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
-from vlmill.train.checkpoints.folders import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.train.pretrained.answering import ANSWER, GROUND, fed_by
 from vlmill.train.pretrained.card import CardFacts, card

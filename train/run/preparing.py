@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.trackers import MLFLOW, STATE, TENSORBOARD, WANDB
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.checkpoints import CHECKPOINTS
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
-from vlmill.train.checkpoints.folders import CHECKPOINTS
 from vlmill.train.loading.store.files import Preparation, remember, remembered
 from vlmill.train.loading.store.pairs import PicturesAlone, flag_of
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm, WhatToPrepare, prepare_samples

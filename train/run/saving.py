@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.schemas.files.checkpoints import keep_last, remove_partial, step_folder
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.mirror import push
@@ -20,15 +21,13 @@ from vlmill.train.checkpoints.files import (
     LoadedCheckpoint,
     TaskRecord,
     TrainingRecord,
-    keep_checkpoints,
     load_checkpoint,
     load_training_state,
     publish,
     read_record,
-    remove_partial,
     save_checkpoint,
 )
-from vlmill.train.checkpoints.folders import saved_steps, step_folder
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.checkpoints.state import training_state, whole_weights
 from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.devices.gather import whole
@@ -137,7 +136,7 @@ class Saving:
             task=self.task,
             state=state,
         )
-        keep_checkpoints(self.output, self.recipe.keep_checkpoints, also=self.best(step))
+        keep_last(saved_steps(self.output), self.recipe.keep_checkpoints, also=self.best(step))
         push(self.output)
 
     def best(self, done: int) -> int | None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from vlmill.schemas.console.lineage import record_of
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.checkpoints import CHECKPOINTS
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.plain_fields import read_yaml
 from vlmill.train.checkpoints.folders import (
-    CHECKPOINTS,
     MODEL,
     SETTINGS,
     find_checkpoint,

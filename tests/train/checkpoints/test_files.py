@@ -9,16 +9,16 @@ import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.checkpoints import CHECKPOINTS, keep_last, step_folder
 from vlmill.train.checkpoints.files import (
     LoadedCheckpoint,
     TrainingRecord,
-    keep_checkpoints,
     load_checkpoint,
     load_training_state,
     publish,
     save_checkpoint,
 )
-from vlmill.train.checkpoints.folders import CHECKPOINTS, find_checkpoint, saved_steps, step_folder
+from vlmill.train.checkpoints.folders import find_checkpoint, saved_steps
 from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding
@@ -94,7 +94,7 @@ def test_a_run_means_its_last_checkpoint(tmp_path: Path) -> None:
         save(step_folder(tmp_path, step))
     (tmp_path / CHECKPOINTS / ".tmp-1-step-00000011").mkdir()
     assert find_checkpoint(tmp_path) == step_folder(tmp_path, 10)
-    keep_checkpoints(tmp_path, 2)
+    keep_last(saved_steps(tmp_path), 2)
     assert sorted(saved_steps(tmp_path)) == [9, 10]
 
 

@@ -13,11 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.checkpoints import step_folder
 from vlmill.schemas.files.inputs import inputs_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.files import load_checkpoint
-from vlmill.train.checkpoints.folders import MODEL, SETTINGS, step_folder
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS
 from vlmill.train.cli import main
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.job import pretrain
