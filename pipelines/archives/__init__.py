@@ -1,6 +1,6 @@
 """Web archives become pages, pictures and redirects here, whatever wrote and packed them.
 
 Reading order: ``packing`` (compressed streams and their members), ``arc`` and ``zips`` (the other
-formats), ``stored`` (WARC records as they lie, damage included), ``content`` (what a record is),
+formats), ``records`` (WARC records as they lie, damage included), ``content`` (what a record is),
 ``reading``, which the jobs call, and ``index`` (which records lie where).
 """

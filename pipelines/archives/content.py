@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fastwarc.warc import WarcRecordType
 
-from vlmill.pipelines.archives.stored import Stored
+from vlmill.pipelines.archives.records import Stored
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.schemas.net.opt_outs import header_opt_outs
 from vlmill.schemas.net.responses import decode_body, split_http

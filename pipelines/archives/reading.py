@@ -16,7 +16,7 @@ from vlmill.pipelines.archives.content import (
 )
 from vlmill.pipelines.archives.index import Ranges, coalesced
 from vlmill.pipelines.archives.packing import MAX_WARC_HEADER, Unpacked, sniff_layout
-from vlmill.pipelines.archives.stored import BrokenArchive, Gap, Stored, StoredRecords
+from vlmill.pipelines.archives.records import BrokenArchive, Gap, Stored, StoredRecords
 from vlmill.pipelines.archives.zips import is_zip, open_entries
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.schemas.files.remote import is_remote, is_web, path_of

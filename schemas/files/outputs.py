@@ -55,7 +55,8 @@ def prepare_output(
 
     Who calls has locked the folder (:mod:`vlmill.schemas.files.lock`), so that temporary files are
     leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
-    wrote. ``others`` may be at work there on their parts: their temporary files stay. Raises
+    wrote. ``others`` may be at work there on their parts: their temporary files stay. A plan alone
+    is of a run that was refused before it had made anything: it gives way to this one's. Raises
     InputError if the folder holds another run's output or a stranger's files.
     """
     folder = path_of(folder)
@@ -67,15 +68,22 @@ def prepare_output(
         remove_leftovers(folder)
     if fresh:
         remove_output(folder)
-    if not (folder / PLAN).exists():
-        if entries := sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK)):
+    entries = sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK))
+    if PLAN not in entries:
+        if entries:
             raise InputError(
                 f"--output {folder} holds {entries[0]} and was not made by this job; "
                 "give an empty or a new folder"
             )
         write_json(folder / PLAN, plan)
         return State.NEW
-    _same_plan(folder, plan)
+    try:
+        _same_plan(folder, plan)
+    except InputError:
+        if others or entries != [PLAN]:
+            raise
+        write_json(folder / PLAN, plan)
+        return State.NEW
     return State.FINISHED if (folder / MANIFEST).exists() else State.PARTIAL
 
 

@@ -1,6 +1,7 @@
 """Output folders, atomic files, and the shell around commands."""
 
 import errno
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ def test_states_of_an_output_folder(tmp_path: Path) -> None:
 
 def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
     prepare_output(tmp_path / "out", job="j", settings={"top": 30, "below": 0.5})
+    write_shard(tmp_path / "out", PAIRS, [])
     with pytest.raises(InputError, match=r"top was 30 and is 10.*--fresh"):
         prepare_output(tmp_path / "out", job="j", settings={"top": 10, "below": 0.5})
     with pytest.raises(InputError, match="holds the output of j"):
@@ -50,6 +52,16 @@ def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
             prepare_output(tmp_path / "mine", job="j", settings={}, fresh=fresh)
     with pytest.raises(InputError, match="is a file"):
         prepare_output(tmp_path / "mine" / "thesis.tex", job="j", settings={})
+
+
+def test_a_plan_alone_gives_way_to_a_corrected_command(tmp_path: Path) -> None:
+    """What was refused before it had made anything is in nobody's way."""
+    out = tmp_path / "out"
+    prepare_output(out, job="j", settings={"top": 30})
+    assert prepare_output(out, job="j", settings={"top": 10}) is State.NEW
+    assert json.loads((out / PLAN).read_text())["settings"] == {"top": 10}
+    with pytest.raises(InputError, match="top was 10 and is 5"):  # another process has begun
+        prepare_output(out, job="j", settings={"top": 5}, others=True)
 
 
 @pytest.mark.parametrize("kind", ["atomic_path", "atomic_folder"])

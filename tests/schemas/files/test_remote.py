@@ -202,9 +202,10 @@ def test_an_output_is_new_then_partial_then_finished(bucket: str) -> None:
 
     assert state(a=1) is State.NEW
     assert state(a=1) is State.PARTIAL
+    assert state(a=2) is State.NEW and state(a=1) is State.NEW  # there is nothing but the plan
+    write_shard(url, REJECTS, ROWS)
     with pytest.raises(InputError, match="a was 1 and is 2"):
         state(a=2)
-    write_shard(url, REJECTS, ROWS)
     write_json(path_of(url) / "work" / "x.json", {})
     write_json(path_of(url) / "_manifest.json", {})
     assert state(a=1) is State.FINISHED
