@@ -12,7 +12,9 @@ import secrets
 import time
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.metrics import Metrics
@@ -41,6 +43,7 @@ class Guard:
     ) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
         self.held_bytes = 0
+        self.is_local = False  # whether only this machine reaches it, and no token is asked for
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -94,6 +97,14 @@ class Exchange:
     def check(self) -> None:
         """Refuses what the headers alone show to be wrong."""
         settings = self.settings
+        if self.guard.is_local and not names_no_site(self.headers.get(b"host", b"")):
+            raise Refused(
+                403,
+                "bad_host",
+                "without a token this service answers to addresses and localhost alone: pages of "
+                "the web could ask it by a name of theirs; ask with Host: localhost, or start it "
+                "with a token",
+            )
         is_open = settings.token is None or self.scope["path"] in OPEN
         if not is_open and not bears(self.headers.get(b"authorization", b""), settings.token or ""):
             raise Refused(
@@ -219,6 +230,17 @@ class Exchange:
 
 class ClientGone(Exception):
     """Raised where the client has hung up before its request was whole."""
+
+
+def names_no_site(host: bytes) -> bool:
+    """Says whether a Host header has an address or localhost: a name may be a site's of the web,
+    whose pages may then read the answers, once its owner lets it lead to this machine.
+    """
+    try:
+        name = urlsplit(f"//{host.decode('latin-1')}").hostname or "localhost"
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def bears(header: bytes, token: str) -> bool:

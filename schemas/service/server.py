@@ -165,7 +165,9 @@ def run_service(
     """
     opened = listening(shell.settings)
     host = opened.getsockname()[0]
-    if shell.settings.token is None and not ip_address(host).is_loopback:
+    is_open = shell.settings.token is None
+    application.is_local = is_open and ip_address(host).is_loopback
+    if is_open and not application.is_local:
         say(f"WARNING: {host} is reached from other machines, and no token is asked for")
     try:
         shell.start(plans)

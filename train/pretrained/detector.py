@@ -1,7 +1,6 @@
 """The detector of a checkpoint's regions, found again from what these said of their making."""
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.rejects import Reason, Rejected
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
+from vlmill.train.pretrained.faults import warn
 
 RANDOM = re.compile(r"random weights, seed (\d+)")
 SETTINGS = ("detector", "selection", "limits", "storage")  # of the regions' producer
@@ -81,16 +81,13 @@ def detector_of(loaded: LoadedCheckpoint, weights: Path | None, device: str) -> 
                 "with `extract-rois run`, and use `train-vl`"
             )
     if seed is not None:
-        warnings.warn(
-            f"the detector of {who} has random weights: its regions mean nothing", stacklevel=4
-        )
+        warn(f"the detector of {who} has random weights: its regions mean nothing")
     config = _extraction(loaded, record)
     detector = network_of(loaded, weights, device)
     if loaded.detector_fingerprint is None:
-        warnings.warn(
+        warn(
             f"{who} does not say which detector it was trained with: that it is "
-            f"{detector.weights} is unchecked",
-            stacklevel=4,
+            f"{detector.weights} is unchecked"
         )
     return RegionDetector(detector=detector, config=config)
 
@@ -159,10 +156,9 @@ def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractC
             f"checkpoint {loaded.path} does not say how its regions were made (it lacks "
             f"{', '.join(missing)}); train on regions of `extract-rois run`"
         )
-    warnings.warn(
+    warn(
         f"checkpoint {loaded.path} was converted and lacks {', '.join(missing)}: regions are "
-        f"chosen as {preset}'s paper says, at the detector's own size",
-        stacklevel=5,
+        f"chosen as {preset}'s paper says, at the detector's own size"
     )
     # The distribution decides the order of VL-BERT's regions, and costs as much as the features.
     kept = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")

@@ -1,5 +1,6 @@
 """Tells which pictures and texts have no numbers, and why; the others have theirs."""
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -18,8 +19,19 @@ def warn_of(what: str, faults: dict[int, Reason]) -> None:
         return
     counts = reason_counts(Counter(faults.values()))
     first = ", ".join(map(str, sorted(faults)[:5]))
-    warnings.warn(
+    warn(
         f"{len(faults)} {what} have no numbers ({counts}), NaN stands for them: {first}"
-        f"{' and others' if len(faults) > 5 else ''}",
-        stacklevel=4,
+        f"{' and others' if len(faults) > 5 else ''}"
     )
+
+
+def warn(message: str) -> None:
+    """Warns, at the line of a user that has called this package: its own lines say nothing to who
+    reads the warning, and Python tells the same words at the same line only once.
+    """
+    frame, level, ours = sys._getframe().f_back, 2, 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "vlmill":
+            ours = level
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=ours + 1)

@@ -6,7 +6,6 @@ are safetensors, which hold numbers alone.
 """
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
+from vlmill.train.pretrained.faults import warn
 from vlmill.train.pretrained.places import HubPlace
 
 CARD, RECIPE, DETECTOR = "README.md", "recipe.yaml", "detector.safetensors"
@@ -147,9 +147,7 @@ def _cached(place: HubPlace, cache: Path, error: Exception) -> Path:
             "it; try again with a network, or copy the cache from where there is one and name it "
             "by HF_HUB_CACHE"
         ) from None
-    warnings.warn(
-        f"{place}: the hub cannot be reached; taken from the cache, {folder}", stacklevel=5
-    )
+    warn(f"{place}: the hub cannot be reached; taken from the cache, {folder}")
     return Path(folder)
 
 

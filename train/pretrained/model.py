@@ -5,7 +5,6 @@ read regions, one of regions, in a temporary folder: from there on they are read
 code of ``extract-rois run`` and ``train-vl evaluate``, whose numbers these are.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from vlmill.train.pretrained.answering import (
     grounded_in,
 )
 from vlmill.train.pretrained.detector import RegionDetector, detector_of
-from vlmill.train.pretrained.faults import warn_of, without_words
+from vlmill.train.pretrained.faults import warn, warn_of, without_words
 from vlmill.train.pretrained.hub import DETECTOR, fetched
 from vlmill.train.pretrained.pictures import Picture, encoded, listed
 from vlmill.train.pretrained.places import hub_place, is_hub
@@ -203,8 +202,6 @@ class Pretrained:
         feeding, longest = fed_by(self.loaded, task)
         errors = dict[int, InputError]()
         for at, (_, text) in enumerate(asked):
-            if not isinstance(text, str):
-                raise InputError(f"want a single text, got a {type(text).__name__}")
             if not self.tokens([text], longest)[1]:
                 errors[at] = InputError(f"{text!r} has no word; give a text with one")
         if len(errors) == len(asked):
@@ -249,13 +246,16 @@ class Pretrained:
         self, texts: Sequence[str], longest: int | None = None
     ) -> tuple[Sequence[Any], list[int]]:
         """Returns the texts' tokens, and the numbers of those that have a word; they are cut where
-        the model has been fed no more, or at ``longest``.
+        the model has been fed no more, or at ``longest``. Raises InputError for what is no string.
         """
+        for text in texts:
+            if not isinstance(text, str):
+                raise InputError(f"a text is a {type(text).__name__}; give a string")
         longest = longest_text(self.loaded, self.feeding) if longest is None else longest
         encoded_texts = encode_texts(self.loaded.tokenizer, texts, longest)
         if encoded_texts.cut and "cut" not in self._said:
             self._said.add("cut")
-            warnings.warn(f"texts are cut at {longest} tokens, as in training", stacklevel=3)
+            warn(f"texts are cut at {longest} tokens, as in training")
         tokens = encoded_texts.tokens
         return tokens, [at for at, text in enumerate(tokens) if len(text) > SPECIALS]
 

@@ -2,7 +2,6 @@
 
 import io
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.pictures.decode import Bounds, upright
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.pictures.crop import BOUNDS
+from vlmill.train.pretrained.faults import warn
 
 Picture = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 3] or [H, W]
 
@@ -32,7 +32,7 @@ def encoded(picture: Picture, bounds: Bounds = BOUNDS) -> bytes:
         try:
             return path_of(place).read_bytes()
         except OSError as error:
-            warnings.warn(f"picture {picture}: {error.strerror or error}", stacklevel=2)
+            warn(f"picture {picture}: {error.strerror or error}")
             return b""
     if isinstance(picture, np.ndarray):
         grey_or_rgb = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)

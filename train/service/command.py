@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from vlmill.schemas.console.command import place
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.settings import (
     add_name_arguments,
@@ -12,6 +13,7 @@ from vlmill.schemas.service.settings import (
     settings_of,
 )
 from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.pretrained.places import hub_place, is_hub
 
 BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
 
@@ -22,6 +24,7 @@ examples:
   train-vl serve --checkpoint demo/trained --port 0
   train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
+  train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
 
 A checkpoint serves what it has heads for: /v1/score, /v1/embed, /v1/search (with --index, made by
 `train-vl search --save-index`) and /v1/answer. A page for trying stands at /. Numbers are those of
@@ -34,14 +37,19 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl serve``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="a run's output, or a converted one")
+    add(
+        "--checkpoint",
+        type=checkpoint_place,
+        required=True,
+        help="a run's output, a converted one, or hf://OWNER/NAME",
+    )
     add(
         "--detector",
-        type=Path,
+        type=place,
         metavar="FILE",
         help="of a model that reads regions: the weights that were --weights",
     )
-    add("--index", type=Path, metavar="DIR", help="what /v1/search searches")
+    add("--index", type=place, metavar="DIR", help="what /v1/search searches")
     add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
     add(
         "--batch-size",
@@ -54,12 +62,20 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_arguments(parser)
 
 
+def checkpoint_place(text: str) -> Path | str:
+    """The type of an argument that is a checkpoint's folder, or its repository on the hub."""
+    return text if is_hub(text) else place(text)
+
+
 def run_serve(args: argparse.Namespace) -> int:
     """Runs ``train-vl serve``; returns the exit status."""
     if args.batch_size < 1:
         raise InputError(f"--batch-size {args.batch_size}: want at least 1")
     settings = settings_of(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
-    find_checkpoint(args.checkpoint)
+    if is_hub(args.checkpoint):
+        hub_place(args.checkpoint)
+    else:
+        find_checkpoint(args.checkpoint)
     require_packages()
     # What serves takes its time to load: not before the arguments are known to be good.
     from vlmill.schemas.readers.class_names import require_names

@@ -6,7 +6,8 @@ of them, and so do the networks that make vectors and answers.
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from vlmill.schemas.console.progress import without_progress
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.readers.regions import encode_regions
+from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.workers import Opened
 from vlmill.train.pretrained.answering import ANSWER as VQA
@@ -46,14 +48,18 @@ def open_model(options: ModelOptions, device: str) -> Opened:
 
     Raises InputError for one that can be asked nothing, and for what does not belong to it.
     """
-    model = load_pretrained(options.checkpoint, options.detector, None, device, options.batch_size)
+    with noted():
+        model = load_pretrained(
+            options.checkpoint, options.detector, None, device, options.batch_size
+        )
     methods = methods_of(model, options.index)
     if not methods:
         raise InputError(
             f"--checkpoint {options.checkpoint}: {with_article(model.loaded.variant)} with no "
             "head that scores, embeds or answers; give one that retrieval or VQA can evaluate"
         )
-    model.open_detector()  # not with the first request
+    with noted():
+        model.open_detector()  # not with the first request
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
@@ -70,6 +76,16 @@ def open_model(options: ModelOptions, device: str) -> Opened:
         "random": RANDOM.fullmatch(str(record.get("weights"))) is not None,
     }
     return Opened(compute=compute, about=about)
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Makes lines of the log of what is warned of inside, as all else that is said there is one."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield
+    for one in said:
+        log("note", message=str(one.message))
 
 
 def answered(methods: Mapping[str, Method], questions: Sequence[Question]) -> list[Answer]:

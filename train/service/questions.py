@@ -13,7 +13,7 @@ TIMES_SCORED = 36  # a picture's score without each of its regions: about as man
 class ModelOptions:
     """Says which checkpoint is served, and beside which detector and index."""
 
-    checkpoint: Path
+    checkpoint: Path | str  # a string where it is of the hub
     detector: Path | None = None
     index: Path | None = None
     batch_size: int = 64

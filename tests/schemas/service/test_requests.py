@@ -146,7 +146,7 @@ def test_json_of_many_values_is_not_read(name: str) -> None:
 
 
 def test_what_a_request_needs_of_json_is_read() -> None:
-    said = {"do": ["a \\ [[[ ,,, \" b"] * 1_000, "pictures": ["A" * 100_000] * 3}
+    said = {"do": ['a \\ [[[ ,,, " b'] * 1_000, "pictures": ["A" * 100_000] * 3}
     form = read_form(
         "application/json", json.dumps(said, indent=8).encode(), words=("do",), most_pictures=3
     )
@@ -236,6 +236,21 @@ def test_mutated_requests(service: Served, request: pytest.FixtureRequest) -> No
     assert service.ask("GET", "/readyz").status == 200
 
 
+def test_a_site_of_the_web_cannot_ask(service: Served) -> None:
+    """Nor by a name of its own that leads here; who has the token may call it what they like."""
+    for host, status in (
+        ("localhost:80", 200),
+        ("[::1]:80", 200),
+        ("10.0.0.7", 200),
+        ("kites.example:80", 403),
+        ("localhost.kites.example", 403),
+        ("[::1", 403),
+    ):
+        reply = service.ask("GET", "/v1/about", headers={"host": host})
+        assert reply.status == status, host
+    assert reply.json()["reason"] == "bad_host"
+
+
 def test_tokens() -> None:
     with served([*ECHO, f"token={TOKEN}"]) as service:
         for header in ("", "Bearer", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN):
@@ -243,6 +258,8 @@ def test_tokens() -> None:
             assert reply.status == 401 and reply.json()["reason"] == "unauthorized"
             assert reply.headers["www-authenticate"] == "Bearer"
         assert service.ask("GET", "/v1/about", headers=BEARER).status == 200
+        named = {**BEARER, "host": "kites.example"}
+        assert service.ask("GET", "/v1/about", headers=named).status == 200
         assert service.ask("GET", "/metrics").status == 401
         for path in ("/", "/healthz", "/readyz"):
             assert service.ask("GET", path).status == 200

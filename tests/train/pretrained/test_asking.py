@@ -99,7 +99,7 @@ def test_what_cannot_be_grounded_is_refused(trained: tuple[Path, TaskInputs]) ->
         model.ground(b"no picture", EXPRESSION)
     with pytest.raises(InputError, match="fine-tuned for refcoco"):
         model.answer(picture, "what is it?")
-    with pytest.raises(InputError, match="want a single text"):
+    with pytest.raises(InputError, match="a text is a list; give a string"):
         model.ground(picture, [EXPRESSION])  # type: ignore[arg-type]
 
 

@@ -123,6 +123,7 @@ def test_a_bad_picture_and_an_empty_text_leave_the_others(
     with pytest.warns(UserWarning) as said:
         scores = model.score(pictures, [TEXTS[0], " ", TEXTS[1]])
     words = [str(one.message) for one in said]
+    assert {one.filename for one in said} == {__file__}  # where a user can do something
     assert "1 texts have no numbers (1 no_text), NaN stands for them: 1" in words
     assert f"picture {tmp_path / 'nowhere.jpg'}: No such file or directory" in words
     assert any(
@@ -228,6 +229,7 @@ def test_arguments_of_another_kind_are_refused(photographs: Path, tmp_path: Path
         (one, ["a"], "pictures: want a list"),
         ([one], "a", "texts: want a list"),
         ([7], ["a"], "a picture is a int"),
+        ([one], ["a", None], "a text is a NoneType; give a string"),
         ([np.zeros((4, 4, 3))], ["a"], "float64"),
     ):
         with pytest.raises(InputError, match=said):

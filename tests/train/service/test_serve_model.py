@@ -21,6 +21,7 @@ from vlmill.train.cli import main
 from vlmill.train.pretrained.left_out import left_out, without
 from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.service.app import answer_question, search_question
+from vlmill.train.service.command import checkpoint_place
 from vlmill.train.service.computing import methods_of, open_model
 from vlmill.train.service.questions import ModelOptions, NoAnswer, Question
 from vlmill.train.tasks.finetuning.job import finetune
@@ -136,6 +137,21 @@ def test_a_checkpoint_serves_what_it_has_heads_for(
     opened = open_model(ModelOptions(checkpoint=shop.folder / "checkpoint"), "cpu")
     (said,) = opened.compute([Question(method="embed", texts=TEXTS)])
     assert len(said["texts"]) == 2
+
+
+def test_what_loading_warns_of_is_in_the_log(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_model(ModelOptions(checkpoint=save(tmp_path / "c", "imagebert", photographs)), "cpu")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["note"]
+    assert "has random weights: its regions mean nothing" in lines[0]["message"]
+
+
+def test_a_checkpoint_may_lie_in_a_store_or_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    assert str(checkpoint_place("s3://bucket/run")) == "s3://bucket/run"
+    assert main(["serve", "--checkpoint", "hf://kites"]) == 2
+    assert "hf://kites: want hf://owner/name" in capsys.readouterr().err
 
 
 def test_questions_of_a_batch_are_answered_each_by_itself(

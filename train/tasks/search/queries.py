@@ -19,6 +19,7 @@ from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import feeding_of, longest_text
@@ -132,10 +133,18 @@ def asker_of(
 
     Raises InputError where it is another one, or embeds no text and no picture by itself.
     """
-    folder = index.settings["checkpoint"] if checkpoint is None else checkpoint
-    if folder is None:
-        raise InputError("--checkpoint is missing: the vectors do not say which one made them")
-    return asker_with(index, load_checkpoint(folder), device, flag=flag)
+    if checkpoint is None:
+        named = index.settings["checkpoint"]
+        if named is None:
+            raise InputError("--checkpoint is missing: the vectors do not say which one made them")
+        try:
+            checkpoint = find_checkpoint(named)
+        except InputError:
+            raise InputError(
+                f"--checkpoint is missing: the vectors name {named}, which holds none seen from "
+                "this folder; give --checkpoint DIR, the one that made them"
+            ) from None
+    return asker_with(index, load_checkpoint(checkpoint), device, flag=flag)
 
 
 def asker_with(index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, flag: str) -> Asker:
@@ -149,8 +158,8 @@ def asker_with(index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, fla
         )
     if way == "pair":
         raise InputError(
-            f"{flag}: the vectors are of {way}s, as {with_article(loaded.variant)} reads text "
-            "and picture together; give --queries, vectors of pairs by `train-vl embed`"
+            f"{flag}: {with_article(loaded.variant)} reads text and picture together, and has no "
+            "vector of one alone; give `train-vl search` vectors of pairs, --queries"
         )
     if weights_digest(loaded) != index.settings["weights_sha256"]:
         raise InputError(

@@ -201,11 +201,19 @@ def test_another_checkpoint_cannot_ask(shop: Shop, capsys: pytest.CaptureFixture
     assert "is not the one that made the vectors" in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_is_gone_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write_vectors(tmp_path / "table", unit_vectors(9))
+    assert main(["search", "--vectors", table, "--text", "dog"]) == 2
+    assert "give --checkpoint DIR, the one that made them" in capsys.readouterr().err
+
+
 def test_vectors_of_pairs_take_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shop = Shop(tmp_path, "imagebert")
     assert shop.embed() == 0
     assert main(["search", "--vectors", str(shop.vectors), "--text", "dog"]) == 2
-    assert "the vectors are of pairs" in capsys.readouterr().err
+    assert "reads text and picture together" in capsys.readouterr().err
 
 
 def test_vectors_that_are_not_finite_are_named(
