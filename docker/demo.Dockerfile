@@ -16,4 +16,6 @@ WORKDIR /vlmill
 RUN chown vlmill /vlmill
 USER 1000
 RUN make install
+HEALTHCHECK --interval=5m --timeout=1m --start-period=1m \
+    CMD [".venv/bin/python", "docker/healthy.py"]
 CMD ["make", "demo"]

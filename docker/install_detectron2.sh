@@ -16,9 +16,11 @@ test -f "$source/detectron2/__init__.py" || {
 versions=$(mktemp)
 grep -v '^setuptools==' "$root/constraints.txt" >"$versions"
 "$python" -m pip install --no-cache-dir --disable-pip-version-check --constraint "$versions" \
-	'setuptools<81' wheel ninja omegaconf 'hydra-core>=1.1' fvcore iopath pycocotools yacs \
-	tabulate cloudpickle termcolor black
+	setuptools==80.10.2 wheel==0.48.0 ninja==1.13.2 fvcore==0.1.5.post20221221 iopath==0.1.9 \
+	omegaconf==2.3.1 hydra-core==1.3.8 antlr4-python3-runtime==4.9.3 yacs==0.1.8 \
+	portalocker==4.4.2 tabulate==0.10.0 termcolor==3.3.0 black==26.10.1 pycocotools cloudpickle
 rm "$versions"
 "$python" -m pip install --no-cache-dir --disable-pip-version-check --no-build-isolation --no-deps \
 	"$source"
+"$python" -m pip check
 cd / && "$python" -c 'import detectron2.modeling'

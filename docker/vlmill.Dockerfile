@@ -39,20 +39,19 @@ FROM base AS extract
 ENTRYPOINT ["extract-rois"]
 CMD ["--help"]
 
-# With a compiler, and Detectron2 beside vlmill, for extract-rois run --backend detectron2. Its source
-# is the build context detectron2-source. On a processor alone, unless a base image with nvcc and
-# --build-arg FORCE_CUDA=1 are given.
+# With Detectron2 beside vlmill, for extract-rois run --backend detectron2. Its source is the build
+# context detectron2-source; neither it nor the compiler stays. No CUDA compiler is needed: what a C4
+# model computes on a GPU are operators of torch and torchvision, none of Detectron2's own.
 FROM base AS detectron2
-ARG FORCE_CUDA=0
 ARG MAX_JOBS=2
 USER 0
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ libgl1 libglib2.0-0 \
+# hadolint ignore=DL3008,DL3022
+RUN --mount=type=bind,from=detectron2-source,target=/detectron2,readwrite \
+    apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && FORCE_CUDA=0 MAX_JOBS="$MAX_JOBS" /src/docker/install_detectron2.sh /detectron2 \
+    && apt-get purge --yes --auto-remove g++ \
     && rm -rf /var/lib/apt/lists/*
-# hadolint ignore=DL3022
-COPY --from=detectron2-source . /detectron2
-RUN FORCE_CUDA="$FORCE_CUDA" MAX_JOBS="$MAX_JOBS" /src/docker/install_detectron2.sh /detectron2
 USER 1000
 ENTRYPOINT ["extract-rois"]
 CMD ["--help"]

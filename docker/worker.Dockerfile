@@ -9,6 +9,8 @@ COPY . /src
 RUN /src/docker/install.sh gcp \
     && useradd --create-home --uid 1000 vlmill
 USER 1000
+HEALTHCHECK --interval=5m --timeout=1m --start-period=1m \
+    CMD ["python", "/src/docker/healthy.py"]
 
 # A detector's weights can lie in the image, under the path that --weights names:
 # COPY detector.pth /models/detector.pth

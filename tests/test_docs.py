@@ -60,6 +60,14 @@ def words_of(command: str) -> tuple[str, list[str]]:
     return name, shlex.split(command.removeprefix(name), comments=True)
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_stand_where_they_are_tried(name: str) -> None:
+    """In blocks that say sh: of no other kind, and not indented."""
+    rest = re.sub(r"^```sh\n.*?^```", "", PAGES[name], flags=re.M | re.S)
+    ours = r"^ *(?:python -m vlmill\.|extract-rois |train-vl ).*"
+    assert re.findall(ours, rest, re.M) == []
+
+
 @pytest.mark.parametrize("command", ALL)
 def test_a_command_is_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its choices are accepted, and its help knows its flags."""

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import vlmill
 
 ROOT = Path(__file__).parents[1]
+CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 FOLDERS = {"schemas", "models", "extract", "pipelines", "train"}
 
 
@@ -23,7 +25,10 @@ def test_each_folder_is_linked_for_editors_and_type_checkers() -> None:
 
 def test_one_version() -> None:
     assert version("vlmill") == vlmill.__version__
-    assert f"## {vlmill.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (\S+) \((?:20\d\d-\d\d-\d\d|not released yet)\)$", CHANGES, re.M)
+    assert versions[0] == vlmill.__version__
+    assert len(re.findall(r"^## ", CHANGES, re.M)) == len(versions)
+    assert f"\nversion: {vlmill.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_each_extra_is_told_and_tried() -> None:
@@ -72,6 +77,22 @@ def test_a_wheel_has_one_name_and_every_file(built: tuple[Path, Path]) -> None:
         if path.is_file()
     }
     assert shipped - {"vlmill/__init__.py", "vlmill/py.typed"} == written
+
+
+@pytest.mark.slow
+def test_the_source_has_what_its_pages_speak_of(built: tuple[Path, Path]) -> None:
+    """Pages, examples, images and exact versions; of the tests all or, as here, none."""
+    wheel, source = built
+    (archive,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        shipped = {name.partition("/")[2] for name in packed.getnames()}
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=source, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    left_out = ("tests/", "benchmarks/", "src/", ".")
+    written = {name for name in listed if not name.startswith(left_out)}
+    assert (written | {"benchmarks/RESULTS.md"}) - shipped == set()
+    assert [name for name in shipped if name.startswith("tests")] == []
 
 
 @pytest.mark.slow

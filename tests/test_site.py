@@ -79,6 +79,9 @@ def test_each_requirement_has_its_licence() -> None:
     licences = licences_page()
     assert "| torch |" in licences
     assert "| pillow |" in licences and "MIT-CMU" in licences
+    asked, brought = licences.split("## What these bring along")
+    assert "| fastavro |" in brought and "| torch |" not in brought
+    assert "| fastavro |" not in asked
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from vlmill.extract import cli as extract_cli
 from vlmill.pipelines.crawl import command as crawl
@@ -200,15 +201,32 @@ def shown(fields: dict[str, Any], name: str) -> str:
 
 
 def licences_page() -> str:
-    """The packages that vlmill and its extras ask for, and what each says of its licence."""
+    """The packages that vlmill and its extras ask for, what these bring, and their licences."""
+    asked = {canonicalize_name(Requirement(line).name) for line in requires("vlmill") or ()}
+    exact = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    brought = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", exact, re.M)}
+    said = "vlmill's own licence is Apache-2.0. Those of other packages are in their own words.\n"
+    return "\n".join(
+        [
+            *("# Licences\n", said),
+            "## What vlmill and its extras ask for\n",
+            *licence_rows(asked),
+            "\n## What these bring along\n",
+            "By `constraints.txt`, as far as it is installed where this page was made.\n",
+            *licence_rows(brought - asked),
+            "",
+        ]
+    )
+
+
+def licence_rows(names: set[str]) -> list[str]:
+    """A table of those of the packages that are installed here."""
     rows = [
         f"| {name} | {whole.version} | {licence_of(whole)} |"
-        for name in sorted({Requirement(line).name for line in requires("vlmill") or ()})
+        for name in sorted(names)
         if (whole := _installed(name))
     ]
-    said = "What vlmill (Apache-2.0) and its extras ask for, by each package's own words.\n"
-    head = ("# Licences\n", said, "| package | version | licence |", "|---|---|---|")
-    return "\n".join([*head, *rows, ""])
+    return ["| package | version | licence |", "|---|---|---|", *rows]
 
 
 def licence_of(package: Distribution) -> str:

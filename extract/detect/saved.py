@@ -22,6 +22,7 @@ from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import published_name
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.schemas.plain_fields import from_plain, to_plain
 
 FORMAT = 1
@@ -63,6 +64,7 @@ def save_detector(
         folder / DETECTOR,
         {
             "format": FORMAT,
+            "software": SOFTWARE,
             "detector": to_plain(model.config),
             "classes": list(classes),
             "attributes": list(attributes),

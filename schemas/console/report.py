@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import IMAGES
 
@@ -79,7 +80,9 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "", notice:
     """A whole HTML page; ``notice`` stands in a box at the top (what a reader must not
     overlook).
     """
-    return _PAGE.render(title=title, subtitle=subtitle, notice=notice, sections=sections)
+    return _PAGE.render(
+        title=title, subtitle=subtitle, notice=notice, sections=sections, software=SOFTWARE
+    )
 
 
 def write_page(path: str | Path, title: str, sections: Sequence[Section], **about: str) -> None:

@@ -1,7 +1,9 @@
 """The files of images and of the forge are what their readers take."""
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.schemas.net.servers import ok, sends, serving
+
+import vlmill
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker/compose.yaml"
@@ -45,6 +49,7 @@ def test_an_image_is_no_roots_and_installs_by_a_script(path: Path) -> None:
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert users[-1] == "1000"
     assert any("install.sh" in line or "make install" in line for line in lines)
+    assert any(line.startswith("HEALTHCHECK ") for line in lines)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -107,9 +112,51 @@ def test_health_is_an_answer() -> None:
     assert ran(sys.executable, healthy).returncode == 0
 
 
-@pytest.mark.long
+def test_images_of_the_examples_have_this_version() -> None:
+    tags = [
+        tag
+        for path in KUBERNETES
+        for tag in re.findall(r"image: \S+:(\S+)", path.read_text(encoding="utf-8"))
+    ]
+    assert tags and set(tags) == {vlmill.__version__}
+
+
+def test_a_pod_of_training_has_the_time_to_save() -> None:
+    """torchrun kills after 30 seconds by itself, Kubernetes after its grace period."""
+    job = yaml.safe_load((ROOT / "examples/kubernetes/train.yaml").read_text(encoding="utf-8"))
+    pod = job["spec"]["template"]["spec"]
+    (waits,) = re.findall(r"--shutdown-timeout=(\d+)", str(pod["containers"][0]["command"]))
+    assert 60 < int(waits) < pod["terminationGracePeriodSeconds"]
+
+
+def environment(folder: Path) -> str:
+    """The Python of an environment that sees the packages of this one, pip among them."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    tests_own = Path(pytest.__file__).parents[1]
+    (site / "packages.pth").write_text(f"{tests_own}\n", encoding="utf-8")
+    return str(folder / "bin/python")
+
+
+@pytest.mark.slow
 def test_the_script_of_images_installs_on_this_machine(tmp_path: Path) -> None:
-    """From the package index into an environment of its own: 6 GB, minutes."""
+    """vlmill from its source, beside the packages that are here: no index is asked."""
+    source = tmp_path / "source"  # a copy: builds leave folders behind
+    ran("git", "clone", "--quiet", str(ROOT), str(source))
+    python = environment(tmp_path / "env")
+    here = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PYTHONPATH": ""}
+    done = ran(str(source / "docker/install.sh"), "cloud", cwd=tmp_path, PYTHON=python, **here)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "No broken requirements found" in done.stdout
+    said = ran(str(tmp_path / "env/bin/extract-rois"), "--version", cwd=tmp_path, PYTHONPATH="")
+    assert said.stdout.startswith(f"vlmill {vlmill.__version__}")
+    imported = ran(python, "-c", "import vlmill; print(vlmill.__file__)", cwd=tmp_path)
+    assert imported.stdout.startswith(str(tmp_path / "env"))
+
+
+@pytest.mark.long
+def test_all_that_an_image_has_comes_from_the_index(tmp_path: Path) -> None:
+    """Into an environment without anything: 6 GB, minutes."""
     source = tmp_path / "source"
     ran("git", "clone", "--quiet", str(ROOT), str(source))
     ran(sys.executable, "-m", "venv", str(tmp_path / "env"))
@@ -118,3 +165,20 @@ def test_the_script_of_images_installs_on_this_machine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     said = ran(str(tmp_path / "env/bin/extract-rois"), "--version", cwd=tmp_path)
     assert said.stdout.startswith("vlmill ")
+
+
+@pytest.mark.long
+def test_detectron2_is_built_from_its_folder_and_gives_our_rows(tmp_path: Path) -> None:
+    """Minutes of a compiler, and some packages from the index."""
+    source = os.environ.get("VLMILL_DETECTRON2")
+    if not source:
+        pytest.skip("VLMILL_DETECTRON2 names no folder of Detectron2's source")
+    if importlib.util.find_spec("detectron2") is not None:
+        pytest.skip("Detectron2 is installed beside the tests already")
+    python = environment(tmp_path / "env")
+    copy = tmp_path / "detectron2"  # its build writes into its source
+    shutil.copytree(source, copy, symlinks=True)
+    done = ran(str(ROOT / "docker/install_detectron2.sh"), str(copy), PYTHON=python, FORCE_CUDA="0")
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = ran(python, "-m", "pytest", "-q", "tests/extract/detect/test_detectron2.py")
+    assert rows.returncode == 0 and "skipped" not in rows.stdout, rows.stdout[-2000:]

@@ -26,6 +26,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_folder, link_file
 from vlmill.schemas.files.inputs import Input, recorded
 from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.folders import (
@@ -136,6 +137,7 @@ def save_checkpoint(
     """
     settings = {
         "checkpoint": FORMAT,
+        "software": SOFTWARE,
         "variant": variant,
         "model": to_plain(model.config),
         "detector_fingerprint": detector_fingerprint,

@@ -88,7 +88,9 @@ def _opening(shown: Shown, training: Mapping[str, Any]) -> str:
     if shown.weights is not None:
         types = ", ".join(sorted(shown.weights.dtypes))
         size = f" {shown.weights.parameters / 1e6:,.1f} million parameters ({types})."
-    return f"Model `{variant}`, {made}.{size}{blind}"
+    software = shown.settings.get("software")
+    by = f" Its files were written by {software}." if software else ""
+    return f"Model `{variant}`, {made}.{size}{blind}{by}"
 
 
 def _loading(facts: CardFacts) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What the command takes and tells: recipes, files of them, a run's cost, places in a store."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.extract.train.shapes import write_shapes
 from tests.extract.train.test_job import TINY, losses, train
 from tests.object_stores import download_folder, upload_folder
 
+import vlmill
 from vlmill.extract import cli
 from vlmill.extract.config import saved_steps
 from vlmill.extract.detect.saved import read_saved
@@ -131,6 +133,8 @@ def test_a_run_in_a_store_goes_on_elsewhere(
     here, there = (read_saved(tmp_path / name) for name in ("here", "there"))
     assert here.classes == there.classes == ("square", "disc", "triangle")
     assert all((here.weights[name] == there.weights[name]).all() for name in here.weights)
+    said = json.loads((tmp_path / "here/detector.json").read_text())
+    assert said["software"] == f"vlmill {vlmill.__version__}"
 
 
 def test_several_processes_write_no_store(

@@ -8,6 +8,7 @@ import pytest
 from markupsafe import Markup
 from PIL import Image
 
+import vlmill
 from vlmill.schemas.console import report
 from vlmill.schemas.console.bars import bar_chart
 from vlmill.schemas.console.progress import Progress
@@ -28,6 +29,11 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     page = report.page(HOSTILE, sections, subtitle=HOSTILE, notice=HOSTILE)
     assert "<script" not in page
     assert "49" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
+
+
+def test_a_page_says_which_version_wrote_it() -> None:
+    """It is often all of an output that is sent to somebody."""
+    assert f">vlmill {vlmill.__version__}</footer>" in report.page("t", [])
 
 
 @pytest.mark.filterwarnings("error")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import vlmill
 from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.checkpoints import CHECKPOINTS, keep_last, step_folder
@@ -70,6 +71,8 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     save(tmp_path / "one")  # writing it again replaces it
     assert_whole(load_checkpoint(tmp_path / "one"), model)
     assert [p.name for p in tmp_path.iterdir()] == ["one"]
+    settings = json.loads((tmp_path / "one/checkpoint.json").read_text())
+    assert settings["software"] == f"vlmill {vlmill.__version__}"
 
 
 def test_what_a_model_computes_for_itself_comes_back_too(tmp_path: Path) -> None:

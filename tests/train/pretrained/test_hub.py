@@ -102,7 +102,7 @@ def test_a_checkpoint_goes_there_and_comes_back(
     for said in (
         *("pretrained by the recipe `vlmo-small`", "| --pairs | kites | 12 pairs, 1.2 kB"),
         *("| validation_loss | 0.25 |", "| found/metrics.json | text_retrieval/r1 | 0.5 |"),
-        *("seed: 3", "picture_tokenizer: dvae.pt"),
+        *("seed: 3", "picture_tokenizer: dvae.pt", f"written by vlmill {vlmill.__version__}."),
         *("| the weights | apache-2.0 |", "| the data of training | not stated"),
     ):
         assert said in card

@@ -24,6 +24,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_folder
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.remote import path_of, readable
+from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.train.tasks.search.table import ABOUT, Matrix, Vectors
 
 INDEX, ROWS, SETTINGS = "index.faiss", "rows.parquet", "index.json"
@@ -140,7 +141,7 @@ def save_index(index: SearchIndex, folder: Path) -> None:
         faiss.write_index(index.faiss_index, str(temporary / INDEX))
         pq.write_table(index.about, temporary / ROWS)
         files = {name: file_input("", temporary / name).digest for name in (INDEX, ROWS)}
-        content = {**index.settings, "files": files}
+        content = {**index.settings, "software": SOFTWARE, "files": files}
         (temporary / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.train.tasks.retrieval.test_matching import NAMES, TEXTS
 from tests.train.tasks.search.test_embed import Shop
 
+import vlmill
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.tables import VECTORS
@@ -113,6 +114,7 @@ def test_an_index_comes_back_from_its_folder(
     assert main([*words, "--queries", queries]) == 0
     said = capsys.readouterr()
     settings = json.loads((tmp_path / "index" / SETTINGS).read_text())
+    assert settings["software"] == f"vlmill {vlmill.__version__}"
     assert settings["weights_sha256"] == "w" and settings["width"] == 24
     assert ("recall@10" in said.err) == (kind != "flat") == ("recall_at_10" in settings)
     assert main(["search", "--index", saved, "--queries", queries]) == 0
