@@ -76,13 +76,21 @@ def test_an_hour_has_a_bar_of_its_own() -> None:
         assert image["margin_wanted"] == pytest.approx(0.92 - image["peer_value"])
 
 
-@pytest.mark.parametrize("name", BARS)
+@pytest.mark.parametrize("name", [name for name in BARS if name != "vlmo-hour"])
 def test_an_hour_is_a_small_recipe_with_more_steps(name: str) -> None:
     hour, small = recipe_named(name), recipe_named(name.replace("-hour", "-small"))
     (stage,), (base,) = hour.stages, small.stages
     assert stage.steps and base.steps and stage.steps >= 3 * base.steps
     assert replace(stage, steps=base.steps) == base
     assert replace(hour, name=small.name, about=small.about, stages=small.stages) == small
+
+
+def test_an_hour_of_vlmo_is_a_dual_encoder() -> None:
+    """It learns by contrast alone, and has no head that nothing trains."""
+    recipe = recipe_named("vlmo-hour")
+    weights = recipe.stages[0].objectives
+    assert (weights.itc, weights.itm, weights.mlm) == (1, 0, 0)
+    assert recipe.model.contrast and not (recipe.model.match or recipe.model.mlm)
 
 
 def test_probes_stand_beside_another_picture_and_no_caption() -> None:

@@ -40,6 +40,7 @@ from vlmill.train.recipes.parts import Feeding, Loading, Masking, MixedSource, O
 from vlmill.train.recipes.spec import Pass, Recipe, RunSettings, Stage
 from vlmill.train.recipes.vilbert import (
     vilbert,
+    vilbert_hour_recipe,
     vilbert_large_layers,
     vilbert_layers,
     vilbert_paper,
@@ -58,7 +59,13 @@ from vlmill.train.recipes.vlbert import (
     vl_bert_paper_end_to_end,
     vl_bert_small_recipe,
 )
-from vlmill.train.recipes.vlmo import vlmo_images, vlmo_pairs, vlmo_small_recipe, vlmo_texts
+from vlmill.train.recipes.vlmo import (
+    vlmo_hour_recipe,
+    vlmo_images,
+    vlmo_pairs,
+    vlmo_small_recipe,
+    vlmo_texts,
+)
 from vlmill.train.recipes.vlmo_ablations import (
     vlmo_base_without_texts,
     vlmo_vit,
@@ -77,8 +84,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "interbert-small": interbert_small_recipe,
     "vlmo-small": vlmo_small_recipe,
     "bert-small": bert_small_recipe,
+    "vilbert-hour": vilbert_hour_recipe,
     "vl-bert-hour": vl_bert_hour_recipe,
     "imagebert-hour": imagebert_hour_recipe,
+    "vlmo-hour": vlmo_hour_recipe,
     "bert-base": bert_base_recipe,
     "bert-large": bert_large_recipe,
     "vilbert": vilbert,

@@ -10,7 +10,7 @@ from vlmill.models.vilbert.config import (
 )
 from vlmill.train.recipes.feeding import vilbert_feeding, vilbert_masking
 from vlmill.train.recipes.parts import Masking, Objectives, Optimizer
-from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.small import hour_recipe, small_recipe
 from vlmill.train.recipes.spec import Recipe, Stage
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
@@ -130,3 +130,8 @@ def vilbert_small_recipe() -> Recipe:
         # At 5e-4 its product of two ReLU poolers makes all pairs one vector.
         optimizer=Optimizer(lr=2e-4),
     )
+
+
+def vilbert_hour_recipe() -> Recipe:
+    """Some 50 minutes of one core, by 24,000 pairs."""
+    return hour_recipe(vilbert_small_recipe(), steps=9_000)
