@@ -73,8 +73,26 @@ class SampledRegions:
     @property
     def stored_boxes(self) -> Array:
         """The boxes [R, 4] as they are stored, in this order: neither mirrored nor clamped."""
-        order = self.features.order
+        # Regions of several parts have a row of their own, made in this order.
+        order = None if self.features.more else self.features.order
         return self.row.boxes[: len(self.boxes)] if order is None else self.row.boxes[order]
+
+    def in_order(self, places: Ids, num_shown: int) -> "SampledRegions":
+        """The same regions in the order ``places`` [R], which stays within each part of their
+        features, the first ``num_shown`` shown. Those that are not count for the whole picture
+        still.
+        """
+        boxes = self.row.boxes
+        of_row = replace(self.row, boxes=boxes[places]) if self.features.more else self.row
+        return replace(
+            self,
+            row=of_row,
+            features=self.features.in_order(places),
+            boxes=self.boxes[places],
+            masks=MaskedRegions(masked=self.masks.masked[places], zeroed=self.masks.zeroed[places]),
+            num_shown=num_shown,
+            weights=None if self.weights is None else self.weights[places],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Where the features of a picture's regions are stored: they are read when the batch is known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,15 @@ class StoredFeatures:
     def rows_of(self, regions: Ids) -> Ids:
         """Returns the places in the row of some of the regions, which count from 0."""
         return regions if self.order is None else self.order[regions]
+
+    def in_order(self, places: Ids) -> "StoredFeatures":
+        """The same regions in the order ``places``, which stays within each part."""
+        parts, end = list[StoredFeatures](), 0
+        for part in self.parts:
+            start, end = end, end + part.num_regions
+            order = part.rows_of(places[start:end] - start)
+            parts.append(replace(part, order=order, more=()))
+        return replace(parts[0], more=tuple(parts[1:]))
 
 
 def stored_features(

@@ -138,6 +138,26 @@ def test_boxes_outlines_and_pixels_are_of_one_picture(
         assert corner == 1 and 0 < masks[0, 1].sum() < masks[0, 1].numel()
 
 
+def test_named_objects_alone_have_pixels_and_outlines(tmp_path: Path) -> None:
+    """Of three objects the second is named, whose outline is a triangle."""
+    inputs = world(tmp_path, "vcr", 4)
+    rows = outlined([choice_row(n, question_tags=[[-1], [-1], [1], [-1], [-1]]) for n in range(4)])
+    inputs = dataclasses.replace(inputs, examples=write_choices(tmp_path / "second", rows))
+    finetune(tiny("vcr", "steps=1", "settings.objects=named"), inputs, tmp_path / "run")
+    batches = opened_batches(("vcr", inputs, tmp_path / "run"), tmp_path)
+    host, _ = batches.of_rows([0])
+    assert host is not None
+    batch = read_features(host, batches.regions).to("cpu")
+    pictures = batch.picture_regions
+    assert pictures is not None and pictures.instance_masks is not None
+    assert pictures.boxes.shape[1] == pictures.instance_masks.shape[1] == 2
+    expected = torch.from_numpy(PLACES[1] * (64 / WIDTH))
+    torch.testing.assert_close(pictures.boxes[0, 1], expected, atol=1e-4, rtol=0)
+    mask = pictures.instance_masks[0, 1]
+    assert mask[0, 0] == 1 and 0 < mask.sum() < mask.numel()
+    assert set(batch.labels["text_regions"].flatten().tolist()) == {0, 1}
+
+
 def test_a_blind_model_is_shown_no_pixel(
     trained: tuple[str, TaskInputs, Path], tmp_path: Path
 ) -> None:

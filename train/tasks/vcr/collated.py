@@ -15,12 +15,11 @@ from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.objectives.losses import IGNORED
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.vcr.categories import WHOLE, category_of
-from vlmill.train.tasks.vcr.examples import ChoiceSample, Question
+from vlmill.train.tasks.vcr.examples import ChoiceSample
 from vlmill.train.tasks.vcr.recipes import VcrSettings
 
 
 def choice_tensors(
-    questions: Sequence[Question],
     samples: Sequence[ChoiceSample],
     feeding: Feeding,
     settings: VcrSettings,
@@ -31,8 +30,8 @@ def choice_tensors(
     ``word_targets`` [N]; the pictures' ``sizes`` [B, 2].
     """
     places = [
-        object_places(sample.regions, len(question.object_names), feeding)
-        for question, sample in zip(questions, samples, strict=True)
+        object_places(sample.regions, len(sample.question.object_names), feeding)
+        for sample in samples
     ]
     texts = [text for sample in samples for text in sample.texts]
     count, choices = len(texts), len(samples[0].texts)
@@ -53,8 +52,10 @@ def choice_tensors(
         for name in ("tokens", "segments", "text_regions")
     }
     words = np.flatnonzero(masks["masked"])
-    categories, asked = region_labels(questions, samples, places, settings)
-    labels = [question.label if question.label >= 0 else IGNORED for question in questions]
+    categories, asked = region_labels(samples, places, settings)
+    labels = [
+        sample.question.label if sample.question.label >= 0 else IGNORED for sample in samples
+    ]
     return tensors | {
         "token_mask": torch.from_numpy(masks["real"]).view(-1, choices, longest),
         "right": torch.tensor(labels),
@@ -99,7 +100,6 @@ def object_places(regions: SampledRegions | None, num_objects: int, feeding: Fee
 
 
 def region_labels(
-    questions: Sequence[Question],
     samples: Sequence[ChoiceSample],
     places: Sequence[Ids],
     settings: VcrSettings,
@@ -111,8 +111,8 @@ def region_labels(
     categories = np.full((len(samples), width), IGNORED, dtype=np.int64)
     masked = np.zeros((len(samples), width), dtype=np.bool_)
     categories[:, 0] = WHOLE
-    for i, (question, sample) in enumerate(zip(questions, samples, strict=True)):
-        for name, place in zip(question.object_names, places[i][1:], strict=True):
+    for i, sample in enumerate(samples):
+        for name, place in zip(sample.question.object_names, places[i][1:], strict=True):
             if place:
                 number = category_of(name)
                 categories[i, place] = IGNORED if number is None else number

@@ -168,8 +168,11 @@ class ChoiceText:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSample(Sample):
-    """A question with its picture, and the texts of its choices."""
+    """A question with its picture, and the texts of its choices; its objects, as far as they are
+    shown, have the numbers that the texts say.
+    """
 
+    question: Question
     texts: tuple[ChoiceText, ...]
 
 

@@ -42,6 +42,14 @@ def outlines_of(segms: str | None, num_objects: int) -> list[Outline]:
     return list(outlines)
 
 
+def chosen_outlines(segms: str | None, objects: Sequence[int]) -> str | None:
+    """Returns the column ``segms`` of these objects alone, in this order."""
+    if segms is None:
+        return None
+    of_objects = json.loads(segms)
+    return json.dumps([of_objects[number] for number in objects])
+
+
 def points_of(polygon: Any) -> Array:
     """A polygon's corners [V, 2]. Raises ValueError for other things."""
     points = np.array(polygon, dtype=np.float32).reshape(len(polygon), 2)

@@ -63,6 +63,10 @@ class VcrSettings:
     # What one choice cuts from the question stays cut for the later ones (ViLBERT's code); with
     # "tags" for all of them in any case (VL-BERT's code).
     shared_cut: bool = False
+    # Which objects are shown: ``all``, as in all released runs, or those alone that question and
+    # choices name, in the order in which they are named first (an option of VL-BERT's code, there
+    # `ONLY_USE_RELEVANT_DETS`). Texts count those that are shown.
+    objects: Literal["all", "named"] = "all"
     # Each choice right or wrong by itself (VL-BERT's code), or one of four (the papers).
     loss: Literal["softmax", "sigmoid"] = "softmax"
     # Whose categories are guessed besides: of ``all`` regions, with nothing masked (VL-BERT's

@@ -63,6 +63,7 @@ from vlmill.train.tasks.vcr.heads import (
     own_outputs,
     pooled_scores,
 )
+from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.recipes import VcrSettings
 
@@ -147,6 +148,12 @@ class Vcr(Task):
             fault = fault_of_regions(question, sample.regions, self.feeding.max_regions)
         if fault is not None:
             return unusable(question, image_id, *fault)
+        if self.settings.objects == "named":
+            named = named_objects(
+                question, sample.regions.num_shown - sample.regions.first_annotated
+            )
+            question, sample = question_about(question, named), sample_with(sample, named)
+            assert sample.regions is not None
         if self.outlined:
             shown = sample.regions.num_shown
             masks = instance_masks(
@@ -162,7 +169,8 @@ class Vcr(Task):
         first = texts[0].tokens
         none = np.zeros(len(first), dtype=np.bool_)
         text = MaskedTokens(original=first, tokens=first, masked=none)
-        return (ChoiceSample(**(vars(sample) | {"text": text, "texts": texts})),)
+        more = {"text": text, "texts": texts, "question": question}
+        return (ChoiceSample(**(vars(sample) | more)),)
 
     @property
     def outlined(self) -> bool:
@@ -204,9 +212,8 @@ class Vcr(Task):
 
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
         """The texts of all choices, which one is right, and what is asked of regions and words."""
-        questions = [Question.of_row(table, sample.row) for sample in samples]
         of_choices = [sample for sample in samples if isinstance(sample, ChoiceSample)]
-        tensors = choice_tensors(questions, of_choices, self.feeding, self.settings)
+        tensors = choice_tensors(of_choices, self.feeding, self.settings)
         return {f"{LABEL}{name}": tensor for name, tensor in tensors.items()}
 
     # Heads and losses
@@ -305,6 +312,11 @@ def vcr(
         of_network = init is not None and training_of(init.variant).makes_features
         network = init.config.cnn if init is not None and of_network else recipe.model.cnn
         heads, num_cells = recipe.model.model, network.num_cells
+    if settings.objects == "named" and feeding.boxes == "detected":
+        raise InputError(
+            "settings.objects=named: with feeding.boxes=detected no object is shown; set it to "
+            "annotated or joined"
+        )
     if has_heads and settings.words and not heads.masked_words:
         where = "model.model" if from_pixels else "model"
         raise InputError(f"settings.words=true needs its head: add {where}.masked_words=true")

@@ -10,17 +10,34 @@ from typing import Any
 
 import pytest
 import torch
-from tests.factories import write_images
+from tests.factories import Tables, write_images
 from tests.train.tasks.choices import choice_row, rows_of, tiny, world, write_choices
 from tests.train.tasks.expressions import write_boxes
 
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.joined_regions import JoinedRegions
+from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.cli import main
+from vlmill.train.loading.collate import collate
+from vlmill.train.loading.features import read_features
+from vlmill.train.loading.joined import joined_regions
+from vlmill.train.loading.sample import Sample, take_regions
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
+from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
-from vlmill.train.tasks.vcr.examples import COLUMNS, ChoiceText, Question, texts_of
+from vlmill.train.tasks.vcr.categories import WHOLE, category_of
+from vlmill.train.tasks.vcr.collated import choice_tensors
+from vlmill.train.tasks.vcr.examples import (
+    COLUMNS,
+    SEGMS,
+    ChoiceSample,
+    ChoiceText,
+    Question,
+    texts_of,
+)
 from vlmill.train.tasks.vcr.heads import mean_of_choices
+from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.recipes import VcrSettings
 
 PEOPLE = "casey riley jessie jackie avery jaime peyton kerry jody kendall frankie pat quinn"
@@ -31,7 +48,8 @@ WORDS = bert_tokenizer({piece: number for number, piece in enumerate(PIECES)})
 
 def question(task: str, **columns: Any) -> Question:
     row = choice_row(0, task, **columns)
-    return Question(example_id=row["example_id"], **{name: row[name] for name in COLUMNS})
+    names = (*COLUMNS, SEGMS)
+    return Question(example_id=row["example_id"], **{name: row[name] for name in names})
 
 
 def read(text: ChoiceText) -> str:
@@ -61,6 +79,82 @@ def test_an_answer_stands_behind_its_question() -> None:
     )
     assert "? [SEP] it" in read(named) and "? it" in read(tagged)
     assert read(named).count("[SEP]") == 3 and read(tagged).count("[SEP]") == 2
+
+
+def about_two() -> Question:
+    """Of four objects the last is named first, in the question, and the second in a choice."""
+    choices = [[[-1], [-1], [-1]] for _ in range(4)]
+    choices[2] = [[1, 3], [-1], [-1]]
+    return question(
+        "q2a",
+        question_tags=[[-1], [-1], [3], [-1], [-1]],
+        choice_tags=choices,
+        object_names=["person", "dog", "cat", "boat"],
+        boxes=[float(10 * number + corner) for number in range(4) for corner in (0, 1, 8, 9)],
+        segms=json.dumps([[], [[[1, 1], [2, 1], [1, 2]]], [], [[[3, 1], [4, 1], [3, 2]]]]),
+    )
+
+
+def test_named_objects_are_counted_as_they_are_named() -> None:
+    asked = about_two()
+    assert named_objects(asked, 4) == [3, 1]
+    assert named_objects(asked, 2) == [1, 3]  # the boat has no region
+    alone = question_about(asked, [3, 1])
+    assert alone.object_names == ["boat", "dog"] and alone.label == asked.label
+    assert alone.boxes == [30.0, 31, 38, 39, 10, 11, 18, 19]
+    assert alone.question_tags[2] == [0] and alone.choice_tags[2][0] == [1, 0]
+    assert alone.question_tags[0] == [-1] and alone.choice_tags[0] == [[-1]] * 3
+    assert [points[0].tolist()[0] for points in alone.outlines()] == [[3, 1], [1, 1]]
+    text = texts_of(alone, VcrSettings(texts="tags"), WORDS)[2]
+    assert "does boat do" in read(text) and "dog and boat" in read(text)
+    assert [number for number in text.objects.tolist() if number] == [1, 2, 1]
+    assert question_about(asked, [0, 1, 2, 3]).boxes == asked.boxes
+
+
+@pytest.mark.parametrize("boxes", ["annotated", "joined"])
+@pytest.mark.parametrize("most", [9, 3])
+def test_regions_follow_the_objects_that_are_named(tmp_path: Path, boxes: Any, most: int) -> None:
+    """Also where not all regions are read or shown; the whole picture stays the mean of all."""
+    table = Tables(tmp_path)
+    table.write_regions(["a"], boxes=4)
+    settings = VcrSettings(texts="tags", regions="all", objects="named")
+    feeding = Feeding(boxes=boxes, max_regions=most, whole_image="mean", region_targets="class")
+    reader: RegionReader
+    if boxes == "joined":
+        reader = JoinedRegions(table.regions, table.regions)
+        whole = joined_regions(reader, 0, feeding, mirrored=True)
+    else:
+        reader = RegionReader(table.regions)
+        whole = take_regions(*reader.located(0), feeding, (), mirrored=True)
+    first = whole.first_annotated
+    named = named_objects(about_two(), whole.num_shown - first)
+    asked = question_about(about_two(), named)
+    before = Sample(pair_id="x", regions=whole)
+    after = sample_with(before, named)
+    kept = [number for number in named if number < whole.num_shown - first]
+    assert kept == ([3, 1] if most == 9 else [1]) and len(named) == 2
+    regions = after.regions
+    assert regions is not None and regions.num_shown == first + len(kept)
+    rows = [*range(first), *(first + number for number in kept)]
+    assert regions.boxes[: regions.num_shown].tolist() == whole.boxes[rows].tolist()
+    assert regions.stored_boxes[: len(rows)].tolist() == whole.stored_boxes[rows].tolist()
+    old, new = (
+        read_features(collate([sample], feeding), reader).to("cpu").inputs.region_features[0]
+        for sample in (before, after)
+    )
+    torch.testing.assert_close(new[0], old[0])
+    assert torch.equal(new[1:], old[[1 + row for row in rows]])
+    texts = texts_of(asked, settings, WORDS)
+    choice = ChoiceSample(**(vars(after) | {"texts": texts, "question": asked}))
+    labels = choice_tensors([choice], feeding, settings)
+    place = {name: 1 + first + at for at, name in enumerate(["boat", "dog"][-len(kept) :])}
+    dog, boat = place["dog"], place.get("boat", 0)  # without a region: the whole picture's
+    assert [n for n in labels["text_regions"][0, 2].tolist() if n] == [
+        n for n in (boat, dog, boat) if n
+    ]
+    found = dict(zip(labels["region_rows"].tolist(), labels["categories"].tolist(), strict=True))
+    wanted = {place[name]: category_of(name) for name in place}
+    assert found == {0: WHOLE} | wanted
 
 
 def test_each_choice_by_itself_by_hand() -> None:
@@ -190,6 +284,12 @@ def test_what_a_model_cannot_learn_is_refused(tmp_path: Path) -> None:
         finetune(tiny("vcr-vilbert-small", "settings.regions=all"), inputs, out)
     with pytest.raises(InputError, match=r"add model\.masked_words=true"):
         finetune(tiny("vcr-vl-bert-small", "settings.words=true"), inputs, out)
+    with pytest.raises(InputError, match="no object is shown; set it to annotated or joined"):
+        finetune(
+            tiny("vcr-vl-bert-small", "settings.objects=named", "feeding.boxes=detected"),
+            dataclasses.replace(inputs, annotated_regions=None),
+            out,
+        )
     with pytest.raises(InputError, match="want q2a, qa2r or both"):
         tiny("vcr-vilbert-small", "settings.subtasks=[q2r]")
 
@@ -200,6 +300,9 @@ def test_what_a_model_cannot_learn_is_refused(tmp_path: Path) -> None:
         ("settings.regions=masked", "settings.loss=softmax", "model.body.masked_region=vector"),
         ("blind=true", "settings.regions=masked", "feeding.flip=0.5"),
         ("settings.subtasks=[qa2r]", "feeding.boxes=joined"),
+        ("settings.objects=named", "settings.regions=masked", "feeding.flip=0.5"),
+        ("settings.objects=named", "feeding.boxes=joined"),
+        ("settings.objects=named", "blind=true"),
     ],
 )
 def test_vl_berts_switches_train(tmp_path: Path, changes: tuple[str, ...]) -> None:
