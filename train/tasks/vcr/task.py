@@ -148,19 +148,18 @@ class Vcr(Task):
             fault = fault_of_regions(question, sample.regions, self.feeding.max_regions)
         if fault is not None:
             return unusable(question, image_id, *fault)
+        regions = sample.regions
         if self.settings.objects == "named":
-            named = named_objects(
-                question, sample.regions.num_shown - sample.regions.first_annotated
-            )
-            question, sample = question_about(question, named), sample_with(sample, named)
+            objects = named_objects(question, regions.num_shown - regions.first_annotated)
+            question, sample = question_about(question, objects), sample_with(sample, objects)
             assert sample.regions is not None
+            regions = sample.regions
         if self.outlined:
-            shown = sample.regions.num_shown
             masks = instance_masks(
-                question.outlines()[:shown],
-                question.box_rows[:shown],
+                question.outlines()[: regions.num_shown],
+                question.box_rows[: regions.num_shown],
                 self.num_cells,
-                mirrored=sample.regions.mirrored,
+                mirrored=regions.mirrored,
             )
             sample = dataclasses.replace(sample, pixels={**sample.pixels, MASKS: masks})
         texts = texts_of(question, self.settings, self.tokenizer)
