@@ -6,7 +6,7 @@ to a file that is no page of the site becomes the file's name.
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stdout
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, requires
 from pathlib import Path, PurePosixPath
@@ -219,7 +219,7 @@ def licences_page() -> str:
     )
 
 
-def licence_rows(names: set[str]) -> list[str]:
+def licence_rows(names: Collection[str]) -> list[str]:
     """A table of those of the packages that are installed here."""
     rows = [
         f"| {name} | {whole.version} | {licence_of(whole)} |"
