@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from vlmill.pipelines.counting.numbers import Numbers
 from vlmill.pipelines.hard_negatives.blocks import (
     build_part,
@@ -19,7 +17,7 @@ from vlmill.pipelines.hard_negatives.blocks import (
     search_block,
     write_negatives,
 )
-from vlmill.pipelines.hard_negatives.captions import Staged, chunk_starts, stage
+from vlmill.pipelines.hard_negatives.captions import Staged, stage
 from vlmill.pipelines.hard_negatives.finish import finish
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.vectors import cut_chunk, write_vectors
@@ -60,14 +58,14 @@ def has_vectors(plan: Plan) -> bool:
 
 def _vectors(plan: Plan, staged: Staged) -> list[Step]:
     """Words, how many captions have each, and the captions' vectors."""
-    rows = np.diff(chunk_starts(plan.captions))
     chunks = [k for k in range(staged.chunks) if not plan.words_of(k).exists()]
+    share = len(chunks) / max(staged.chunks, 1)  # chunks are of one size, but for the last
     words = Step(
         name="Words",
         label="words",
         work=partial(cut_chunk, plan),
         units=chunks,
-        captions=int(rows[chunks].sum()),
+        captions=round(staged.rows * share),
         apart=True,
     )
     return [words, _single("Vectors", write_vectors, plan, staged)]
