@@ -49,7 +49,7 @@ def _spread(start: Any, step: Step) -> Any:
     They are taken out of it by the step itself: one that awaits another begins a stage, for which a
     cluster starts its workers. A unit that is alone needs no group.
     """
-    name, units = step.name, list(step.units)
+    name, units = step.name.lower(), list(step.units)  # in Flink's list "Write" is the step alone
     if len(units) == 1:
         return start | f"Unit of {name}" >> beam.Map(_numbered_alone, units[0])
     listed = start | f"Units of {name}" >> beam.FlatMap(_numbered, units)
