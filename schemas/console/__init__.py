@@ -2,6 +2,6 @@
 
 Reading order: ``command`` (arguments, exit statuses, one-line errors), ``recipes`` (listed and
 shown), ``progress``, ``cost`` (told before a run), ``stopping``, ``threads`` and ``memory`` (bounds
-of a process), ``log`` and ``trackers`` (curves of a run), ``report`` and ``bars`` (pages in HTML)
-and ``lineage`` (what a result was made of).
+of a process), ``launched`` (a training's processes and devices), ``log`` and ``trackers`` (curves
+of a run), ``report`` and ``bars`` (pages in HTML) and ``lineage`` (what a result was made of).
 """

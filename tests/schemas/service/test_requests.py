@@ -166,7 +166,7 @@ def test_an_error_of_ours_shows_nothing_of_it(service: Served) -> None:
 
 
 def test_a_body_is_counted_whatever_its_headers_say(service: Served) -> None:
-    head = b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+    head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
     chunked = raw(service, head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1000\r\n" + b"x" * 4096)
     assert chunked.startswith(b"HTTP/1.1 408")  # and no end came
     chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
@@ -181,15 +181,15 @@ def test_clients_that_stall_drip_or_hang_up(service: Served) -> None:
     begin = time.monotonic()
     assert raw(service) == b""  # no word at all
     assert raw(service, *[b"G"] * 15, pause=0.1) == b""  # headers, letter by letter
-    slow = b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+    slow = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
     slow += b"Content-Length: 99\r\n\r\n"
     assert raw(service, slow, *[b"x"] * 9, pause=0.1).startswith(b"HTTP/1.1 408")
-    pipelined = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /heal"
+    pipelined = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal"
     assert raw(service, pipelined, *[b"z"] * 3, pause=0.1).count(b'"ok"') == 1
     for _ in range(20):
         with socket.create_connection(service.address) as connection:
             connection.sendall(slow + b"half")
-    sleeper = b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    sleeper = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(service.address) as connection:
         body = b'{"do": ["sleep 0.3", "sleep 0.3"]}'
         connection.sendall(sleeper + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -200,7 +200,7 @@ def test_clients_that_stall_drip_or_hang_up(service: Served) -> None:
 
 def test_who_does_not_read_is_let_go(service: Served) -> None:
     with socket.create_connection(service.address) as connection:
-        connection.sendall(b"GET /page.js HTTP/1.1\r\nHost: x\r\n\r\n" * 600)
+        connection.sendall(b"GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 600)
         until(lambda: is_held(connection))
         until(lambda: not is_held(connection))
 

@@ -1,6 +1,6 @@
 """Visual commonsense reasoning: four answers to a question about a picture, four rationales.
 
 Reading order: ``task`` (what is read and learnt), ``examples`` and ``texts`` (the texts of a row),
-``categories`` and ``outlines`` (of its objects), ``collated`` (a batch of them), ``heads``,
-``recipes``, ``evaluation``, ``metrics`` and ``submission``.
+``categories``, ``outlines`` and ``named`` (of its objects), ``collated`` (a batch of them),
+``heads``, ``recipes``, ``evaluation``, ``metrics`` and ``submission``.
 """
