@@ -24,6 +24,7 @@ BARS = {
     "vilbert-hour": 0.92,
     "vl-bert-hour": 0.92,
     "imagebert-hour": 0.92,
+    "interbert-hour": 0.92,
     "vlmo-hour": 0.85,
 }
 BASE = "base"

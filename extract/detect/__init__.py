@@ -2,5 +2,6 @@
 
 Reading order: ``detector`` (the network with its weights), ``query`` (what it is asked),
 ``predict``, ``transfer`` (to the device and back), ``selection``, ``rows``, ``config_file``,
-``checkpoint``, ``saved`` (a detector that we have trained), ``precision`` and ``detectron2``.
+``checkpoint``, ``saved`` (a detector that we have trained), ``precision``, ``detectron2`` and
+``detectron2_network``.
 """

@@ -1,34 +1,28 @@
-"""Detectron2 itself as the network: the only file that knows it.
+"""Detectron2 itself as the detector: its own configuration, weights and predictor.
 
-It is no dependency of vlmill and not in the package index (docs/install.md). Proposals, features,
-logits and regressions are computed by its own modules from its own configuration; preprocessing,
-selection and rows are those of every other detector.
+It is no dependency of vlmill and not in the package index (docs/install.md).
 """
 
-import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_device
+from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.pictures.decode import Pixels
-from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import config_of, flat
-from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN, whole_boxes
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS
-from vlmill.models.detector.resnet import widened
 from vlmill.schemas.errors import InputError
 
 INSTALL = (
@@ -40,101 +34,15 @@ INSTALL = (
 HEADS = "Res5ROIHeads"
 
 
-class Detectron2Network(nn.Module):
-    """A Detectron2 model behind the calls that extraction makes of a detector."""
-
-    model: Any
-
-    def __init__(self, model: nn.Module, config: DetectorConfig, cfg: Any) -> None:
-        super().__init__()
-        self.model, self.config, self.cfg = model, config, cfg
-
-    def forward(
-        self,
-        pictures: Float[Tensor, "N 3 H W"],
-        limits: Float[Tensor, "N 4"],
-        min_sides: Float[Tensor, " N"],
-        *,
-        given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
-        whole: bool = False,
-        chunk: int = 50,
-    ) -> Detections:
-        """Detects as :class:`FasterRCNN` does."""
-        features = self.feature_map(pictures)
-        regions = (
-            self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
-        )
-        detections = self.describe(features, *regions, chunk)
-        if not whole:
-            return detections
-        vectors = self.region_means(features, whole_boxes(limits), chunk)[:, 0]
-        return dataclasses.replace(detections, whole=vectors)
-
-    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """Computes the map that proposals and regions share."""
-        features: Tensor = self.model.backbone(pictures)[self.level]
-        return features
-
-    @property
-    def level(self) -> str:
-        """Tells Detectron2's name of the map that proposals and regions share."""
-        (name,) = self.model.roi_heads.in_features
-        assert isinstance(name, str)
-        return name
-
-    def proposals(
-        self,
-        features: Float[Tensor, "N C G V"],
-        limits: Float[Tensor, "N 4"],
-        min_sides: Float[Tensor, " N"],
-    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """Proposals, best first, and which of their places are taken.
-
-        ``min_sides`` play no part: Detectron2 has its own of its configuration.
-        """
-        sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
-        # Of the images its proposal generator reads the sizes alone.
-        images = importlib.import_module("detectron2.structures").ImageList(features, sizes)
-        instances, _ = self.model.proposal_generator(images, {self.level: features}, None)
-        boxes = [of_picture.proposal_boxes.tensor for of_picture in instances]
-        flags = [torch.ones_like(of_one[:, 0], dtype=torch.bool) for of_one in boxes]
-        return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
-
-    def describe(
-        self,
-        features: Float[Tensor, "N C G V"],
-        boxes: Float[Tensor, "N P 4"],
-        taken: Bool[Tensor, "N P"],
-        chunk: int = 50,
-    ) -> Detections:
-        """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
-        means = self.region_means(features, boxes, chunk)
-        logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
-        return Detections(
-            boxes=boxes,
-            taken=taken,
-            features=means,
-            class_probs=widened(logits).softmax(dim=1).view(*taken.shape, -1),
-            box_deltas=widened(deltas).view(*taken.shape, -1),
-        )
-
-    def region_means(
-        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int
-    ) -> Float[Tensor, "N P D"]:
-        """Returns the mean of res5 over each region, ``chunk`` at a time to bound memory."""
-        heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
-        means = [boxes.new_zeros((0, self.config.feature_size))]
-        for number, of_one in enumerate(boxes):
-            for part in torch.split(of_one, chunk):
-                own_map = features[number : number + 1]
-                pooled = heads.pooler([own_map], [structures.Boxes(part)])
-                means.append(widened(heads.res5(pooled)).mean(dim=(2, 3)))
-        return torch.cat(means).view(*boxes.shape[:2], self.config.feature_size)
+def network_of(detector: Detector) -> Detectron2Network:
+    """Returns the network of a detector that :func:`open_detectron2` has opened."""
+    assert isinstance(detector.model, Detectron2Network)
+    return detector.model
 
 
 def own_rule(detector: Detector) -> Selection:
     """Which regions the configuration itself keeps, in our terms."""
-    cfg = cast(Detectron2Network, detector.model).cfg
+    cfg = network_of(detector).cfg
     most = cfg.TEST.DETECTIONS_PER_IMAGE
     threshold = min(max(cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST, 0.0), 1.0)
     return Selection(threshold=threshold, min_boxes=0, max_boxes=most if most > 0 else 100_000)
@@ -148,7 +56,7 @@ def infer(
     It resizes, detects and selects as its own predictor does; ``sides`` are the shortest and the
     longest of its input.
     """
-    network, (short, long) = cast(Detectron2Network, detector.model), sides
+    network, (short, long) = network_of(detector), sides
     image = pixels if network.config.channel_order == "bgr" else pixels[:, :, ::-1]
     resize = library("data.transforms").ResizeShortestEdge([short, short], long)
     resized = resize.get_transform(image).apply_image(image).transpose(2, 0, 1)
@@ -183,9 +91,8 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     network = Detectron2Network(model.eval().requires_grad_(False), spec, cfg)
     version = importlib.import_module("detectron2").__version__
     return Detector(
-        # It has what extraction calls; training and parity use our own network alone.
-        model=cast(FasterRCNN, network),
-        fingerprint=fingerprint_of(cast(FasterRCNN, network)),
+        model=network,
+        fingerprint=fingerprint_of(network),
         weights=f"{weights.name} (Detectron2 {version}, {config_file.name})",
         device=target,
         config_record=file.record(),

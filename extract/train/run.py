@@ -48,7 +48,7 @@ from vlmill.schemas.files.checkpoints import keep_last, remove_partial
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.mirror import push
-from vlmill.schemas.files.outputs import PLAN, State, prepare_output
+from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import to_plain
 from vlmill.schemas.readers.images import ImageReader
@@ -74,12 +74,7 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
             remove_partial(job.output)
     if any_of(accelerator, finished):  # all wait here until the folder is ready
         return f"{job.output}: finished before; --fresh starts over"
-    try:
-        run = Run(job, accelerator)
-    except InputError:
-        if main and not saved_steps(job.output):  # nothing has begun that others would go on with
-            (job.output / PLAN).unlink(missing_ok=True)
-        raise
+    run = Run(job, accelerator)
     if main:
         require_room(run.least_bytes(), job.output, force=force)
         say_examples(run.examples, settings.detector.num_classes, job.names.classes)

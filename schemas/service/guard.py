@@ -208,7 +208,8 @@ class Exchange:
         """Counts and logs the request."""
         seconds = time.monotonic() - self.begin
         path = self.scope["path"]
-        known = path if path in self.guard.paths else "other"
+        route = getattr(self.scope.get("route"), "path", path)  # /v1/rows/{number} of /v1/rows/7
+        known = route if route in self.guard.paths else "other"
         status = "gone" if self.is_gone and not self.has_ended else str(self.status)
         self.guard.metrics.requests.labels(path=known, status=status).inc()
         self.guard.metrics.request_seconds.labels(path=known).observe(seconds)

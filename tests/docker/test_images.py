@@ -180,7 +180,5 @@ def test_detectron2_is_built_from_its_folder_and_gives_our_rows(tmp_path: Path) 
     shutil.copytree(source, copy, symlinks=True)
     done = ran(str(ROOT / "docker/install_detectron2.sh"), str(copy), PYTHON=python, FORCE_CUDA="0")
     assert done.returncode == 0, done.stderr[-2000:]
-    # Without the check of types: Detectron2's network stands where ours is declared.
-    plain = ("-o", "addopts=--import-mode=importlib")
-    rows = ran(python, "-m", "pytest", "-q", *plain, "tests/extract/detect/test_detectron2.py")
+    rows = ran(python, "-m", "pytest", "-q", "tests/extract/detect/test_detectron2.py")
     assert rows.returncode == 0 and "skipped" not in rows.stdout, rows.stdout[-2000:]

@@ -29,6 +29,7 @@ from vlmill.train.recipes.imagebert import (
 from vlmill.train.recipes.interbert import (
     interbert,
     interbert_chinese_recipe,
+    interbert_hour_recipe,
     interbert_random_negatives,
     interbert_released_recipe,
     interbert_single_masks,
@@ -87,6 +88,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "vilbert-hour": vilbert_hour_recipe,
     "vl-bert-hour": vl_bert_hour_recipe,
     "imagebert-hour": imagebert_hour_recipe,
+    "interbert-hour": interbert_hour_recipe,
     "vlmo-hour": vlmo_hour_recipe,
     "bert-base": bert_base_recipe,
     "bert-large": bert_large_recipe,

@@ -15,7 +15,7 @@ from vlmill.train.recipes.feeding import (
     interbert_single_masking,
 )
 from vlmill.train.recipes.parts import Objectives, Optimizer
-from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.small import hour_recipe, small_recipe
 from vlmill.train.recipes.spec import Recipe, Stage
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
@@ -154,3 +154,8 @@ def interbert_small_recipe() -> Recipe:
         # At 5e-4 its product of two ReLU poolers makes all pairs one vector, as ViLBERT's does.
         optimizer=Optimizer(lr=2e-4),
     )
+
+
+def interbert_hour_recipe() -> Recipe:
+    """The small recipe with more steps."""
+    return hour_recipe(interbert_small_recipe(), steps=9_000)

@@ -194,6 +194,10 @@ def test_a_table_is_asked_by_page(first_run: Path, pictures: Path) -> None:
             ("/v1/rows?per_page=101", 400),
         ):
             assert service.ask("GET", path).status == status, path
+        assert service.ask("GET", "/v1/nothing").status == 404
+        counts = service.ask("GET", "/metrics").body.decode()
+        for path in ("/v1/rows/{number}", "/v1/rows/{number}/picture", "other"):
+            assert f'vlmill_requests_total{{path="{path}",status=' in counts, path
 
 
 def rows_of(count: int, folder: Path) -> str:
