@@ -11,13 +11,14 @@ from docs.site.hooks import (
     commands_page,
     fields_of,
     licences_page,
+    model_cards_page,
     switches_page,
     tables_page,
     with_links,
 )
 
 from vlmill.schemas.tables import TABLES
-from vlmill.train.recipes import RECIPES
+from vlmill.train.recipes import RECIPES, recipe_named
 from vlmill.train.recipes.tasks import task_recipes
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +74,16 @@ def test_every_recipe_of_a_papers_text_stands_beside_its_code() -> None:
     assert "| `optimizer.kind` | `adamw` | `bert-adam` |" in page
     assert "`about`" not in page and "`needs`" not in page
     assert all(fields_of(paper) != fields_of(code) for paper, code in PAPER_AND_CODE)
+
+
+def test_every_recipe_has_its_model_card() -> None:
+    page = model_cards_page()
+    assert [name for name in (*RECIPES, *task_recipes()) if f"| `{name}` |" not in page] == []
+    (line,) = (one for one in page.splitlines() if one.startswith("| `vilbert` |"))
+    assert line == (
+        "| `vilbert` | ViLBERT on Conceptual Captions, as released | 239.0 "
+        "| 10 epochs (61,250 steps) of 512 cc | " + recipe_named("vilbert").needs + " |"
+    )
 
 
 def test_each_requirement_has_its_licence() -> None:

@@ -30,8 +30,9 @@ from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.tables import TABLES, Table
 from vlmill.train import cli as train_cli
-from vlmill.train.recipes import RECIPES, recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.recipes import RECIPES, RunSettings, recipe_named
+from vlmill.train.recipes.describe import cost_of, said_stages
+from vlmill.train.recipes.tasks import TASKS, recipes_of, task_recipe_named
 
 ROOT = Path(__file__).parents[2]
 # Files outside docs/ that are pages of the site: their places there.
@@ -87,6 +88,7 @@ def on_files(files: Any, config: Any) -> Any:
     files.append(File.generated(config, "commands.md", content=commands_page()))
     files.append(File.generated(config, "contracts.md", content=tables_page()))
     files.append(File.generated(config, "switches.md", content=switches_page()))
+    files.append(File.generated(config, "model-cards.md", content=model_cards_page()))
     files.append(File.generated(config, "licences.md", content=licences_page()))
     return files
 
@@ -198,6 +200,39 @@ def fields_of(recipe: str) -> dict[str, Any]:
 def shown(fields: dict[str, Any], name: str) -> str:
     """A field's value, or that there is none."""
     return f"`{fields[name]}`" if name in fields else "–"
+
+
+def model_cards_page() -> str:
+    """What a model of each recipe is and was trained on, as a page."""
+    intro = (
+        "# Model cards\n",
+        "vlmill publishes no weights: these are the models that its recipes make, by variant and "
+        "by task. Of a trained one `train-vl push` writes the card, with its data, its figures and "
+        "its licences ([your own pictures](own-pictures.md)); `train-vl show DIR` tells the same. "
+        "What the small ones reach stands in the [results](results.md).\n",
+        "`train-vl recipes show NAME` prints every setting. None is for deciding about people: "
+        "what their data say of people, models repeat.\n",
+    )
+    by_variant: dict[str, list[RunSettings]] = {}
+    for name in RECIPES:
+        recipe = recipe_named(name)
+        by_variant.setdefault(recipe.variant, []).append(recipe)
+    sections: dict[str, Sequence[RunSettings]] = {
+        **by_variant,
+        **{f"{task}, fine-tuned": recipes_of(task) for task in TASKS},
+    }
+    return "\n".join([*intro, *(cards_section(*section) for section in sections.items())])
+
+
+def cards_section(title: str, recipes: Sequence[RunSettings]) -> str:
+    """A table of recipes: what each makes, of how many parameters, from what."""
+    rows = [
+        f"| `{one.name}` | {one.about} | {cost_of(one).parameters / 1e6:,.1f} | {said_stages(one)} "
+        f"| {one.needs or '–'} |"
+        for one in recipes
+    ]
+    head = f"## {title}\n\n| recipe | what it is | million parameters | trained for | needs |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows, ""])
 
 
 def licences_page() -> str:

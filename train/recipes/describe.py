@@ -101,19 +101,23 @@ def _said_source(name: str, rule: MixedSource | None) -> str:
     return f"{name} ({rule.weight:g} times{captions})"
 
 
-def describe(recipe: RunSettings) -> list[str]:
-    """The lines of a recipe in the list."""
-    cost = cost_of(recipe)
-    stages = "; then ".join(
+def said_stages(recipe: RunSettings) -> str:
+    """What a recipe trains on and for how long, stage by stage."""
+    return "; then ".join(
         f"{length_of(stage)} of {stage.batch_size} " + said_sources(stage)
         for stage in recipe.stages
     )
+
+
+def describe(recipe: RunSettings) -> list[str]:
+    """The lines of a recipe in the list."""
+    cost = cost_of(recipe)
     kinds = {stage.feeding.kind for stage in recipe.stages}
     one = KINDS.get(kinds.pop(), "pairs") if len(kinds) == 1 else "pairs"
     memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a {one.removesuffix('s')}"
     lines = [
         f"{recipe.name:27} {recipe.about}",
-        f"    {stages}; {cost.parameters / 1e6:.1f} million parameters, {memory}",
+        f"    {said_stages(recipe)}; {cost.parameters / 1e6:.1f} million parameters, {memory}",
     ]
     if recipe.needs:
         lines.append(f"    needs {recipe.needs}")
