@@ -123,11 +123,8 @@ def picture_uri(data: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
-    """Returns a JPEG thumbnail of at most ``side`` pixels as a data: URI.
-
-    Raises Rejected for what cannot be decoded.
-    """
+def thumbnail(data: bytes, *, side: int = 240) -> bytes:
+    """Returns a picture as a JPEG of at most ``side`` pixels. Raises Rejected for broken ones."""
     # Imported here so that stages that show no pictures do not need pillow's start-up time.
     from vlmill.schemas.pictures.decode import Bounds, opened, upright
 
@@ -138,7 +135,12 @@ def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
     small.thumbnail((side, side))
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
-    return picture_uri(out.getvalue(), "image/jpeg")
+    return out.getvalue()
+
+
+def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
+    """Returns :func:`thumbnail` as a data: URI."""
+    return picture_uri(thumbnail(data, side=side), "image/jpeg")
 
 
 def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:

@@ -401,12 +401,25 @@ async function search() { // for the text, else for the picture
   $("answers").replaceChildren(...said.answers.map((row) => {
     const item = document.createElement("li");
     item.textContent = `${row.score.toFixed(4)} ${row.text || row.image_id || row.pair_id}`;
+    if (state.about.has_pictures && row.image_id) picture(row.image_id, item);
     return item;
   }));
+  $("answers").classList.toggle("pictured", Boolean(state.about.has_pictures));
   const count = said.answers.length;
   $("said").textContent = `${count} ${count === 1 ? "answer" : "answers, the nearest first"}, for `
     + (text ? "the text" : "the picture");
   say("Searched.");
+}
+
+async function picture(id, item) { // by ask: an img of its own would not bear the token
+  const image = document.createElement("img");
+  image.alt = "";
+  item.prepend(image);
+  try {
+    const reply = await ask(`/v1/picture?image_id=${encodeURIComponent(id)}`);
+    image.onload = () => URL.revokeObjectURL(image.src);
+    image.src = URL.createObjectURL(await reply.blob());
+  } catch (error) { image.replaceWith(`(${error.message}) `); }
 }
 
 async function answer() {

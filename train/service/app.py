@@ -1,15 +1,22 @@
 """The endpoints of a checkpoint."""
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 
+from vlmill.schemas.console.report import thumbnail
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.service.bodies import Form
 from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.refused import Refused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.shell import Shell, guarded, new_application
+from vlmill.schemas.service.shell import Shell, guarded, new_application, require_query
 from vlmill.train.service.questions import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
 
 DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
@@ -119,17 +126,46 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
 }
 
 
+class Pictures:
+    """Reads the pictures that a search finds, for people who look at its answers."""
+
+    def __init__(self, images: Path) -> None:
+        self.reader, self.lock = ImageReader(images), threading.Lock()
+
+    def small(self, image_id: str) -> bytes:
+        """Returns a JPEG of a page's size. Raises Refused for what is not there or is broken."""
+        with self.lock:
+            (row,) = self.reader.find([image_id])
+            data = None if row == ABSENT else self.reader.bytes_of(int(row))
+        if data is None:
+            raise Refused(404, "no_picture", "--images has no picture of this image_id")
+        try:
+            return thumbnail(data)
+        except Rejected as why:
+            raise Refused(404, why.reason.value, "the picture cannot be read") from None
+
+
 def model_service(
-    settings: ServiceSettings, *, classes: Sequence[str] = (), attributes: Sequence[str] = ()
+    settings: ServiceSettings,
+    *,
+    images: Path | None = None,
+    classes: Sequence[str] = (),
+    attributes: Sequence[str] = (),
 ) -> tuple[Shell, Guard]:
-    """Makes the service; ``classes`` and ``attributes`` are the names that its page shows."""
+    """Makes the service.
+
+    ``images`` is the table of the pictures that a search finds, ``classes`` and ``attributes`` are
+    the names of regions: what the page shows. Raises InputError for a table that cannot be read.
+    """
     shell = Shell(settings=settings)
+    pictures = None if images is None else Pictures(images)
 
     def about() -> Mapping[str, Any]:
         limits = {"bytes": settings.max_bytes, "pictures": settings.max_pictures}
         title = f"A model: {shell.about['variant']}"
         names = {"classes": list(classes), "attributes": list(attributes)}
-        return {"service": "model", "title": title, "limits": limits, **names, **shell.about}
+        shown = {"has_pictures": pictures is not None, **names}
+        return {"service": "model", "title": title, "limits": limits, **shown, **shell.about}
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)
 
@@ -165,4 +201,13 @@ def model_service(
 
     for method in READERS:
         add(method)
+
+    @application.get("/v1/picture", summary="A small JPEG of a picture that a search has found")
+    async def picture(request: Request, image_id: str = "") -> Response:
+        require_query(request, ("image_id",))
+        if pictures is None:
+            raise Refused(404, "no_pictures", "the service was started without --images")
+        content = await asyncio.to_thread(pictures.small, image_id)
+        return Response(content, media_type="image/jpeg")
+
     return shell, guarded(shell, application)

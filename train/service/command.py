@@ -24,6 +24,7 @@ examples:
   train-vl serve --checkpoint demo/trained --port 0
   train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
+  train-vl serve --checkpoint runs/vlmo --index own-index --images own --port 8081
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
 
 A checkpoint serves what it has heads for: /v1/score, /v1/embed, /v1/search (with --index, made by
@@ -50,6 +51,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a model that reads regions: the weights that were --weights",
     )
     add("--index", type=place, metavar="DIR", help="what /v1/search searches")
+    add(
+        "--images",
+        type=place,
+        metavar="IMAGES",
+        help="the table of the index's pictures, which the page then shows",
+    )
     add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
     add(
         "--batch-size",
@@ -91,7 +98,7 @@ def run_serve(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
     )
     names = names_of(args)
-    shell, application = model_service(settings, **names)
+    shell, application = model_service(settings, images=args.images, **names)
 
     def check() -> None:
         require_names(names, shell.about["producer"], "--detector")

@@ -1,11 +1,13 @@
 """The service of a model whose worker makes its answers up: no network, no torch.
 
-Run as ``python -m``, with the methods that it has, or all.
+Run as ``python -m``, with the methods that it has, or all, and ``--images=TABLE``.
 """
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.extract.service.stub import CLASSES, TOP, WIDTH, drawn
@@ -18,6 +20,8 @@ from vlmill.schemas.service.workers import Opened, Plan
 from vlmill.train.service.app import model_service
 from vlmill.train.service.questions import Question
 
+IMAGES = "--images="
+
 
 def compute(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """Answers all of a question's methods at once."""
@@ -27,7 +31,9 @@ def compute(questions: Sequence[Question]) -> list[dict[str, Any]]:
 def answered(question: Question) -> dict[str, Any]:
     """Makes an answer up."""
     if question.method == "search":
-        return {"answers": [{"score": 0.5, "image_id": "a", "kind": "image"}]}
+        names = ("picture-0", "picture-9")
+        rows = [{"score": 0.5 - 0.1 * at, "image_id": name} for at, name in enumerate(names)]
+        return {"answers": [row | {"kind": "image"} for row in rows]}
     if question.method == "answer":
         return {"answer": "a kite"}
     if question.method == "score":
@@ -48,7 +54,10 @@ def opened(methods: Sequence[str]) -> Opened:
 if __name__ == "__main__":
     from tests.train.service import stub
 
-    shell, application = model_service(ServiceSettings(port=0), classes=CLASSES)
-    opener = functools.partial(stub.opened, sys.argv[1:] or ["answer", "attend", "score", "search"])
+    tables = [Path(word.removeprefix(IMAGES)) for word in sys.argv[1:] if word.startswith(IMAGES)]
+    methods = [word for word in sys.argv[1:] if not word.startswith(IMAGES)]
+    settings = ServiceSettings(port=0, token=os.environ.get("VLMILL_TOKEN"))
+    shell, application = model_service(settings, images=next(iter(tables), None), classes=CLASSES)
+    opener = functools.partial(stub.opened, methods or ["answer", "attend", "score", "search"])
     plan = Plan(name="stub", module="vlmill.train.service.engine", open=opener)
     sys.exit(run_service(shell, application, [plan], "stub"))

@@ -1,11 +1,15 @@
 """The page of a model, clicked through in a browser."""
 
+import io
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tests.browser import browser, photograph
+from tests.factories import write_images, write_photographs
 from tests.serving import served, until
 
 STUB = ("-m", "tests.train.service.stub")
@@ -46,7 +50,7 @@ def test_a_text_is_scored_searched_and_answered(page: Any) -> None:
         assert len(page.find_elements("css selector", "#first button.on")) == 2
         page.find_element("id", "search").click()
         until(says(page, "Searched"))
-        assert text_of(page, "answers") == "0.5000 a"
+        assert text_of(page, "answers") == "0.5000 picture-0\n0.4000 picture-9"
         page.find_element("id", "answer").click()
         until(says(page, "Answered"))
         assert text_of(page, "said") == "Answer: a kite" and text_of(page, "answers") == ""
@@ -71,3 +75,38 @@ def test_the_enter_key_wants_what_the_model_can(page: Any) -> None:
         assert text_of(page, "said") == ""
         assert not page.find_element("id", "score").is_displayed()
         assert page.get_log("browser") == []
+
+
+def test_a_search_shows_the_pictures_of_the_table(page: Any, tmp_path: Path) -> None:
+    """Also where requests must bear a token; one that the table lacks says so in its place."""
+    table = write_images(tmp_path / "images", 3)
+    with served([*STUB, "search", f"--images={table}"], VLMILL_TOKEN="0123456789abcdef") as service:
+        page.get(service.url)
+        until(lambda: page.find_element("id", "token").is_displayed())
+        page.find_element("id", "token").send_keys("0123456789abcdef\n")
+        until(says(page, "Ready"))
+        page.find_element("id", "text").send_keys("a red kite\n")
+        until(says(page, "Searched"))
+        until(lambda: "has no picture" in text_of(page, "answers"))
+        (image,) = page.find_elements("css selector", "#answers img")
+        until(lambda: page.execute_script("return arguments[0].naturalWidth", image) == 40)
+        photograph(page, "search")
+
+
+def test_small_pictures_of_the_table(tmp_path: Path) -> None:
+    table = write_photographs(tmp_path, 2, cut=[1])
+    with served([*STUB, f"--images={table}"]) as service:
+        reply = service.ask("GET", "/v1/picture?image_id=picture-0")
+        assert reply.status == 200 and reply.headers["content-type"] == "image/jpeg"
+        assert Image.open(io.BytesIO(reply.body)).size == (64, 48)
+        for query, status, reason in (
+            ("image_id=picture-1", 404, "unreadable_image"),
+            ("image_id=picture-9", 404, "no_picture"),
+            ("", 404, "no_picture"),
+            ("name=picture-0", 400, "bad_request"),
+        ):
+            reply = service.ask("GET", f"/v1/picture?{query}")
+            assert (reply.status, reply.json()["reason"]) == (status, reason), query
+    with served(STUB) as service:
+        reply = service.ask("GET", "/v1/picture?image_id=picture-0")
+        assert (reply.status, reply.json()["reason"]) == (404, "no_pictures")
