@@ -54,6 +54,7 @@ def pictures(shop: Shop) -> list[bytes]:
 def service(shop: Shop) -> Iterator[Served]:
     words = ["-m", "vlmill.train.cli", "serve", "--port", "0"]
     words += ["--checkpoint", str(shop.folder / "checkpoint")]
+    words += ["--images", str(shop.folder / "images")]
     with served([*words, "--index", str(shop.folder / "index")]) as running:
         yield running
         assert running.count("vlmill_errors_total") == 0
@@ -83,7 +84,10 @@ def test_a_search_is_that_of_the_command(
     index = str(shop.folder / "index")
     assert main(["search", "--index", index, "--text", "a dog", "--top", "3"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert client.search(text="a dog", top=3) == json.loads(line)["answers"]
+    answers = client.search(text="a dog", top=3)
+    assert answers == json.loads(line)["answers"]
+    for row in answers:
+        assert service.ask("GET", f"/v1/picture?image_id={row['image_id']}").status == 200
     assert len(client.search(picture=pictures[0], top=2)) == 2
 
 
