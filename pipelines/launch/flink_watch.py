@@ -84,10 +84,10 @@ def _tell(master: str, job: str, parallelism: int) -> None:
     print(f"Flink has the job; its progress: {master}/#/job/{job}", file=sys.stderr, flush=True)
     slots = int(_ask(f"{master}/overview")["slots-total"])
     if slots < parallelism:
+        less = f"stop it and give --parallelism={slots}, or " if slots else ""
         print(
             f"WARNING: --parallelism={parallelism}, and the cluster has {slots} slots: the job "
-            f"waits until it has more; stop it and give --parallelism={max(slots, 1)}, or start "
-            "task managers",
+            f"waits until it has more; {less}start task managers",
             file=sys.stderr,
             flush=True,
         )

@@ -26,7 +26,7 @@ class JobManager(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         told = {
             "/jobs/overview": {"jobs": [{"jid": "7", "name": self.server.job, "state": "RUNNING"}]},
-            "/overview": {"slots-total": 2},
+            "/overview": {"slots-total": self.server.slots},
             "/jobs/7/exceptions": {"exceptionHistory": {"entries": self.server.failures}},
         }
         self.server.asked += 1
@@ -48,7 +48,7 @@ class JobManager(BaseHTTPRequestHandler):
 class Served(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), JobManager)
-        self.job, self.asked = "", 0
+        self.job, self.asked, self.slots = "", 0, 2
         self.failures: list[dict[str, str]] = []
         self.ended: list[str] = []
 
@@ -113,3 +113,12 @@ def test_where_nobody_answers_the_job_goes_on(flag: str, monkeypatch: pytest.Mon
     with watching(beam_options([flag])) as errors:
         pass
     assert errors == []
+
+
+def test_a_cluster_without_task_managers_wants_some(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.slots = 0
+    watched(served, "ours", KILLED, "--parallelism=1")
+    told = capsys.readouterr().err
+    assert "the cluster has 0 slots: the job waits until it has more; start task managers" in told
