@@ -21,17 +21,17 @@ help: ## list the commands
 install: $(READY) ## make .venv with everything that the other commands need
 
 # uv sets the environment up in seconds and shares files between environments; where it cannot be
-# had, pip does the same more slowly. Both compile what they install: where PYTHONDONTWRITEBYTECODE is
+# had, or does not trust the certificates that pip is told to, pip does the same more slowly. Both compile what they install: where PYTHONDONTWRITEBYTECODE is
 # set, as in many images, each command would else compile Beam or torch anew, seconds at every start.
 # The stamp is written last: an interrupted installation is redone.
 $(READY): setup.py constraints.txt
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5' && $(BIN)/uv --version >/dev/null; then \
-		echo "installing with uv"; \
-		$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5' && $(BIN)/uv --version >/dev/null \
+		&& echo "installing with uv" \
+		&& $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'; then :; \
 	else \
-		echo "uv cannot be had here; installing with pip, which takes minutes"; \
+		echo "uv does not install here; installing with pip, which takes minutes"; \
 		$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
 	fi
 	@touch $(READY)
