@@ -21,8 +21,9 @@ help: ## list the commands
 install: $(READY) ## make .venv with everything that the other commands need
 
 # uv sets the environment up in seconds and shares files between environments; where it cannot be
-# had, or does not trust the certificates that pip is told to, pip does the same more slowly. Both compile what they install: where PYTHONDONTWRITEBYTECODE is
-# set, as in many images, each command would else compile Beam or torch anew, seconds at every start.
+# had, or does not trust the certificates that pip is told to, pip does the same more slowly. Both
+# compile what they install: where PYTHONDONTWRITEBYTECODE is set, as in many images, each command
+# would else compile Beam or torch anew, seconds at every start.
 # The stamp is written last: an interrupted installation is redone.
 $(READY): setup.py constraints.txt
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }

@@ -131,6 +131,7 @@ def by_parts(
             windows = pooling_windows(boxes[taken], 1 / spec.stride, spec.pool_size, rows, columns)
             cells = window_maxima(features[0].permute(1, 2, 0).contiguous(), windows.bounds)
         with parts.part("res5"):
+            assert isinstance(model, FasterRCNN)
             res5 = model.roi_heads.res5
             assert isinstance(res5, FusedStage)
             means = boxes.new_zeros((*taken.shape, spec.feature_size))

@@ -13,12 +13,11 @@ import torch
 from vlmill.extract.config import saved_folder
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
-from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.whole.networks import WholePictures
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
 from vlmill.models.detector.cpu_stages import fuse_stages
-from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import config_of_weights, fitted, load_published
 from vlmill.models.detector.random_weights import randomise
@@ -30,7 +29,7 @@ from vlmill.schemas.errors import InputError
 class Detector:
     """A network in evaluation mode on its device, and what identifies it."""
 
-    model: FasterRCNN | Detectron2Network
+    model: DetectorNetwork
     fingerprint: str
     weights: str  # the file's name, or "random weights, seed S"
     device: torch.device
@@ -145,7 +144,7 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def fingerprint_of(model: FasterRCNN | Detectron2Network) -> str:
+def fingerprint_of(model: DetectorNetwork) -> str:
     """Returns 32 hexadecimal digits over the conventions and every number of the weights."""
     digest = hashlib.sha256()
     digest.update(json.dumps(dataclasses.asdict(model.config), sort_keys=True).encode())

@@ -4,7 +4,6 @@ Proposals, features, logits and regressions are computed by its own modules from
 configuration; preprocessing, selection and rows are those of every other detector.
 """
 
-import dataclasses
 import importlib
 from typing import Any
 
@@ -14,39 +13,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.faster_rcnn import Detections, whole_boxes
+from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork, whole_boxes
 from vlmill.models.detector.resnet import widened
 
 
-class Detectron2Network(nn.Module):
-    """A Detectron2 model that is called as :class:`FasterRCNN` is."""
+class Detectron2Network(DetectorNetwork):
+    """Takes the steps of a detector by a model of Detectron2."""
 
     model: Any
 
     def __init__(self, model: nn.Module, config: DetectorConfig, cfg: Any) -> None:
         super().__init__()
         self.model, self.config, self.cfg = model, config, cfg
-
-    def forward(
-        self,
-        pictures: Float[Tensor, "N 3 H W"],
-        limits: Float[Tensor, "N 4"],
-        min_sides: Float[Tensor, " N"],
-        *,
-        given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
-        whole: bool = False,
-        chunk: int = 50,
-    ) -> Detections:
-        """Detects as :class:`FasterRCNN` does."""
-        features = self.feature_map(pictures)
-        regions = (
-            self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
-        )
-        detections = self.describe(features, *regions, chunk)
-        if not whole:
-            return detections
-        vectors = self.region_means(features, whole_boxes(limits), chunk)[:, 0]
-        return dataclasses.replace(detections, whole=vectors)
 
     def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
         """Computes the map that proposals and regions share."""
@@ -95,6 +73,12 @@ class Detectron2Network(nn.Module):
             class_probs=widened(logits).softmax(dim=1).view(*taken.shape, -1),
             box_deltas=widened(deltas).view(*taken.shape, -1),
         )
+
+    def whole_pictures(
+        self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
+    ) -> Float[Tensor, "N D"]:
+        """Returns the means of res5 over the whole pictures."""
+        return self.region_means(features, whole_boxes(limits), chunk)[:, 0]
 
     def region_means(
         self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int

@@ -9,6 +9,7 @@ background, where the family has it), D = feature size, G x V cells of the featu
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -225,32 +226,10 @@ def pool_regions(
     return pooled
 
 
-class FasterRCNN(nn.Module):
-    """Detects in whole pictures: finds their proposals and describes all of them.
+class DetectorNetwork(nn.Module, ABC):
+    """Detects in whole pictures by the steps of a network: ours, or another project's."""
 
-    Trainable: gradients reach every stage above ``config.frozen_stages``.
-    """
-
-    def __init__(self, config: DetectorConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.backbone = Backbone(config)
-        self.proposal_generator = ProposalGenerator(config)
-        self.roi_heads = RoiHeads(config)
-        for number in range(1, config.frozen_stages + 1):
-            name = "stem" if number == 1 else f"res{number}"
-            self.backbone.get_submodule(name).requires_grad_(False)
-
-    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """Says what proposals and regions share: res4, activated where res5 expects that."""
-        return self.activate(self.backbone(pictures))
-
-    def activate(self, features: Float[Tensor, "N C G V"]) -> Float[Tensor, "N C G V"]:
-        """Normalises and rectifies res4 of a pre-activation network once, as res5's first block
-        would.
-        """
-        first = self.roi_heads.res5[0]
-        return first.activate(features) if isinstance(first, PreActivationBottleneck) else features
+    config: DetectorConfig
 
     def forward(
         self,
@@ -277,6 +256,63 @@ class FasterRCNN(nn.Module):
         if not whole:
             return detections
         return dataclasses.replace(detections, whole=self.whole_pictures(features, limits, chunk))
+
+    @abstractmethod
+    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+        """Computes the map that proposals and regions share."""
+
+    @abstractmethod
+    def proposals(
+        self,
+        features: Float[Tensor, "N C G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+        """Returns where regions may be, best first, and which of the places are taken."""
+
+    @abstractmethod
+    def describe(
+        self,
+        features: Float[Tensor, "N C G V"],
+        boxes: Float[Tensor, "N P 4"],
+        taken: Bool[Tensor, "N P"],
+        chunk: int = 50,
+    ) -> Detections:
+        """Returns what the network says of boxes on the feature map."""
+
+    @abstractmethod
+    def whole_pictures(
+        self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
+    ) -> Float[Tensor, "N D"]:
+        """Returns the features of the regions that are the whole pictures."""
+
+
+class FasterRCNN(DetectorNetwork):
+    """Detects in whole pictures: finds their proposals and describes all of them.
+
+    Trainable: gradients reach every stage above ``config.frozen_stages``.
+    """
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config)
+        self.proposal_generator = ProposalGenerator(config)
+        self.roi_heads = RoiHeads(config)
+        for number in range(1, config.frozen_stages + 1):
+            name = "stem" if number == 1 else f"res{number}"
+            self.backbone.get_submodule(name).requires_grad_(False)
+
+    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+        """Says what proposals and regions share: res4, activated where res5 expects that."""
+        return self.activate(self.backbone(pictures))
+
+    def activate(self, features: Float[Tensor, "N C G V"]) -> Float[Tensor, "N C G V"]:
+        """Normalises and rectifies res4 of a pre-activation network once, as res5's first block
+        would.
+        """
+        first = self.roi_heads.res5[0]
+        return first.activate(features) if isinstance(first, PreActivationBottleneck) else features
 
     def proposals(
         self,

@@ -134,6 +134,7 @@ def open_cases(
     model, fast = (
         open_detector(config, golden.weights, folded=folded).model for folded in (False, True)
     )
+    assert isinstance(model, FasterRCNN) and isinstance(fast, FasterRCNN)
     limits = InputLimits(short_side=config.short_side, long_side=config.long_side)
     cases = []
     for name in golden.cases:

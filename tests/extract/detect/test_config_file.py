@@ -166,7 +166,7 @@ def test_the_ports_anchors_are_those_of_its_weights(tmp_path: Path) -> None:
     state[ANCHORS] = state[ANCHORS] + 0.25
     save_file(state, tmp_path / "moved.safetensors")
     moved = open_detector(None, tmp_path / "moved.safetensors", config_file=path).model
-    assert moved.config.cell_anchors is not None
+    assert isinstance(moved, FasterRCNN) and moved.config.cell_anchors is not None
     own = moved.proposal_generator.anchor_generator.cell_anchors.get_buffer("0")
     assert torch.equal(own, state[ANCHORS])
 
