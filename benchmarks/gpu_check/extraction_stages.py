@@ -23,7 +23,7 @@ from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import source_of
-from vlmill.models.detector.faster_rcnn import numbered, pool_regions
+from vlmill.models.detector.faster_rcnn import FasterRCNN, numbered, pool_regions
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
@@ -69,7 +69,9 @@ def device_stages(
     queries: Sequence[Query], detector: Detector, config: ExtractConfig
 ) -> Mapping[str, Work]:
     """Repeats the steps of ``compute`` (extract/detect/predict.py), each on what the last gave."""
-    model, spec, device = detector.model, detector.model.config, detector.device
+    model, device = detector.model, detector.device
+    assert isinstance(model, FasterRCNN)  # these are its steps, no other backend's
+    spec = model.config
     heads, chunk = model.roi_heads, chunk_of(device)
     batch = uploaded(queries, spec, device)
     frames = frames_of(batch.measures)
