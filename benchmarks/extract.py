@@ -297,11 +297,11 @@ def compare(
     for data, row in zip(pictures, rows, strict=True):
         times = []
         for _ in range(rounds):
-            spent, found, picture = peer_round(data, model, config)
+            spent, theirs, picture = peer_round(data, model, config)
             times.append(spent)
         seconds += min(times)
-        worst = float(np.maximum(worst, difference(row, found, picture.scale)))
-        print(f"{len(found.boxes)} proposals, {len(row.boxes)} regions", file=sys.stderr)
+        worst = float(np.maximum(worst, difference(row, theirs, picture.scale)))
+        print(f"{len(theirs.boxes)} proposals, {len(row.boxes)} regions", file=sys.stderr)
     peer = seconds / len(pictures)
     line(f"{name}/difference", worst, "of the largest value", limit=TOLERANCE)
     assert worst <= TOLERANCE, "the outputs differ"

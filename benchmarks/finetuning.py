@@ -144,18 +144,18 @@ def memory_line(
 def kept_bytes(prepared: PreparedStep) -> int:
     """Counts what the forward pass keeps for the backward one, but for the weights."""
     weights = {p.untyped_storage().data_ptr() for p in prepared.module.parameters()}
-    kept: dict[int, int] = {}
+    storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     prepared.module.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         prepared.loss()
-    return sum(kept.values())
+    return sum(storages.values())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -111,9 +111,9 @@ def read_lmdb(folder: Path, batches: list[list[int]]) -> Iterator[torch.Tensor]:
                 assert stored is not None
                 record = pickle.loads(stored)  # of our own making, above
                 count, size = int(record["num_boxes"]), (record["image_w"], record["image_h"])
-                found = np.frombuffer(base64.b64decode(record["features"]), dtype=np.float32)
+                values = np.frombuffer(base64.b64decode(record["features"]), dtype=np.float32)
                 boxes = np.frombuffer(base64.b64decode(record["boxes"]), dtype=np.float32)
-                features[i, :count] = found.reshape(count, -1)
+                features[i, :count] = values.reshape(count, -1)
                 corners = boxes.reshape(count, 4) / np.array([float(x) for x in size] * 2)
                 locations[i, :count, :4] = corners
                 extent = corners[:, 2:] - corners[:, :2]

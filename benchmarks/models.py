@@ -157,17 +157,17 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
     def losses() -> list[Tensor]:
         encoded = model(inputs)
         words, hidden = encoded.text[guessed], encoded.regions[masked]
-        found = [F.cross_entropy(model.mlm_logits(words), labels)]
+        terms = [F.cross_entropy(model.mlm_logits(words), labels)]
         logits = model.region_class_logits(hidden)
         if variant == "imagebert":
-            found.append(F.cross_entropy(logits, classes))
-            found.append(F.mse_loss(model.region_features(hidden), features))
+            terms.append(F.cross_entropy(logits, classes))
+            terms.append(F.mse_loss(model.region_features(hidden), features))
         else:
-            found.append(F.cross_entropy(logits, targets))
+            terms.append(F.cross_entropy(logits, targets))
         if variant != "vl-bert":  # which has no matching, in paper and code
             logit = model.match_logit(encoded.pooled)
-            found.append(F.binary_cross_entropy_with_logits(logit, belongs))
-        return found
+            terms.append(F.binary_cross_entropy_with_logits(logit, belongs))
+        return terms
 
     return _step(model, losses)
 

@@ -115,9 +115,9 @@ def collect_metrics(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
     """``before/...``, ``after/...``, ``pairs`` and ``seconds`` by step, from the evaluations."""
     metrics: dict[str, Any] = {}
     for when in ("before", "after"):
-        found = json.loads((out / when / "metrics.json").read_text())
-        metrics |= {f"{when}/{name}": value for name, value in found.items() if "/" in name}
-        metrics |= {name: found[name] for name in ("pairs", "images") if name in found}
+        told = json.loads((out / when / "metrics.json").read_text())
+        metrics |= {f"{when}/{name}": value for name, value in told.items() if "/" in name}
+        metrics |= {name: told[name] for name in ("pairs", "images") if name in told}
     return {**metrics, "seconds": {**seconds, "total": round(sum(seconds.values()), 2)}}
 
 

@@ -145,7 +145,7 @@ def data_sections(
 
 def model_sections(out: Path, uris: Mapping[str, str]) -> list[Section]:
     """How training went, and what the model finds before and after it."""
-    found = {
+    rankings = {
         when: json.loads((out / when / "neighbours.json").read_text())
         for when in ("before", "after")
     }
@@ -160,12 +160,12 @@ def model_sections(out: Path, uris: Mapping[str, str]) -> list[Section]:
             title="Pictures found for captions",
             intro="The first five before and after training, the right one framed. Scores are "
             "logits of the matching head.",
-            body=pictures_found(found, uris),
+            body=pictures_found(rankings, uris),
         ),
         Section(
             title="Captions found for pictures",
             intro="The first three before and after training, the right ones green.",
-            body=captions_found(found, uris),
+            body=captions_found(rankings, uris),
         ),
     ]
 

@@ -143,10 +143,10 @@ def write_neighbours(folder: Path, found: Neighbours) -> None:
 
 def read_neighbours(folder: Path) -> dict[str, list[str]]:
     """Reads it back: 5 ids an item stay in memory where candidates are asked for."""
-    found: dict[str, list[str]] = {}
+    neighbours: dict[str, list[str]] = {}
     for batch in iter_batches(folder, NEIGHBOURS, columns=["image_id", "neighbour_ids"]):
-        found |= {row["image_id"]: row["neighbour_ids"] for row in batch.to_pylist()}
-    return found
+        neighbours |= {row["image_id"]: row["neighbour_ids"] for row in batch.to_pylist()}
+    return neighbours
 
 
 def candidates(history: Sequence[str], table: Neighbours, most: int = MOST) -> list[str]:
@@ -156,13 +156,13 @@ def candidates(history: Sequence[str], table: Neighbours, most: int = MOST) -> l
     that the table lacks leads to none.
     """
     lists = [table.get(item, ()) for item in reversed(history)]
-    seen, found = set(history), list[str]()
+    seen, items = set(history), list[str]()
     for rank in range(max(map(len, lists), default=0)):
         for others in lists:
             if rank < len(others) and others[rank] not in seen:
                 seen.add(others[rank])
-                found.append(others[rank])
-    return found[:most]
+                items.append(others[rank])
+    return items[:most]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +196,10 @@ def measured(
     hits, widths, seconds = list[bool](), list[int](), list[float]()
     for visit in visits:
         start = time.perf_counter()
-        found = candidates(visit.history, table)
+        items = candidates(visit.history, table)
         seconds.append(time.perf_counter() - start)
-        hits.append(visit.next_item in found)
-        widths.append(len({category_of[item] for item in found}))
+        hits.append(visit.next_item in items)
+        widths.append(len({category_of[item] for item in items}))
     return {
         "recall": float(np.mean(hits)),
         "category_width": float(np.mean(widths)),

@@ -38,8 +38,8 @@ def region_problems(folder: str | Path) -> list[str]:
         reader = RegionReader(folder)
         border, width = border_of(reader.producer), whole_width(reader.producer)
         for row in reader:
-            found = row_problems(row, border_px=border, whole=width)
-            problems += [f"{folder}, {row.image_id}: {problem}" for problem in found]
+            row_errors = row_problems(row, border_px=border, whole=width)
+            problems += [f"{folder}, {row.image_id}: {problem}" for problem in row_errors]
     except (InputError, OSError, ValueError) as error:
         problems.append(str(error))
     return problems
@@ -77,9 +77,9 @@ def row_problems(
         problems.append("a box ends before it begins")
     if border_px is not None and outside(row.boxes, row.width, row.height, border_px):
         problems.append(f"a box leaves the picture of {row.width} x {row.height}")
-    found = 0 if row.global_feature is None else len(row.global_feature)
-    if whole is not None and found != whole:
-        problems.append(f"a global_feature of {found} numbers, not the networks' {whole}")
+    size = 0 if row.global_feature is None else len(row.global_feature)
+    if whole is not None and size != whole:
+        problems.append(f"a global_feature of {size} numbers, not the networks' {whole}")
     checked = ("features", "class_probs", "class_scores", "attribute_scores", "global_feature")
     for name in checked:
         array = getattr(row, name)

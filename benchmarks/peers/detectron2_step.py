@@ -73,20 +73,20 @@ class Work:
         """Returns what is in the pictures."""
         generator = torch.Generator().manual_seed(self.seed + 1)
         limits = torch.tensor([self.width, self.height] * 2, dtype=torch.float32)
-        found = []
+        instances = []
         for _ in range(self.pictures):
             ends = torch.rand(2, BOXES_OF_PICTURE, 2, generator=generator)
             low, high = ends.amin(0) * 0.8, ends.amax(0)
             boxes = torch.cat((low, torch.maximum(high, low + 0.1)), dim=1) * limits
             classes = torch.randint(config.num_classes, (BOXES_OF_PICTURE,), generator=generator)
-            found.append(
+            instances.append(
                 Truth(
                     boxes=boxes,
                     classes=classes,
                     attributes=torch.full((BOXES_OF_PICTURE, 0), -1),
                 )
             )
-        return found
+        return instances
 
 
 def batch_of(work: Work, config: DetectorConfig) -> Batch:

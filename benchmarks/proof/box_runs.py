@@ -20,8 +20,12 @@ def box_inputs(tables: Any, feeding: Feeding) -> dict[str, str | None]:
         "annotated_regions": feeding.reads_regions and feeding.boxes != "detected",
         "images": feeding.reads_pictures,
     }
-    found = {"regions": tables.regions, "annotated_regions": tables.boxes, "images": tables.images}
-    return {name: found[name] if read else None for name, read in reads.items()}
+    folders = {
+        "regions": tables.regions,
+        "annotated_regions": tables.boxes,
+        "images": tables.images,
+    }
+    return {name: folders[name] if read else None for name, read in reads.items()}
 
 
 def box_lines(line: Line, blind: Line | None) -> Sequence[Line]:

@@ -46,11 +46,11 @@ class Comparison:
 
 def lines_by_label(jobs: Sequence[RowJob], lines: Sequence[Line]) -> dict[str, list[Any]]:
     """The finished runs' lines by the labels of their arms, seeds in order."""
-    found: dict[str, list[Any]] = {}
+    by_label: dict[str, list[Any]] = {}
     for job in jobs:
         if (line := finished(job, lines)) is not None:  # type: ignore[arg-type]
-            found.setdefault(job.arm.label, []).append(line)
-    return found
+            by_label.setdefault(job.arm.label, []).append(line)
+    return by_label
 
 
 def comparisons(table: AblationTable, lines: Lines) -> Iterator[Comparison]:

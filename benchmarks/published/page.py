@@ -28,9 +28,9 @@ benchmarks/reproduce.py --full --list` says what is missing.
 
 def page(tables: Sequence[AblationTable], lines: Lines) -> str:
     """The whole page; rows that were not run yet stand there with the paper's figures alone."""
-    found = {table.key: list(comparisons(table, lines)) for table in tables}
-    parts = [INTRO, summary(tables, found)]
-    parts += [section(table, found[table.key], lines) for table in tables]
+    by_table = {table.key: list(comparisons(table, lines)) for table in tables}
+    parts = [INTRO, summary(tables, by_table)]
+    parts += [section(table, by_table[table.key], lines) for table in tables]
     return "\n".join(parts)
 
 
@@ -60,6 +60,8 @@ def section(table: AblationTable, found: Sequence[Comparison], lines: Lines) -> 
     body = [_row(table, label, cells) for label, cells in by_row.items()]
     notes = [f"\nCannot run: {row.label}, as {row.missing}." for row in table.rows if row.missing]
     notes += [f"\n{text}" for text in otherwise(found)]
+    if table.reading:
+        notes.append(f"\n**Why.** {table.reading}")
     return "\n".join([*head, *body, *notes, ""])
 
 

@@ -99,6 +99,7 @@ class AblationTable:
     figures: tuple[Figure, ...]
     rows: tuple[Row, ...]
     about: str  # what stands here for what the paper has
+    reading: str = ""  # why the measured rows move as they do
 
     def __post_init__(self) -> None:
         if self.base not in [row.label for row in self.rows]:

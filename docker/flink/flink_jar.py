@@ -123,9 +123,9 @@ def require_pinned(repository: Path) -> None:
     """Raises OSError for a file of Beam that is not the one which was tested."""
     for name, digest in PINNED.items():
         path = repository / "org/apache/beam" / name
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found != digest:
-            raise OSError(f"{path.name} has the SHA-256 {found}, and should have {digest}")
+        actual = hashlib.sha256(path.read_bytes()).hexdigest()
+        if actual != digest:
+            raise OSError(f"{path.name} has the SHA-256 {actual}, and should have {digest}")
 
 
 def main() -> int:

@@ -29,14 +29,14 @@ def picture(number: int) -> Image.Image:
     scene = make_scenes(world, "test", number + 1)[number]
     rng = rng_of_scene(world, "test", number)
     pixels, boxes = draw(world, scene, rng)
-    found = Detector(extra_boxes=0).detect(world, scene, pixels, boxes, "picture", rng)
-    assert found.class_ids is not None and found.class_scores is not None
+    regions = Detector(extra_boxes=0).detect(world, scene, pixels, boxes, "picture", rng)
+    assert regions.class_ids is not None and regions.class_scores is not None
     labels = [
         f"{world.kinds[kind]} {score:.2f}"
-        for kind, score in zip(found.class_ids, found.class_scores, strict=True)
+        for kind, score in zip(regions.class_ids, regions.class_scores, strict=True)
     ]
     plain = Image.fromarray(pixels)
-    corners = [tuple(map(float, box)) for box in found.boxes]
+    corners = [tuple(map(float, box)) for box in regions.boxes]
     marked = draw_boxes(
         plain,
         list(zip(corners, labels, strict=True)),  # type: ignore[arg-type]

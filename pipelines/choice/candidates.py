@@ -236,7 +236,7 @@ _SEPARATORS = (" | ", " – ", " — ", " - ", " :: ", " » ", " · ", " « ", "
 def own_title(title: str, site: str) -> str:
     """The page's own part of its title: "Madeleines | Orangette" gives Madeleines."""
     for separator in _SEPARATORS:
-        head, found, tail = title.rpartition(separator)
-        if found and head:
+        head, separated, tail = title.rpartition(separator)
+        if separated and head:
             return tail.strip() if subject(head) <= subject(site) else head
     return title

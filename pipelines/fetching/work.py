@@ -144,9 +144,9 @@ def restore(job: Fetching) -> bool:
     with atomic_folder(job.folder) as folder:
         for bucket in range(job.buckets):
             name = job.journal_path(bucket).name
-            kept = job.kept / name
-            assert isinstance(kept, RemotePath)
-            kept.download(folder / name)
+            remote = job.kept / name
+            assert isinstance(remote, RemotePath)
+            remote.download(folder / name)
     sent = {}
     for bucket in range(job.buckets):
         with job.journal(bucket) as journal:

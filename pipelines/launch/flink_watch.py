@@ -67,8 +67,8 @@ def _watch(
                     told = True
                     _tell(master, job, parallelism)
                 url = f"{master}/jobs/{job}"
-                if found := _useless(url):
-                    errors += found
+                if problems := _useless(url):
+                    errors += problems
                     _cancel(url)
                     return
 

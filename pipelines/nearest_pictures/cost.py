@@ -48,8 +48,8 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
         means = Means([Path(folder) / "means.npy"], regions.feature_dim)
         path = Path(folder) / "vectors.npy"
         index = NearestIndex(means, np.arange(len(vectors)), path, threads=threads)
-        found = index.search(0, min(len(index), QUERIES), top)
-        searching = measured_rate(found, "pictures")
+        neighbours = index.search(0, min(len(index), QUERIES), top)
+        searching = measured_rate(neighbours, "pictures")
     return averaging, searching
 
 

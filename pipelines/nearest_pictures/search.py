@@ -91,8 +91,8 @@ class NearestIndex:
             for begin in range(0, len(waiting), most):
                 block = np.array(waiting[begin : begin + most])
                 with faiss_threads(self._threads):
-                    found, near = faiss.knn(self._vectors[block], self._vectors, width)
-                ranked = threads.map(partial(self._ranked, count), block, near, found)
+                    scores, near = faiss.knn(self._vectors[block], self._vectors, width)
+                ranked = threads.map(partial(self._ranked, count), block, near, scores)
                 for query, nearest in zip(block.tolist(), ranked, strict=True):
                     if nearest is None:
                         unsettled.append(query)

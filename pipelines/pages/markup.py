@@ -102,8 +102,8 @@ def quick_text(text: str, max_chars: int) -> str:
     Menus and footers are short and often in another language, so the longest come first. Hidden
     elements, code and hashes do not count.
     """
-    found = map(str.strip, _STRETCH.findall(_without_hidden(text[:_MAX_QUICK_CHARS])))
-    stretches = dict.fromkeys(stretch for stretch in found if len(stretch) >= _MIN_STRETCH)
+    texts = map(str.strip, _STRETCH.findall(_without_hidden(text[:_MAX_QUICK_CHARS])))
+    stretches = dict.fromkeys(stretch for stretch in texts if len(stretch) >= _MIN_STRETCH)
     # A character outside ASCII says more: most are of scripts with one for a syllable or a word.
     weight = len if text.isascii() else _weight
     longest = sorted(stretches, key=weight, reverse=True)

@@ -48,7 +48,7 @@ def _inline(
     pairs: Iterable[tuple[Pair, str]], job: Job, shard: int
 ) -> Iterator[tuple[Pair, str, bytes]]:
     """Both come in the order of the pictures' ids; one that several pages have is kept once."""
-    kept = sorted_rows(job.spools("mined-inline"), shard)
+    pictures = sorted_rows(job.spools("mined-inline"), shard)
     for pair, split in pairs:
         key = bytes.fromhex(pair.picture.image_id)
-        yield pair, split, next(data for at, data in kept if at == key)
+        yield pair, split, next(data for at, data in pictures if at == key)

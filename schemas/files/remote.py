@@ -253,12 +253,12 @@ class RemotePath(_Base):
     def below(self) -> list[tuple["RemotePath", Status]]:
         """All objects below, sorted, with what the store says of them."""
         try:
-            found = self.ask("find", detail=True)
+            objects = self.ask("find", detail=True)
         except FileNotFoundError:
             return []
         return [
             (self._named(name), _status(info))
-            for name, info in sorted(found.items())
+            for name, info in sorted(objects.items())
             if not name.endswith("/")
         ]
 

@@ -163,10 +163,10 @@ def _part_of(url: str, answer: Answer, start: int, stop: int) -> Part:
         return Part(content=b"", total=int(whole[1]) if whole else start, version=None)
     if status == 200:
         raise Unreachable(f"{url}: the server gives no ranges; download it, and give the file")
-    found = _RANGE.fullmatch(place)
-    if status != 206 or found is None:
+    match = _RANGE.fullmatch(place)
+    if status != 206 or match is None:
         raise Unreachable(f"{url}: it answers {status}; give another, or see whether it is there")
-    first, last, total = map(int, found.groups())
+    first, last, total = map(int, match.groups())
     if answer.failure or first != start or not start <= last < stop:
         raise Unreachable(f"{url}: the server gives other ranges than it is asked for")
     if len(answer.content) != last - first + 1:

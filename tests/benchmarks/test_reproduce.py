@@ -25,7 +25,13 @@ def row(label: str, published: float | None) -> Row:
 
 def table(*rows: Row) -> AblationTable:
     return AblationTable(
-        key="t", title="Title", base="base", figures=(ACCURACY,), rows=rows, about="About."
+        key="t",
+        title="Title",
+        base="base",
+        figures=(ACCURACY,),
+        rows=rows,
+        about="About.",
+        reading="Too few steps.",
     )
 
 
@@ -79,6 +85,7 @@ def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
     assert "| other | 60.0 (80) | no | 1 |" in text
     assert "Otherwise than there: other, VQA: -10.0 points here" in text and "+10.0 there." in text
     assert "Cannot run: deaf, as it has no ears." in text
+    assert "**Why.** Too few steps." in text
 
 
 @pytest.mark.parametrize("of", all_tables(), ids=lambda of: of.key)

@@ -42,8 +42,8 @@ def stream_starts(seed: int, stage: int, epochs: Any, keys: Any) -> Keys:
 def uniforms(starts: Keys, first: int, count: int) -> Numbers:
     """Numbers ``first`` to ``first + count`` of each stream, from 0 to below 1: float64 [B, N]."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * GOLDEN
-    found: Numbers = (scrambled(starts[:, None] + steps) >> np.uint64(11)).astype("f8") * MANTISSA
-    return found
+    numbers: Numbers = (scrambled(starts[:, None] + steps) >> np.uint64(11)).astype("f8") * MANTISSA
+    return numbers
 
 
 class Uniforms:

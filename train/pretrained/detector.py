@@ -124,8 +124,8 @@ def recorded_weights(loaded: LoadedCheckpoint) -> Path | None:
     said = str((loaded.detector or {}).get("weights") or "")
     if RANDOM.fullmatch(said):
         return None
-    found = [node for node in _nodes(lineage(loaded.path)) if node.entry.flag == "--weights"]
-    there = [node for node in found if node.state == OK]
+    nodes = [node for node in _nodes(lineage(loaded.path)) if node.entry.flag == "--weights"]
+    there = [node for node in nodes if node.state == OK]
     if not there:
         name = f" ({said})" if said else ""
         raise InputError(
@@ -161,8 +161,8 @@ def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractC
         f"chosen as {preset}'s paper says, at the detector's own size"
     )
     # The distribution decides the order of VL-BERT's regions, and costs as much as the features.
-    kept = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")
-    return ExtractConfig(selection=SELECTIONS[preset], storage=kept)
+    storage = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")
+    return ExtractConfig(selection=SELECTIONS[preset], storage=storage)
 
 
 def preset_of(variant: str) -> str | None:

@@ -84,9 +84,9 @@ def reads_regions(model: Pretrained) -> bool:
 def without(row: RegionRow, region: int) -> RegionRow:
     """Returns the row without one of its regions."""
     values = {name: getattr(row, name) for name in ("boxes", *PER_BOX)}
-    kept = {
+    fields = {
         name: np.delete(array, region, axis=0)
         for name, array in values.items()
         if array is not None
     }
-    return dataclasses.replace(row, **kept)
+    return dataclasses.replace(row, **fields)

@@ -28,7 +28,7 @@ def is_hub(path: object) -> bool:
 
 def hub_place(text: str) -> HubPlace:
     """Reads ``hf://owner/name`` or ``hf://owner/name@revision``. Raises InputError for others."""
-    found = _PLACE.fullmatch(text)
-    if found is None or ".." in text:
+    match = _PLACE.fullmatch(text)
+    if match is None or ".." in text:
         raise InputError(f"{text}: want {SCHEME}owner/name, or {SCHEME}owner/name@revision")
-    return HubPlace(repo=found[1], revision=found[2] or "main")
+    return HubPlace(repo=match[1], revision=match[2] or "main")

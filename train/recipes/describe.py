@@ -67,8 +67,8 @@ def activations(network: Network, stage: Pass, max_text_tokens: int) -> int:
     beside = feeding.text_rows * feeding.text_row_tokens // stage.batch_size  # texts alone
     rows = {"texts": text, "pictures": picture, "both": text + picture + beside}
     passes = JOINT_PASSES + 1 if isinstance(stage, Stage) and stage.objectives.itc else 1
-    kept = sum(rows[stack.rows] * stack.num_layers * stack.layer.kept for stack in network.stacks)
-    return passes * kept
+    values = sum(rows[stack.rows] * stack.num_layers * stack.layer.kept for stack in network.stacks)
+    return passes * values
 
 
 def length_of(stage: Pass) -> str:

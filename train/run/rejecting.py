@@ -43,11 +43,11 @@ class Rejecting:
         self._accelerator = accelerator
         lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
         read = [json.loads(line) for line in lines]
-        kept = [row for row in read if row["step"] <= after]
-        self.met = {row["image_id"]: _of_line(row) for row in kept}
+        earlier = [row for row in read if row["step"] <= after]
+        self.met = {row["image_id"]: _of_line(row) for row in earlier}
         accelerator.wait_for_everyone()  # all have read it
-        if accelerator.is_main_process and len(kept) < len(read):
-            write_bytes(self._path, b"".join(_line(row["step"], _of_line(row)) for row in kept))
+        if accelerator.is_main_process and len(earlier) < len(read):
+            write_bytes(self._path, b"".join(_line(row["step"], _of_line(row)) for row in earlier))
 
     def note(self, step: int, read: Sequence[HostBatch] | InputError) -> int:
         """Takes in what the parts of a step name; returns how many pictures the run has met.

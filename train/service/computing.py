@@ -145,18 +145,18 @@ def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
 def rest_on(model: Pretrained, picture: bytes, text: str) -> Answer:
     """Tells on which regions a score rests."""
     try:
-        found = left_out(model, picture, text)
+        effects = left_out(model, picture, text)
     except InputError:
         return NoAnswer(
             reason="unreadable",
             message="the text has no word, or no two regions are found in the picture",
         )
-    (row,) = encode_regions([found.row], dtype=found.arrays["features"]["dtype"]).to_pylist()
+    (row,) = encode_regions([effects.row], dtype=effects.arrays["features"]["dtype"]).to_pylist()
     return {
-        "score": found.score,
-        "losses": found.without.tolist(),
+        "score": effects.score,
+        "losses": effects.without.tolist(),
         "regions": [plain_row(row)],
-        "arrays": dict(found.arrays),
+        "arrays": dict(effects.arrays),
     }
 
 

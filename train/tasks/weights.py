@@ -33,5 +33,5 @@ def only_rows(batch: Batch, rows: Shown) -> Batch:
     chosen = torch.from_numpy(rows).to(inputs.region_features.device)
     names = ("region_features", "region_locations", "region_mask", "masked_regions")
     values = {name: getattr(inputs, name) for name in names}
-    kept = {name: value[:, chosen] for name, value in values.items() if value is not None}
-    return replace(batch, inputs=replace(inputs, **kept, real_regions=None))
+    columns = {name: value[:, chosen] for name, value in values.items() if value is not None}
+    return replace(batch, inputs=replace(inputs, **columns, real_regions=None))

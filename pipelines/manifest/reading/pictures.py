@@ -32,8 +32,8 @@ def picture_path(root: Path, name: str) -> Path | Drop:
     if is_unsafe(name):
         return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
     if isinstance(root, RemotePath):
-        found = (path for path in (root / f"{name}{e}" for e in ENDINGS) if path.is_file())
-        return next(found, missing)
+        files = (path for path in (root / f"{name}{e}" for e in ENDINGS) if path.is_file())
+        return next(files, missing)
     base = os.path.realpath(root)
     for ending in ENDINGS:
         path = os.path.join(base, name + ending)

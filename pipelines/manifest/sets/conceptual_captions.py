@@ -41,8 +41,8 @@ class ListFile:
 
 
 def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
-    found = {"train": folder.find(*TRAIN, *LABELS), "val": folder.find(*VALIDATION)}
-    there = {split: source for split, source in found.items() if source is not None}
+    of_splits = {"train": folder.find(*TRAIN, *LABELS), "val": folder.find(*VALIDATION)}
+    there = {split: source for split, source in of_splits.items() if source is not None}
     if not there:
         raise folder.lacks(f"{TRAIN[0]} or {VALIDATION[0]}")
     published = {

@@ -67,8 +67,8 @@ KEYS = frozenset(
 
 def open_nlvr2(folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens NLVR2's files. Raises InputError."""
-    found = {split: folder.find(f"data/{split}.json", f"nlvr2/data/{split}.json") for split in ROWS}
-    sources = {split: source for split, source in found.items() if source is not None}
+    files = {split: folder.find(f"data/{split}.json", f"nlvr2/data/{split}.json") for split in ROWS}
+    sources = {split: source for split, source in files.items() if source is not None}
     if not sources:
         raise folder.lacks("data/train.json, data/dev.json, data/test1.json or data/test2.json")
     return Reading(

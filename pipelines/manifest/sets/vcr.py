@@ -178,8 +178,8 @@ REMEMBERED = 64  # metadata files: the questions of a picture stand together
 
 def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens VCR's files. Raises InputError."""
-    found = {split: folder.find(f"{split}.jsonl") for split in SPLITS}
-    sources = {split: source for split, source in found.items() if source is not None}
+    files = {split: folder.find(f"{split}.jsonl") for split in SPLITS}
+    sources = {split: source for split, source in files.items() if source is not None}
     if not sources:
         raise folder.lacks("train.jsonl, val.jsonl or test.jsonl")
     if not folder.has_pictures((PICTURES_FOLDER,)):

@@ -189,8 +189,8 @@ def of_split(examples: Examples, split: str) -> Examples:
 def splits_of(examples: Examples) -> list[str]:
     """The names of the splits of a table."""
     batches = iter_batches(examples.path, examples.table, columns=["split"], flag="--examples")
-    found = {name for batch in batches for name in batch.column(0).unique().to_pylist()}
-    return sorted(found - {None})
+    names = {name for batch in batches for name in batch.column(0).unique().to_pylist()}
+    return sorted(names - {None})
 
 
 def settings_of(opened: Opened) -> dict[str, Any]:

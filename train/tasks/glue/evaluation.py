@@ -171,11 +171,11 @@ def averages_of(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
 
 def evaluations_of(pattern: str) -> list[Path]:
     """The metrics of the evaluations in the folders of a pattern. Raises InputError for none."""
-    found = [Path(folder) / METRICS for folder in sorted(glob(pattern))]
-    found = [path for path in found if path.is_file()]
-    if not found:
+    files = [Path(folder) / METRICS for folder in sorted(glob(pattern))]
+    files = [path for path in files if path.is_file()]
+    if not files:
         raise InputError(
             f"--scores {pattern}: no folder of that name has a {METRICS}; give what `train-vl "
             "evaluate glue` wrote"
         )
-    return found
+    return files

@@ -272,5 +272,5 @@ def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
 def sources_of(examples: str) -> list[str]:
     """The sources of a table of statements."""
     batches = iter_batches(examples, STATEMENTS, columns=["source"], flag="--examples")
-    found = {value for batch in batches for value in batch.column(0).unique().to_pylist()}
-    return sorted(value for value in found if value is not None)
+    sources = {value for batch in batches for value in batch.column(0).unique().to_pylist()}
+    return sorted(value for value in sources if value is not None)

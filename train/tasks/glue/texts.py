@@ -29,8 +29,8 @@ def joined(
     """
     cls, sep = words.token_to_id(CLS), words.token_to_id(SEP)
     if second is None:
-        kept = list(first[: longest - 2])
-        return np.array([cls, *kept, sep], dtype=np.int64), len(kept) + 2
+        ids = list(first[: longest - 2])
+        return np.array([cls, *ids, sep], dtype=np.int64), len(ids) + 2
     num_first, num_second = cut_pair(first, second, longest - 3)
     tokens = [cls, *first[:num_first], sep, *second[:num_second], sep]
     return np.array(tokens, dtype=np.int64), num_first + 2

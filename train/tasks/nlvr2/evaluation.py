@@ -54,17 +54,17 @@ def evaluated(examples: str, values: Mapping[str, Sequence[float]]) -> Evaluated
             continue
         if unscored := len(split.rows) - len(split.labels):
             notes.append(f"{unscored} statements of {name} have no label and are not scored.")
-        found = verdicts({key: split.said[key] for key in split.labels}, split.labels)
+        right = verdicts({key: split.said[key] for key in split.labels}, split.labels)
         subsets = {
             subset: {
                 key
                 for row in split.rows
-                if row["subset"] == subset and (key := identifier_of(row["example_id"])) in found
+                if row["subset"] == subset and (key := identifier_of(row["example_id"])) in right
             }
             for subset in SUBSETS
         }
         of_split = {subset: keys for subset, keys in subsets.items() if keys}
-        figures |= nlvr2_metrics(found, name, of_split)
+        figures |= nlvr2_metrics(right, name, of_split)
         cases += [
             case_of(row, values[row["example_id"]]) for row in split.rows if row["label_id"] >= 0
         ]

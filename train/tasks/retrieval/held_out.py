@@ -26,8 +26,8 @@ def whole_pictures(table: SampleTable, rows: Ids, most: int) -> list[int]:
     _, pictures, counts = np.unique(keys, return_inverse=True, return_counts=True)
     chosen = np.cumsum(counts) <= most
     chosen[:1] = True
-    kept: list[int] = np.sort(rows[chosen[pictures]]).tolist()
-    return kept
+    held_rows: list[int] = np.sort(rows[chosen[pictures]]).tolist()
+    return held_rows
 
 
 def one_row_each(table: SampleTable, rows: Ids) -> Ids:

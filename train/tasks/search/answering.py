@@ -159,8 +159,10 @@ def answers_of(index: SearchIndex, blocks: Iterator[list[Query]], top: int) -> I
         rows: dict[int, list[dict[str, Any]]] = {}
         if good:
             matrix = np.stack([query.vector for query in good if query.vector is not None])
-            found = index.nearest(matrix, top + any(query.own is not None for query in good))
-            for query, scores, places in zip(good, found.scores, found.places, strict=True):
+            neighbours = index.nearest(matrix, top + any(query.own is not None for query in good))
+            for query, scores, places in zip(
+                good, neighbours.scores, neighbours.places, strict=True
+            ):
                 rows[id(query)] = _rows(index, query, scores, places)[:top]
         for query in block:
             yield Answered(query=query, answers=rows.get(id(query), []))
