@@ -31,8 +31,9 @@ from learning_tasks import add_places, names_of, seeds_of
 from proof.tables import WorldTables
 from proof.task_runs import failed, finished, results, run_all
 from published import AblationTable, all_tables
-from published.compare import comparisons, lines_by_label
+from published.compare import Lines, comparisons, lines_by_label
 from published.page import page
+from published.picture import picture
 from published.runs import RowJob, jobs_of, write_tables
 from shell import parse_form, result_line
 from worlds import World
@@ -44,6 +45,7 @@ from vlmill.schemas.files.atomic import write_text
 FOLDER = Path(__file__).parent
 COMMITTED = FOLDER / "results" / "reproduction.jsonl"
 PAGE = FOLDER.parent / "docs" / "reproduction.md"
+PICTURE = PAGE.parent / "images" / "reproduction.svg"
 SEEDS = (0, 1, 2)
 
 
@@ -102,22 +104,28 @@ def run(arguments: Sequence[str]) -> int:
         told += 1
         print(f"{job.name}: done", file=sys.stderr)
         if args.full:
-            write_text(PAGE, page(all_tables(), lines_of_form(form, path)))
+            write_page(lines_of_form(form, path))
     for table in tables:
         for line in printed(table, lines_of_form(form, path)):
             print(json.dumps(line))
     return int(told < len(jobs))
 
 
-def lines_of_form(form: Form, path: Path) -> dict[str, list[dict[str, object]]]:
+def write_page(lines: Lines) -> None:
+    """Writes the page of the documentation and its picture."""
+    tables = all_tables()
+    by_table = {table.key: list(comparisons(table, lines)) for table in tables}
+    write_text(PICTURE, picture(tables, by_table))
+    write_text(PAGE, page(tables, by_table))
+
+
+def lines_of_form(form: Form, path: Path) -> Lines:
     """The lines of runs as this form has them, by the runs' labels: others are of other code."""
     jobs = jobs_of_form(form, form.tables, SEEDS, path.parent)
     return lines_by_label(jobs, results(path))
 
 
-def printed(
-    table: AblationTable, lines: dict[str, list[dict[str, object]]]
-) -> list[dict[str, object]]:
+def printed(table: AblationTable, lines: Lines) -> list[dict[str, object]]:
     """A line for each figure of each row that has one, as every benchmark prints it."""
     return [
         result_line(

@@ -1,9 +1,9 @@
 """The page of the documentation that says how the papers' ablations come out here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from published.compare import AGREES, DIFFERS, WITHIN, Comparison, Lines, comparisons
+from published.compare import AGREES, DIFFERS, WITHIN, Comparison
 from published.row import AblationTable
 
 INTRO = """# Reproduction
@@ -24,42 +24,47 @@ run, and the paper's in parentheses. `make reproduce` takes hours, adds what is 
 where it was stopped; `python benchmarks/reproduce.py` is its short form; `python
 benchmarks/reproduce.py --full --list` says what is missing.
 """
+PICTURE = """![What changes beside each table's base, here with two standard errors to both
+sides, and in the paper](images/reproduction.svg)
+
+Points that a row gains or loses beside the base of its table."""
+ByTable = Mapping[str, Sequence[Comparison]]
 
 
-def page(tables: Sequence[AblationTable], lines: Lines) -> str:
+def page(tables: Sequence[AblationTable], by_table: ByTable) -> str:
     """The whole page; rows that were not run yet stand there with the paper's figures alone."""
-    by_table = {table.key: list(comparisons(table, lines)) for table in tables}
     parts = [INTRO, summary(tables, by_table)]
-    parts += [section(table, by_table[table.key], lines) for table in tables]
+    parts += [section(table, by_table[table.key]) for table in tables]
     return "\n".join(parts)
 
 
-def summary(tables: Sequence[AblationTable], found: dict[str, list[Comparison]]) -> str:
-    """How many changes agree, table by table."""
+def summary(tables: Sequence[AblationTable], by_table: ByTable) -> str:
+    """How many changes agree, table by table, and all of them in a picture."""
     rows = ["## What agrees\n", "| table | agree | within error | differ | to be measured |"]
     rows.append("|---|---|---|---|---|")
     for table in tables:
-        wanted = [one for one in found[table.key] if one.published_change]
+        wanted = [one for one in by_table[table.key] if one.published_change]
         counts = [
             sum(one.verdict == verdict for one in wanted)
             for verdict in (AGREES, WITHIN, DIFFERS, None)
         ]
         rows.append(f"| {table.title} | {' | '.join(map(str, counts))} |")
+    rows.append(f"\n{PICTURE}")
     return "\n".join(rows) + "\n"
 
 
-def section(table: AblationTable, found: Sequence[Comparison], lines: Lines) -> str:
+def section(table: AblationTable, rows: Sequence[Comparison]) -> str:
     """A table with its figures, what stands for what, and which rows moved otherwise."""
     labels = [figure.label for figure in table.figures]
     head = [f"## {table.title}\n", f"{table.about}\n"]
     head.append(f"| | {' | '.join(f'{label} | as there' for label in labels)} | seeds |")
     head.append("|---" * (2 * len(labels) + 2) + "|")
     by_row: dict[str, list[Comparison]] = {}
-    for one in found:
+    for one in rows:
         by_row.setdefault(one.row, []).append(one)
     body = [_row(table, label, cells) for label, cells in by_row.items()]
     notes = [f"\nCannot run: {row.label}, as {row.missing}." for row in table.rows if row.missing]
-    notes += [f"\n{text}" for text in otherwise(found)]
+    notes += [f"\n{text}" for text in otherwise(rows)]
     if table.reading:
         notes.append(f"\n**Why.** {table.reading}")
     return "\n".join([*head, *body, *notes, ""])
@@ -82,9 +87,9 @@ def _figure(one: Comparison) -> str:
     return " ".join(part for part in (ours, theirs) if part)
 
 
-def otherwise(found: Sequence[Comparison]) -> Iterator[str]:
+def otherwise(rows: Sequence[Comparison]) -> Iterator[str]:
     """A sentence for each figure that moved the other way."""
-    for one in found:
+    for one in rows:
         if one.verdict == DIFFERS:
             change: Any = one.change
             yield (

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import reproduce
@@ -10,6 +11,7 @@ from proof.task_runs import finished, results
 from published import all_tables
 from published.compare import AGREES, DIFFERS, WITHIN, comparisons
 from published.page import page
+from published.picture import COLOURS, picture
 from published.row import AblationTable, Figure, Row, Subject
 from shell import KEYS
 
@@ -79,13 +81,18 @@ def test_seeds_are_compared_with_their_own_and_spread_counts() -> None:
 def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
     cannot = Row(label="deaf", published=(None,), missing="it has no ears")
     told = table(row("base", 70.0), row("other", 80.0), cannot)
-    text = page([told], runs("base", 0.7) | runs("other", 0.6))
+    rows = {"t": list(comparisons(told, runs("base", 0.7) | runs("other", 0.6)))}
+    text = page([told], rows)
     assert "| Title | 0 | 0 | 1 | 0 |" in text
     assert "| **base** | 70.0 (70) |  | 1 |" in text
     assert "| other | 60.0 (80) | no | 1 |" in text
     assert "Otherwise than there: other, VQA: -10.0 points here" in text and "+10.0 there." in text
     assert "Cannot run: deaf, as it has no ears." in text
     assert "**Why.** Too few steps." in text
+    shown = ElementTree.fromstring(picture([told], rows))
+    texts = [one.text for one in shown.iter("{http://www.w3.org/2000/svg}text")]
+    assert "Title" in texts and "other: VQA" in texts and "deaf: VQA" not in texts
+    assert picture([told], rows).count(COLOURS[DIFFERS]) == 3  # of the legend, the line, the point
 
 
 @pytest.mark.parametrize("of", all_tables(), ids=lambda of: of.key)
@@ -118,9 +125,10 @@ def test_the_committed_page_is_what_the_committed_lines_say() -> None:
     form, lines = reproduce.forms()[True], results(reproduce.COMMITTED)
     jobs = reproduce.jobs_of_form(form, form.tables, reproduce.SEEDS, Path("nowhere"))
     assert sum(finished(job, lines) is not None for job in jobs) == len(lines)
-    assert reproduce.PAGE.read_text(encoding="utf-8") == page(
-        all_tables(), reproduce.lines_of_form(form, reproduce.COMMITTED)
-    )
+    lines_of_rows = reproduce.lines_of_form(form, reproduce.COMMITTED)
+    by_table = {of.key: list(comparisons(of, lines_of_rows)) for of in all_tables()}
+    assert reproduce.PAGE.read_text(encoding="utf-8") == page(all_tables(), by_table)
+    assert reproduce.PICTURE.read_text(encoding="utf-8") == picture(all_tables(), by_table)
 
 
 @pytest.mark.slow
