@@ -25,7 +25,7 @@ ON_TEXTS = ("settings.task=mnli", "batch_size=32")
 TUNINGS = {
     ZERO_SHOT: Tuning(recipe="retrieval-interbert-small", steps=0),
     "retrieval": Tuning(recipe="retrieval-interbert-small", steps=300),
-    "glue": Tuning(recipe="glue-interbert-small", steps=400, changes=ON_TEXTS),
+    "glue": Tuning(recipe="glue-interbert-small", steps=1_000, changes=ON_TEXTS),
 }
 ONE_STREAM = ("model.num_text_layers=0", "model.num_visual_layers=0")
 VCR = "VCR's figure; InterBERT has no recipe for VCR here, so ranking stands beside it"
@@ -58,7 +58,7 @@ def interbert_tables() -> tuple[AblationTable, ...]:
     bert = Subject(
         key="bert",
         chain=(BERT,),
-        tunings={"glue": Tuning(recipe="glue-bert-small", steps=400, changes=ON_TEXTS)},
+        tunings={"glue": Tuning(recipe="glue-bert-small", steps=1_000, changes=ON_TEXTS)},
     )
     return (
         AblationTable(

@@ -18,7 +18,7 @@ CHOICES = Figure(label="VCR, Q to A", task="vcr", metrics=("vcr/test/q_a",))
 TUNINGS = {
     "vqa": Tuning(recipe="vqa-vl-bert-small", steps=400, changes=("batch_size=32",)),
     "refcoco": Tuning(
-        recipe="refcoco-vl-bert-small", steps=400, changes=(*UNMIRRORED, "batch_size=32")
+        recipe="refcoco-vl-bert-small", steps=1_000, changes=(*UNMIRRORED, "batch_size=32")
     ),
     "vcr": Tuning(
         recipe="vcr-vl-bert-small", steps=300, changes=(*UNMIRRORED, *FEWER, *NO_CATEGORIES)
