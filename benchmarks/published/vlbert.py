@@ -16,7 +16,7 @@ EXPRESSIONS = Figure(
 )
 CHOICES = Figure(label="VCR, Q to A", task="vcr", metrics=("vcr/test/q_a",))
 TUNINGS = {
-    "vqa": Tuning(recipe="vqa-vl-bert-small", steps=400, changes=("batch_size=32",)),
+    "vqa": Tuning(recipe="vqa-vl-bert-small", steps=800, changes=("batch_size=32",)),
     "refcoco": Tuning(
         recipe="refcoco-vl-bert-small", steps=1_000, changes=(*UNMIRRORED, "batch_size=32")
     ),
