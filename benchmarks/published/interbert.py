@@ -75,6 +75,8 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 ),
             ),
             about=f"Published is {VCR}.",
+            reading="Words in groups are harder to fill in (loss 0.65 against 0.54), and ranking "
+            "moves by less than the error; the paper's change is 0.8.",
         ),
         AblationTable(
             key="interbert-negatives",
@@ -91,6 +93,9 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 Row(label="without pretraining", published=(None, 53.1), subject=from_bert),
             ),
             about="A fifth of the negatives are hard, by TF-IDF of the captions.",
+            reading="Any two captions of this world are alike, so that a hard negative is hardly "
+            "harder than another. Without pretraining the loss is larger than there, as "
+            "fine-tuning has 300 steps.",
         ),
         AblationTable(
             key="interbert-texts",
@@ -122,5 +127,8 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 ),
             ),
             about=f"Published is {VCR}.",
+            reading="BERT has read these captions here and nothing else: the language that the "
+            "paper's brings from books is not in it. From it the matching loss ends higher "
+            "after as many steps (0.38 against 0.29).",
         ),
     )

@@ -22,7 +22,8 @@ papers do not tell (300 pictures: 0.03 or less; the papers' 1,000: 1.6 points at
 Each cell holds the figure here in percent, with its standard deviation where several seeds were
 run, and the paper's in parentheses. `make reproduce` takes hours, adds what is missing and goes on
 where it was stopped; `python benchmarks/reproduce.py` is its short form; `python
-benchmarks/reproduce.py --full --list` says what is missing.
+benchmarks/reproduce.py --full --list` says what is missing. What stands under "Why" is read from
+the logs of the first seed.
 """
 PICTURE = """![What changes beside each table's base, here with two standard errors to both
 sides, and in the paper](images/reproduction.svg)

@@ -131,6 +131,10 @@ def vilbert_tables() -> tuple[AblationTable, ...]:
             ),
         ),
         about="1 to 4 co-attention layers over 6 of the text stand for 2 to 8 over 12.",
+        reading="Questions are answered better from 2 to 6 layers, as there. Depth also delays: "
+        "with 8 layers the questions' loss was still 3.2 after 400 steps where 2 layers had 2.1, "
+        "and after 800 it knows no relation. After 600 steps of pretraining the losses of all "
+        "depths lie within 0.2 of each other, so that ranking tells nothing of them.",
     )
     data = AblationTable(
         key="vilbert-data",
@@ -144,6 +148,10 @@ def vilbert_tables() -> tuple[AblationTable, ...]:
             Row(label="100 %", published=(31.86, 70.55, 58.20), subject=base),
         ),
         about="Shares of the pairs for as many steps each; 0 % is BERT alone, which cannot rank.",
+        reading="Steps are short here, not pairs: 600 of them show each of 3,000 pairs 13 times "
+        "and each of a quarter 51 times, whose loss ends lower (1.8 against 2.3) and which ranks "
+        "no worse. What more pairs bring the paper, words and things that a quarter lacks, "
+        "this world does not have.",
     )
     streams = AblationTable(
         key="vilbert-streams",
