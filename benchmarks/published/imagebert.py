@@ -90,8 +90,8 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
         about="Noisy pairs, twice as many, stand for LAIT. A stage has as many steps in each row; "
         "what is trained at once has those of two.",
         reading="Noise alone teaches little, as three in ten of its captions are another "
-        "picture's. The rows of 500 steps are alike whatever their pairs, and those of 1,000 are better "
-        "than they: what a second stage brings beyond its steps is less than the error.",
+        "picture's. The rows of 500 steps are alike whatever their pairs, and those of 1,000 are "
+        "better than they: what a second stage brings beyond its steps is less than the error.",
     )
     parts = AblationTable(
         key="imagebert-mrfr",
