@@ -97,7 +97,7 @@ def vlbert_tables() -> tuple[AblationTable, ...]:
                 ),
             ),
             about="The first version of the paper has no figures for these: no direction.",
-            reading="Whichever is left out, questions gain (5 and 4 points, standard error 1.8): in "
-            "so few steps the tasks seem to stand in each other's way. The rest does not move.",
+            reading="Whichever is left out, questions gain (5 and 4 points, standard error 1.8): "
+            "in so few steps the tasks seem to stand in each other's way. The rest does not move.",
         ),
     )
