@@ -31,7 +31,7 @@ from learning_tasks import add_places, names_of, seeds_of
 from proof.tables import WorldTables
 from proof.task_runs import failed, finished, results, run_all
 from published import AblationTable, all_tables
-from published.compare import Lines, comparisons, lines_by_label
+from published.compare import Lines, compared, comparisons, lines_by_label
 from published.page import page
 from published.picture import picture
 from published.runs import RowJob, jobs_of, write_tables
@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
 def write_page(lines: Lines) -> None:
     """Writes the page of the documentation and its picture."""
     tables = all_tables()
-    by_table = {table.key: list(comparisons(table, lines)) for table in tables}
+    by_table = compared(tables, lines)
     write_text(PICTURE, picture(tables, by_table))
     write_text(PAGE, page(tables, by_table))
 

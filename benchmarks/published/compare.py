@@ -75,6 +75,11 @@ def comparisons(table: AblationTable, lines: Lines) -> Iterator[Comparison]:
             )
 
 
+def compared(tables: Sequence[AblationTable], lines: Lines) -> dict[str, list[Comparison]]:
+    """The figures of every table, by the tables' keys."""
+    return {table.key: list(comparisons(table, lines)) for table in tables}
+
+
 def lines_of(row: Row, figure: Figure, lines: Lines) -> Sequence[Line]:
     """The lines of a row's runs on the figure's task."""
     if row.subject is None:

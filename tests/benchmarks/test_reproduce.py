@@ -9,7 +9,7 @@ import pytest
 import reproduce
 from proof.task_runs import finished, results
 from published import all_tables
-from published.compare import AGREES, DIFFERS, WITHIN, comparisons
+from published.compare import AGREES, DIFFERS, WITHIN, compared, comparisons
 from published.page import page
 from published.picture import COLOURS, picture
 from published.row import AblationTable, Figure, Row, Subject
@@ -81,7 +81,7 @@ def test_seeds_are_compared_with_their_own_and_spread_counts() -> None:
 def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
     cannot = Row(label="deaf", published=(None,), missing="it has no ears")
     told = table(row("base", 70.0), row("other", 80.0), cannot)
-    rows = {"t": list(comparisons(told, runs("base", 0.7) | runs("other", 0.6)))}
+    rows = compared([told], runs("base", 0.7) | runs("other", 0.6))
     text = page([told], rows)
     assert "| Title | 0 | 0 | 1 | 0 |" in text
     assert "| **base** | 70.0 (70) |  | 1 |" in text
@@ -125,8 +125,7 @@ def test_the_committed_page_is_what_the_committed_lines_say() -> None:
     form, lines = reproduce.forms()[True], results(reproduce.COMMITTED)
     jobs = reproduce.jobs_of_form(form, form.tables, reproduce.SEEDS, Path("nowhere"))
     assert sum(finished(job, lines) is not None for job in jobs) == len(lines)
-    lines_of_rows = reproduce.lines_of_form(form, reproduce.COMMITTED)
-    by_table = {of.key: list(comparisons(of, lines_of_rows)) for of in all_tables()}
+    by_table = compared(all_tables(), reproduce.lines_of_form(form, reproduce.COMMITTED))
     assert reproduce.PAGE.read_text(encoding="utf-8") == page(all_tables(), by_table)
     assert reproduce.PICTURE.read_text(encoding="utf-8") == picture(all_tables(), by_table)
 
