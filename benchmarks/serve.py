@@ -156,7 +156,7 @@ class Plain:
 
     def __init__(self, flags: Sequence[str], pictures: Sequence[bytes], folder: Path) -> None:
         from vlmill.extract.cli import parser
-        from vlmill.extract.flags import config_of, detector_of
+        from vlmill.extract.from_flags import config_of, detector_of
         from vlmill.extract.pictures.plan import plan_pictures
         from vlmill.extract.run.job import Job
 

@@ -8,16 +8,7 @@ from pathlib import Path
 
 from vlmill.extract.config import PAGE, ExtractConfig, InputLimits, require_weights
 from vlmill.extract.extraction import RUN_EXAMPLES, add_run, command_run
-from vlmill.extract.flags import (
-    add_engine,
-    add_sizes,
-    check_detector,
-    config_of,
-    count,
-    detector_on,
-    limits_of,
-    warn_of_random_weights,
-)
+from vlmill.extract.flags import add_engine, add_sizes, count
 from vlmill.extract.formats.command import (
     EXPORT_EXAMPLES,
     IMPORT_EXAMPLES,
@@ -25,6 +16,13 @@ from vlmill.extract.formats.command import (
     add_import,
     command_export,
     command_import,
+)
+from vlmill.extract.from_flags import (
+    check_detector,
+    config_of,
+    detector_on,
+    limits_of,
+    warn_of_random_weights,
 )
 from vlmill.extract.run.share import Share
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
@@ -35,7 +33,7 @@ from vlmill.extract.train.describe import RECIPES_HELP, add_recipes, command_rec
 from vlmill.schemas.console.command import Parser, place, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
-from vlmill.schemas.files.remote import require_local
+from vlmill.schemas.files.paths import require_local
 from vlmill.schemas.service.settings import require_packages
 
 EXAMPLES = """examples:

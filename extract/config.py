@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.checkpoints import checkpoints_with
-from vlmill.schemas.files.remote import require_local
+from vlmill.schemas.files.paths import require_local
 
 CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")

@@ -5,11 +5,10 @@ import functools
 from pathlib import Path
 
 from vlmill.extract.config import IDS
-from vlmill.extract.flags import (
-    add_engine,
+from vlmill.extract.flags import add_engine, count
+from vlmill.extract.from_flags import (
     check_detector,
     config_of,
-    count,
     detector_inputs,
     detector_on,
     warn_of_random_weights,

@@ -12,7 +12,8 @@ from typing import Any
 import fsspec
 import pyarrow.parquet as pq
 
-from vlmill.schemas.files.remote import RemotePath, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.stores import filesystem
 
 

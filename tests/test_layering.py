@@ -69,7 +69,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "detect formats",
         "run show verify compare train",
         "service",
-        "flags",
+        "flags from_flags",
         "extraction",
         "cli",
         "__init__",

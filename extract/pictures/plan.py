@@ -20,8 +20,9 @@ from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, members
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.paths import matches, path_of, readable
 from vlmill.schemas.files.reading import find_shards, iter_batches, read_group
-from vlmill.schemas.files.remote import RemotePath, is_remote, matches, path_of, readable
+from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.row_index import ABSENT, IdIndex

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from vlmill.extract.pictures.plan import HeldPicture, Picture
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import path_of, readable
+from vlmill.schemas.files.paths import path_of, readable
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason, Rejected
 

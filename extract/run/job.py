@@ -25,7 +25,7 @@ from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.lock import alone
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.remote import readable
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_finished, shard_name
 from vlmill.schemas.readers.regions import RegionRow, region_arrays
 from vlmill.schemas.rejects import Reason, Rejected, reject

@@ -12,7 +12,7 @@ from vlmill.schemas.console.command import add_lock_seconds, place
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.plain_fields import from_plain, override, read_yaml
 from vlmill.schemas.readers.class_names import read_lines
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.files.remote import readable
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reject

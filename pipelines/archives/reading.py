@@ -19,7 +19,8 @@ from vlmill.pipelines.archives.packing import MAX_WARC_HEADER, Unpacked, sniff_l
 from vlmill.pipelines.archives.records import BrokenArchive, Gap, Stored, StoredRecords
 from vlmill.pipelines.archives.zips import is_zip, open_entries
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.schemas.files.remote import is_remote, is_web, path_of
+from vlmill.schemas.files.paths import is_web, path_of
+from vlmill.schemas.files.remote import is_remote
 from vlmill.schemas.net.ranged import open_web
 from vlmill.schemas.rejects import Reason
 

@@ -29,8 +29,8 @@ from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output, remove_work
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.rejects import rejects_said
 
 JOB = "crawl"

@@ -22,8 +22,8 @@ from vlmill.pipelines.fetching.stages import FETCH_LISTED, FETCH_PICTURES, STAGE
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, footer_of
+from vlmill.schemas.files.paths import matches, path_of, readable
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.files.remote import matches, path_of, readable
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import OUTCOMES, REJECTS
 

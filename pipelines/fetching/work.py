@@ -28,7 +28,8 @@ from vlmill.schemas.files.atomic import (
 )
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.remote import RemotePath, is_remote, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.net.client import Client
 
 LINES_A_COMMIT = 10_000

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import require_local
+from vlmill.schemas.files.paths import require_local
 
 
 def parser() -> Parser:

@@ -27,7 +27,7 @@ from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import has_folder, remove_leftovers
 from vlmill.schemas.files.outputs import State, prepare_output, remove_output
-from vlmill.schemas.files.remote import path_of, remove_tree
+from vlmill.schemas.files.paths import path_of, remove_tree
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES
 

@@ -27,7 +27,7 @@ from vlmill.schemas.console.report import (
     thumbnails,
     write_page,
 )
-from vlmill.schemas.files.remote import readable
+from vlmill.schemas.files.paths import readable
 
 MAX_VALUES = 200_000  # of a histogram
 SHOWN, SHOWN_NEGATIVES, POPULAR = 50, 3, 20

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.paths import matches, path_of, readable
 from vlmill.schemas.files.reading import find_shards, iter_batches
-from vlmill.schemas.files.remote import matches, path_of, readable
 from vlmill.schemas.tables import PAIRS
 
 BATCH_ROWS = 10_000

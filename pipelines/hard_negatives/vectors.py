@@ -24,7 +24,7 @@ from vlmill.pipelines.hard_negatives.tokens import tokenizer_of
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path, has_folder
-from vlmill.schemas.files.remote import readable
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.tables import VOCABULARY
 

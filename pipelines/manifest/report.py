@@ -22,7 +22,7 @@ from vlmill.schemas.console.report import (
     thumbnail_uri,
     write_page,
 )
-from vlmill.schemas.files.remote import readable
+from vlmill.schemas.files.paths import readable
 
 MAX_SHARDS, ROWS_OF_SHARD = 8, 2_000
 MAX_CARDS, MAX_REJECTS_SHOWN = 24, 5

@@ -41,8 +41,8 @@ from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import WORK, State, prepare_output
+from vlmill.schemas.files.paths import path_of, remove_tree
 from vlmill.schemas.files.reading import iter_batches, reject_counts
-from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import (
     Shard,
     ShardWriter,

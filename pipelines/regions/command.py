@@ -3,7 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.extract.flags import add_engine, check_detector, config_of
+from vlmill.extract.flags import add_engine
+from vlmill.extract.from_flags import check_detector, config_of
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, place, run_command
 from vlmill.schemas.files.lock import locked

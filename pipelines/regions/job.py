@@ -15,7 +15,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils.shared import Shared
 
-from vlmill.extract.flags import (
+from vlmill.extract.from_flags import (
     config_of,
     detector_inputs,
     detector_of,
@@ -31,8 +31,8 @@ from vlmill.schemas.files.atomic import remove_leftovers
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS

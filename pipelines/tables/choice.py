@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from vlmill.pipelines.counting.kept import KeptNumbers
 from vlmill.pipelines.tables.inputs import IDS, TableInput
 from vlmill.pipelines.tables.where import Condition
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.reading import read_group
-from vlmill.schemas.files.remote import readable
 from vlmill.schemas.ids import key64
 from vlmill.schemas.readers.trained_on import Keys, known_keys
 from vlmill.schemas.rejects import Reason

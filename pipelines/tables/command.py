@@ -25,7 +25,7 @@ from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\

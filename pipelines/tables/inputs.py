@@ -13,8 +13,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST
+from vlmill.schemas.files.paths import matches, path_of, readable
 from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
-from vlmill.schemas.files.remote import matches, path_of, readable
 from vlmill.schemas.tables import REJECTS, TABLES, Table
 
 # What names a table's row; without one, rows are not compared.

@@ -19,8 +19,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.reading import read_group
-from vlmill.schemas.files.remote import readable
 from vlmill.schemas.files.shards import (
     Shard,
     ShardWriter,

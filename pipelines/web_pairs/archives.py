@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from vlmill.pipelines.fetching.flags import add_allow_address
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import is_remote, is_web, path_of
-from vlmill.schemas.files.remote import matches as files_matching
+from vlmill.schemas.files.paths import is_web, path_of
+from vlmill.schemas.files.paths import matches as files_matching
+from vlmill.schemas.files.remote import is_remote
 from vlmill.schemas.net.addresses import parse_networks
 from vlmill.schemas.net.ranged import open_web, web_url
 

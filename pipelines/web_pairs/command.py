@@ -22,7 +22,7 @@ from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, 
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
-from vlmill.schemas.files.remote import require_local
+from vlmill.schemas.files.paths import require_local
 from vlmill.schemas.net.ranged import Unreachable
 
 

@@ -37,7 +37,7 @@ from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
 from vlmill.schemas.console.command import say
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.outputs import WORK, remove_work
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.rejects import MAX_KEY
 
 ASSUMED = Archive(path="assumed:", size=0)

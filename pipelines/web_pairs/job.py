@@ -43,8 +43,8 @@ from vlmill.schemas.files.digests import file_input, path_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
+from vlmill.schemas.files.paths import path_of, remove_tree
 from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 

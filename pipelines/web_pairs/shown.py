@@ -16,7 +16,7 @@ from vlmill.pipelines.web_pairs.report import SHOWN
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.schemas.console.report import thumbnail_uri
 from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.rejects import Rejected
 
 

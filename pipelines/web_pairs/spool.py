@@ -18,7 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.files.remote import is_remote, scratch_beside
+from vlmill.schemas.files.paths import scratch_beside
+from vlmill.schemas.files.remote import is_remote
 
 Row = tuple[bytes, bytes]
 

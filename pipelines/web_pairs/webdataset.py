@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmill.schemas.files.atomic import atomic_path, write_json
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 
 INDEX = "webdataset.json"
 EXTENSIONS = {"jpeg": "jpg"}  # of the others the format's own name

@@ -14,7 +14,8 @@ from typing import NoReturn, TextIO
 
 import vlmill
 from vlmill.schemas.errors import InputError, StoreFailed
-from vlmill.schemas.files.remote import is_remote, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import is_remote
 
 
 class ShowVersions(argparse.Action):

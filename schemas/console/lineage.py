@@ -14,7 +14,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import measured
 from vlmill.schemas.files.inputs import Input, inputs_of, located
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.remote import is_remote, is_web, matches, path_of
+from vlmill.schemas.files.paths import is_web, matches, path_of
+from vlmill.schemas.files.remote import is_remote
 
 CHECKPOINT = "checkpoint.json"
 MOST_LEVELS = 32

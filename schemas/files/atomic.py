@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.files.copies import FULL, cache_folder, no_room
-from vlmill.schemas.files.remote import RemotePath, path_of, remove_tree
+from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.files.remote import RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
 WHOLE = "_whole"  # of a folder in a store: all of it is there

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.files.manifest import read_manifest
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, NEGATIVES, NEIGHBOURS, PAIRS, REJECTS, Table

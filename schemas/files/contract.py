@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import readable
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.tables import (
     NULLS,
     Table,

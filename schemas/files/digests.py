@@ -20,8 +20,9 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.inputs import Input, Rule
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.files.outputs import PLAN
+from vlmill.schemas.files.paths import is_web, matches, path_of, readable
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.files.remote import RemotePath, is_web, matches, path_of, readable
+from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.tables import TABLES, Table
 

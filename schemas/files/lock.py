@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import RemotePath, is_remote, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.files.remote_lock import SECONDS, held
 
 LOCK = ".vlmill-lock"

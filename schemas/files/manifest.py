@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.inputs import Input, inputs_of, recorded
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.places import ShardPlaces, binary_columns, misplaced
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard
 from vlmill.schemas.tables import TABLES, check_version, conform
 

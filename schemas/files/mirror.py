@@ -22,7 +22,8 @@ from vlmill.schemas.files.atomic import (
     write_json,
 )
 from vlmill.schemas.files.lock import LOCK
-from vlmill.schemas.files.remote import RemotePath, is_remote, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import RemotePath, is_remote
 
 LISTING = "_mirror.json"
 # A file that is written anew, not appended to, may be newer than the listing if it is as small.

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, check_values, footer_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.files.remote import matches, path_of, readable
+from vlmill.schemas.files.paths import matches, path_of, readable
 from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
 
 if TYPE_CHECKING:

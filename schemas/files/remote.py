@@ -7,11 +7,7 @@ file of this machine (mapping, native readers) gets a local copy by :func:`os.fs
 """
 
 import fnmatch
-import glob
 import io
-import os
-import re
-import shutil
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.copies import local_copy
+from vlmill.schemas.files.ranges import Ranges
 from vlmill.schemas.files.stores import (
     asked,
     asked_to_write,
     filesystem,
-    has_credentials,
     no_bucket,
     scheme_of,
 )
@@ -33,7 +29,6 @@ from vlmill.schemas.files.stores import (
 # Called with the place of each upload, which they may refuse: the lock's (`remote_lock`).
 BEFORE_UPLOADS: list[Callable[[str], None]] = []
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
-_MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
 # To a type checker it is a Path, as both are used alike; at run time the rest of a Path is missing.
 if TYPE_CHECKING:
     from pathlib import Path as _Base
@@ -58,59 +53,6 @@ class Status:
 def is_remote(path: object) -> bool:
     """Whether a path is a URL."""
     return "://" in str(path)
-
-
-def scratch_beside(folder: Path | None) -> Path | None:
-    """Where temporary files go that belong to ``folder``; None, TMPDIR, for one in a store."""
-    return None if isinstance(folder, RemotePath) else folder
-
-
-def is_web(path: str) -> bool:
-    """Whether a path is read as anybody may: of the web, or of S3 where nothing is to sign with."""
-    is_http = path.startswith(("http://", "https://"))
-    return is_http or (path.startswith("s3://") and not has_credentials())
-
-
-def path_of(argument: str | Path) -> Path:
-    """The path that an argument names: a ``Path``, or a :class:`RemotePath` for a URL.
-
-    Raises InputError for a URL of a scheme that is no store's.
-    """
-    if isinstance(argument, RemotePath) or not is_remote(argument):
-        return Path(argument) if isinstance(argument, str) else argument
-    return RemotePath(str(argument))
-
-
-def require_local(flag: str, argument: str | Path | None) -> None:
-    """Raises InputError for a URL where only a path of this machine serves."""
-    if argument is not None and (is_remote(argument) or _MANGLED.match(str(argument))):
-        raise InputError(
-            f"{flag} {argument}: this command takes no place in a store here; give a local path"
-        )
-
-
-def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
-    """Returns the sorted paths that match a glob, of this machine or of a store (files alone)."""
-    if not is_remote(argument):
-        return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
-    place = path_of(argument)
-    assert isinstance(place, RemotePath)
-    return place.matches()
-
-
-def readable(path: str | Path) -> Any:
-    """What pyarrow is to open for ``path``: a local path itself, of a store a stream of ranges."""
-    path = path_of(path)
-    return path.open("rb") if isinstance(path, RemotePath) else path
-
-
-def remove_tree(folder: str | Path) -> None:
-    """Deletes a folder with all that is in it, if it is there."""
-    folder = path_of(folder)
-    if isinstance(folder, RemotePath):
-        folder.remove_all()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @total_ordering
@@ -275,7 +217,7 @@ class RemotePath(_Base):
     def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:
         """A stream to read, in ranges as they are asked for."""
         assert mode in ("r", "rb"), "places in a store are written by `atomic`"
-        binary = io.BufferedReader(_Ranges(self), BUFFER_BYTES)
+        binary = io.BufferedReader(Ranges(self.url, self.stat().st_size), BUFFER_BYTES)
         return binary if mode == "rb" else io.TextIOWrapper(binary, **kwargs)
 
     def read_bytes(self) -> bytes:
@@ -358,44 +300,3 @@ def _status(info: dict[str, Any]) -> Status:
     size = int(info["size"] or 0)
     version = info.get("ETag") or info.get("generation") or info.get("etag") or f"{stamp}"
     return Status(st_size=size, st_mtime=stamp, version=f"{version} {size}")
-
-
-class _Ranges(io.RawIOBase):
-    """An object as a file: each read is a request for its range."""
-
-    def __init__(self, path: RemotePath) -> None:
-        self._path, self._at = path, 0
-        self._size: int = path.stat().st_size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise OSError(22, "a place before the file", str(self._path))
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._at + len(buffer), self._size)
-        if end <= self._at:
-            return 0
-        content = asked(self._path.url, lambda: self._range(end))
-        buffer[: len(content)] = content
-        self._at = end
-        return len(content)
-
-    def _range(self, end: int) -> bytes:
-        content: bytes = filesystem(self._path.url).cat_file(
-            self._path.url, start=self._at, end=end
-        )
-        if len(content) != end - self._at:
-            raise ConnectionError(f"{len(content)} of {end - self._at} bytes have arrived")
-        return content

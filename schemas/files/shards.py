@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 import vlmill
 from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.files.paths import path_of, readable
 from vlmill.schemas.files.places import PlacesWriter, binary_columns
-from vlmill.schemas.files.remote import path_of, readable
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
 # Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN or

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 
 
 def read_names(path: str | Path, flag: str) -> list[list[str]]:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.places import NULL, Places
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.files.remote import readable
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.row_index import Numbers, RowIndex
 from vlmill.schemas.tables import IMAGES

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import footer_of
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
-from vlmill.schemas.files.remote import readable
 from vlmill.schemas.files.shards import is_marked_finite
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.region_group import RegionGroup

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_values
-from vlmill.schemas.files.remote import readable
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.ids import key64
 from vlmill.schemas.names import Difference, core_of, difference, without_ending
 from vlmill.schemas.tables import Table

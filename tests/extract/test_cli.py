@@ -12,12 +12,12 @@ from tests.object_stores import upload_folder
 from vlmill.extract.cli import command, parser
 from vlmill.extract.config import CUDA_BATCH_SIZE
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.flags import config_of
+from vlmill.extract.from_flags import config_of
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.console.command import run_command
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.pictures.drawing import free_place
 from vlmill.schemas.readers.regions import RegionReader

@@ -13,7 +13,8 @@ from tests.train.convert.test_command import FIELDS, VOCABULARY, published
 from tests.train.tasks.questions import ANSWERS, TINY, USUAL, world
 
 from vlmill.schemas.console.log import read_log
-from vlmill.schemas.files.remote import RemotePath, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import RemotePath
 from vlmill.train.cli import main
 from vlmill.train.run import loop
 from vlmill.train.tasks.finetuning.seeds import SEEDS

@@ -25,7 +25,7 @@ from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_folder, link_file
 from vlmill.schemas.files.inputs import Input, recorded
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.detector import detector_words

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.checkpoints import checkpoints_with
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"

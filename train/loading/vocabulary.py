@@ -18,7 +18,7 @@ from tokenizers import (
 )
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)

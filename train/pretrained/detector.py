@@ -21,7 +21,7 @@ from vlmill.extract.run.job import Job, results_of
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.schemas.console.lineage import OK, Node, lineage
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import from_plain
 from vlmill.schemas.readers.regions import RegionRow, encode_regions

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.pictures.decode import Bounds, upright
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.pictures.crop import BOUNDS

@@ -13,7 +13,8 @@ from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.files.checkpoints import CHECKPOINTS
-from vlmill.schemas.files.remote import RemotePath, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import RemotePath
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader

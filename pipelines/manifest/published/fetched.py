@@ -40,7 +40,7 @@ from vlmill.pipelines.manifest.entries import Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.files.atomic import has_folder, write_json
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
 

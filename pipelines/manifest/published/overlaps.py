@@ -17,8 +17,8 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Entry, Picture
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.reading import find_shards, iter_batches
-from vlmill.schemas.files.remote import readable
 from vlmill.schemas.ids import key64
 from vlmill.schemas.pictures.hashes import Neighbours
 from vlmill.schemas.rejects import Reason

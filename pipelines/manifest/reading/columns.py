@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import readable
+from vlmill.schemas.files.paths import readable
 
 TEXTS = ("caption", "text", "txt", "sentence", "TEXT", "title")
 PICTURES = ("image", "jpg", "png", "img", "image_path", "file_name")

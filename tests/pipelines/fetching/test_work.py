@@ -15,7 +15,7 @@ from vlmill.pipelines.fetching.places import bucket_of
 from vlmill.pipelines.fetching.warc import part_name
 from vlmill.pipelines.fetching.work import Fetching, distribute, pull_all, retry_failed
 from vlmill.schemas.files.atomic import write_bytes
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.rejects import Reason
 
 LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]

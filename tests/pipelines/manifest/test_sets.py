@@ -23,8 +23,8 @@ from tests.pipelines.manifest.layouts import (
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import ALIASES, BOXES, EXPRESSIONS, IMAGES, PAIRS, REJECTS, Table

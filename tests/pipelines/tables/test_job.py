@@ -13,8 +13,8 @@ from tests.object_stores import download_folder, upload_folder
 
 from vlmill.pipelines.tables.command import main
 from vlmill.schemas.files.manifest import MANIFEST, verify_folder, write_manifest
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import (

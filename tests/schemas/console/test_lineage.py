@@ -12,7 +12,7 @@ from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, write_manifest
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import NEGATIVES, PAIRS, Table
 

@@ -10,7 +10,7 @@ from vlmill.pipelines.hard_negatives.command import main as hard_negatives
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.lock import LOCK, locked
-from vlmill.schemas.files.remote import matches, path_of
+from vlmill.schemas.files.paths import matches, path_of
 
 
 def test_files_come_and_go(gs_bucket: str) -> None:

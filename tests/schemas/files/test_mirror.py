@@ -9,7 +9,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.schemas.files.mirror import LISTING, mirrored, named_from, push, require_one_process
-from vlmill.schemas.files.remote import RemotePath, path_of
+from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.remote import RemotePath
 
 
 class Killed(BaseException):

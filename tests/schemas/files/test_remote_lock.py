@@ -10,7 +10,7 @@ from tests.object_stores import environment, names_below
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.lock import LOCK, locked
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.remote_lock import _held, require_held
 
 

@@ -15,8 +15,8 @@ from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import atomic_path, write_text
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.paths import matches, path_of
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.files.remote import matches, path_of
 from vlmill.schemas.files.stores import PATIENCE, asked
 from vlmill.schemas.tables import PAIRS
 

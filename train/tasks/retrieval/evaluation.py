@@ -16,7 +16,7 @@ from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output, remove_work
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.train.tasks.retrieval.candidates import Candidates
 
 SECONDS_BETWEEN_FILES = 30.0  # of work that a kill may cost

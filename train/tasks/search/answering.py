@@ -13,7 +13,7 @@ from vlmill.schemas.console.command import say
 from vlmill.schemas.console.threads import faiss_threads
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.paths import path_of
 from vlmill.train.tasks.search.index import (
     SearchIndex,
     build_index,

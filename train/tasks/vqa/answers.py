@@ -8,8 +8,8 @@ from pathlib import Path
 from vlmill.schemas.answers import labels_of
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import QUESTIONS

@@ -1,0 +1,191 @@
+"""What flags choose: settings, detectors, and the files that these are made of."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmill.extract.config import (
+    CUDA_BATCH_SIZE,
+    SELECTIONS,
+    ExtractConfig,
+    InputLimits,
+    Selection,
+    Storage,
+    require_weights,
+    weights_file,
+)
+from vlmill.extract.detect.config_file import read_config_file
+from vlmill.extract.whole.settings import networks_named
+from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH
+from vlmill.schemas.errors import InputError
+
+if TYPE_CHECKING:
+    from vlmill.extract.detect.detector import Detector
+    from vlmill.schemas.files.inputs import Input
+
+
+def config_of(arguments: argparse.Namespace) -> ExtractConfig:
+    """Makes settings of the flags of ``run``."""
+    changes = {
+        name: getattr(arguments, name)
+        for name in ("threshold", "min_boxes", "max_boxes")
+        if getattr(arguments, name) is not None
+    }
+    if "max_boxes" in changes:  # a lower maximum alone lowers the rule's minimum with it
+        rule = SELECTIONS[arguments.selection]
+        changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
+    whole_names(arguments)
+    try:
+        selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
+        storage = Storage(
+            class_probs=arguments.class_probs,
+            dtype=arguments.dtype,
+            compression=arguments.compression,
+            pictures_per_shard=arguments.pictures_per_shard,
+            global_feature=arguments.global_feature,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return ExtractConfig(
+        selection=selection,
+        limits=limits_of(arguments),
+        storage=storage,
+        precision=arguments.precision,
+        batch_size=batch_size_of(arguments),
+    )
+
+
+def limits_of(arguments: argparse.Namespace) -> InputLimits:
+    """Makes limits of the flags on sizes of pictures."""
+    try:
+        return InputLimits(
+            short_side=arguments.short_side,
+            long_side=arguments.long_side,
+            max_pixels=arguments.max_pixels,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def whole_names(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The networks of ``--global-cnn``; none without. Raises InputError."""
+    if arguments.global_cnn is None:
+        if arguments.global_weights is not None:
+            raise InputError("--global-weights: say of which networks, with --global-cnn")
+        return ()
+    if arguments.global_feature:
+        raise InputError("--global-feature and --global-cnn: both are global_feature; give one")
+    return networks_named(arguments.global_cnn, arguments.global_weights)
+
+
+def batch_size_of(arguments: argparse.Namespace) -> int:
+    """What ``--batch-size`` says, else what pays on the device."""
+    given: int | None = arguments.batch_size
+    if given == 0:
+        raise InputError("--batch-size 0: at least 1")
+    if arguments.backend == "detectron2":
+        if given not in (None, 1):
+            raise InputError(
+                f"--batch-size {given}: --backend detectron2 takes one picture at a time; leave it "
+                "out"
+            )
+        return 1
+    return given or (CUDA_BATCH_SIZE if arguments.device.startswith("cuda") else 1)
+
+
+def warn_of_random_weights(arguments: argparse.Namespace) -> None:
+    """Says loudly what a run without ``--weights`` is worth."""
+    if arguments.weights is None and arguments.backend == "vlmill":
+        name = arguments.config or arguments.arch or DEFAULT_ARCH
+        print(
+            f"WARNING: no --weights, so the detector ({name}) has RANDOM "
+            f"weights from --seed {arguments.seed}.\n"
+            "WARNING: its regions, classes and attributes mean nothing; the output says so.",
+            file=sys.stderr,
+        )
+    if arguments.global_cnn is not None and arguments.global_weights is None:
+        print(
+            f"WARNING: no --global-weights, so {arguments.global_cnn} have RANDOM weights from "
+            f"--seed {arguments.seed}.\n"
+            "WARNING: global_feature means nothing; the output says so.",
+            file=sys.stderr,
+        )
+
+
+def check_detector(arguments: argparse.Namespace) -> None:
+    """Refuses flags of the detector that contradict each other, or name files that are not there.
+
+    Loads no torch. Raises InputError.
+    """
+    if arguments.config is not None and arguments.arch is not None:
+        raise InputError(f"--arch {arguments.arch}: --config says it already; leave one out")
+    if arguments.backend == "detectron2":
+        if arguments.config is None or arguments.weights is None:
+            raise InputError("--backend detectron2: give --config FILE and --weights FILE")
+        if arguments.precision != "exact":
+            raise InputError(
+                "--precision fast: --backend detectron2 computes exact only; leave it out"
+            )
+    if arguments.weights is not None:
+        require_weights(Path(arguments.weights))
+    if arguments.config is not None:
+        read_config_file(arguments.config)
+
+
+def detectron2_of(arguments: argparse.Namespace) -> "Detector":
+    """The same for ``--backend detectron2``, which takes everything from two files."""
+    from vlmill.extract.detect.detectron2 import open_detectron2
+
+    return open_detectron2(arguments.config, Path(arguments.weights), device=arguments.device)
+
+
+def detector_of(arguments: argparse.Namespace) -> "Detector":
+    """The detector that the flags say. Raises InputError."""
+    check_detector(arguments)
+    if arguments.backend == "detectron2":
+        return with_whole(detectron2_of(arguments), arguments)
+
+    from vlmill.extract.detect.detector import open_detector
+
+    detector = open_detector(
+        ARCHITECTURES.get(arguments.arch),
+        arguments.weights,
+        config_file=arguments.config,
+        seed=arguments.seed,
+        device=arguments.device,
+    )
+    return with_whole(detector, arguments)
+
+
+def with_whole(detector: "Detector", arguments: argparse.Namespace) -> "Detector":
+    """Returns the detector with the networks of ``--global-cnn`` on its device."""
+    names = whole_names(arguments)
+    if not names:
+        return detector
+
+    from vlmill.extract.whole.networks import open_whole
+
+    files, seed = arguments.global_weights, arguments.seed
+    whole = open_whole(names, files, seed=seed, device=detector.device)
+    return dataclasses.replace(detector, whole=whole)
+
+
+def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
+    """Records the files that the networks are made of, by their whole content."""
+    from vlmill.schemas.files.digests import file_input
+
+    files = {"--weights": [arguments.weights], "--config": [arguments.config]}
+    files["--global-weights"] = arguments.global_weights or []
+    return [
+        file_input(flag, weights_file(Path(path)))
+        for flag, paths in files.items()
+        for path in paths
+        if path is not None
+    ]
+
+
+def detector_on(arguments: argparse.Namespace, device: str) -> "Detector":
+    """Opens the same detector on one of several devices."""
+    return detector_of(argparse.Namespace(**{**vars(arguments), "device": device}))

@@ -1,0 +1,66 @@
+"""What is the same for a path of this machine and for a URL of a store."""
+
+import glob
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import RemotePath, is_remote
+from vlmill.schemas.files.stores import has_credentials
+
+_MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
+
+
+def scratch_beside(folder: Path | None) -> Path | None:
+    """Where temporary files go that belong to ``folder``; None, TMPDIR, for one in a store."""
+    return None if isinstance(folder, RemotePath) else folder
+
+
+def is_web(path: str) -> bool:
+    """Whether a path is read as anybody may: of the web, or of S3 where nothing is to sign with."""
+    is_http = path.startswith(("http://", "https://"))
+    return is_http or (path.startswith("s3://") and not has_credentials())
+
+
+def path_of(argument: str | Path) -> Path:
+    """The path that an argument names: a ``Path``, or a :class:`RemotePath` for a URL.
+
+    Raises InputError for a URL of a scheme that is no store's.
+    """
+    if isinstance(argument, RemotePath) or not is_remote(argument):
+        return Path(argument) if isinstance(argument, str) else argument
+    return RemotePath(str(argument))
+
+
+def require_local(flag: str, argument: str | Path | None) -> None:
+    """Raises InputError for a URL where only a path of this machine serves."""
+    if argument is not None and (is_remote(argument) or _MANGLED.match(str(argument))):
+        raise InputError(
+            f"{flag} {argument}: this command takes no place in a store here; give a local path"
+        )
+
+
+def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
+    """Returns the sorted paths that match a glob, of this machine or of a store (files alone)."""
+    if not is_remote(argument):
+        return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
+    place = path_of(argument)
+    assert isinstance(place, RemotePath)
+    return place.matches()
+
+
+def readable(path: str | Path) -> Any:
+    """What pyarrow is to open for ``path``: a local path itself, of a store a stream of ranges."""
+    path = path_of(path)
+    return path.open("rb") if isinstance(path, RemotePath) else path
+
+
+def remove_tree(folder: str | Path) -> None:
+    """Deletes a folder with all that is in it, if it is there."""
+    folder = path_of(folder)
+    if isinstance(folder, RemotePath):
+        folder.remove_all()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
