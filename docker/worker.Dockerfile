@@ -2,13 +2,18 @@
 #   docker build -f docker/worker.Dockerfile -t REGION-docker.pkg.dev/PROJECT/vlmill/worker:1 .
 #   docker push REGION-docker.pkg.dev/PROJECT/vlmill/worker:1
 # The version of Beam here and where the job is started must be one: constraints.txt has it. So must
-# Python's, as steps travel as pickles: start jobs with Python 3.11.
+# Python's, as steps travel as pickles: start jobs with Python 3.11. Dataflow mounts a folder that only
+# root may write, in which Beam keeps what a job sends along: build for it with --build-arg WORKER_UID=0.
 FROM apache/beam_python3.11_sdk:2.77.0
 
+ARG WORKER_UID=1000
+# Beam's boot would make an environment of its own under /opt/apache, where only root may; what steps
+# need lies in the image's.
+ENV PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1
 COPY . /src
 RUN /src/docker/install.sh gcp \
     && useradd --create-home --uid 1000 vlmill
-USER 1000
+USER ${WORKER_UID}
 HEALTHCHECK --interval=5m --timeout=1m --start-period=1m \
     CMD ["python", "/src/docker/healthy.py"]
 

@@ -179,6 +179,8 @@ def token_of(file: Path | None) -> str | None:
         except OSError as error:
             raise InputError(f"{where}: {error.strerror}; give a readable file") from None
     token = given.strip()
+    if not token:
+        raise InputError(f"{where} is empty: put a token there, or leave it out to ask for none")
     if not TOKEN.fullmatch(token):
         raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
     return token

@@ -46,8 +46,9 @@ def test_hadolint_has_nothing_to_say(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_an_image_is_no_roots_and_installs_by_a_script(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
+    given = dict(line.split()[1].split("=") for line in lines if line.startswith("ARG "))
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
-    assert users[-1] == "1000"
+    assert given.get(users[-1].strip("${}"), users[-1]) == "1000"
     assert any("install.sh" in line or "make install" in line for line in lines)
     assert any(line.startswith("HEALTHCHECK ") for line in lines)
 
@@ -110,6 +111,12 @@ def test_health_is_an_answer() -> None:
     done = ran(sys.executable, healthy, f"http://127.0.0.1:{server.port}/")
     assert done.returncode == 1 and str(server.port) in done.stderr
     assert ran(sys.executable, healthy).returncode == 0
+
+
+def test_a_service_that_is_given_no_token_asks_for_none() -> None:
+    """compose makes an empty one of ``${VLMILL_TOKEN:-}``, which a service refuses."""
+    serve = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["serve"]
+    assert serve["environment"] == ["VLMILL_TOKEN"]
 
 
 def test_images_of_the_examples_have_this_version() -> None:

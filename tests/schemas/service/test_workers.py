@@ -266,3 +266,6 @@ def test_tokens_are_read_from_a_file_or_the_environment(
         token_of(file)
     with pytest.raises(InputError, match="give a readable file"):
         token_of(file.parent)
+    monkeypatch.setenv("VLMILL_TOKEN", "")
+    with pytest.raises(InputError, match="VLMILL_TOKEN is empty: put a token there, or leave"):
+        token_of(None)
