@@ -20,6 +20,7 @@ from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_devi
 from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.pictures.decode import Pixels
+from vlmill.models.convert.fit import misfits
 from vlmill.models.detector.configurations import config_of, flat
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS
@@ -132,19 +133,18 @@ def node_of(config: Any, file: ConfigFile) -> Any:
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Loads a state dict; anchors that it carries must be those of the configuration."""
     expected = model.state_dict()
-    complaints = [f"missing {key}" for key in expected if key not in state]
-    for key, value in state.items():
-        if key == ANCHORS:
-            anchors = model.get_buffer(key)
-            if value.shape != anchors.shape or not torch.allclose(value.float(), anchors.cpu()):
-                complaints.append(f"{key} has other anchors than the configuration")
-        elif key not in expected and not key.endswith(("pixel_mean", "pixel_std")):
-            complaints.append(f"unexpected {key}")
-        elif key in expected and expected[key].shape != value.shape:
-            complaints.append(f"{key} is {tuple(value.shape)}, want {tuple(expected[key].shape)}")
-    if complaints:
+    fixed = {key for key in state if key.endswith(("pixel_mean", "pixel_std"))}
+    said = misfits(
+        {key: value for key, value in expected.items() if key != ANCHORS},
+        {key: value for key, value in state.items() if key != ANCHORS and key not in fixed},
+    )
+    if ANCHORS in state:
+        ours, theirs = model.get_buffer(ANCHORS).cpu(), state[ANCHORS].float()
+        if theirs.shape != ours.shape or not torch.allclose(theirs, ours):
+            said = "; ".join(filter(None, [said, f"{ANCHORS} has other anchors"]))
+    if said:
         raise InputError(
-            f"--weights {path}: they do not fit --config: {'; '.join(complaints)}; give the "
-            "configuration that they were trained with"
+            f"--weights {path}: they do not fit --config: {said}; give the configuration that they "
+            "were trained with"
         )
     model.load_state_dict({key: value for key, value in state.items() if key in expected})

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vlmill.extract.whole.crop import Crop, Pixels
 from vlmill.extract.whole.settings import NETWORKS
 from vlmill.models.convert.files import read_state
+from vlmill.models.convert.fit import misfits
 from vlmill.models.detector.random_weights import centred_normal
 from vlmill.schemas.errors import InputError
 
@@ -175,7 +176,7 @@ def without_classifier(name: str) -> nn.Module:
 
 
 def load_weights(model: nn.Module, name: str, path: Path) -> None:
-    """Loads a state dict of torchvision's. Raises InputError with what differs first."""
+    """Loads a state dict of torchvision's. Raises InputError with what differs."""
     try:
         state = read_state(path)
     except ValueError as error:
@@ -183,18 +184,11 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     state = {OLD_DENSENET.sub(r"\1\2.", key): tensor for key, tensor in state.items()}
     tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
     expected = model.state_dict()
-    problems = [f"missing {key}" for key in expected if key not in tensors and COUNTER not in key]
-    problems += [f"unexpected {key}" for key in tensors if key not in expected]
-    problems += [
-        f"{key} is {list(tensors[key].shape)}, want {list(tensor.shape)}"
-        for key, tensor in expected.items()
-        if key in tensors and tensors[key].shape != tensor.shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+    want = {k: tensor for k, tensor in expected.items() if k in tensors or COUNTER not in k}
+    if said := misfits(want, tensors):
         raise InputError(
-            f"--global-weights {path} is no {name} of torchvision's: {problems[0]}{more}; give the "
-            "files in the order of --global-cnn"
+            f"--global-weights {path} is no {name} of torchvision's: {said}; give the files in the "
+            "order of --global-cnn"
         )
     model.load_state_dict(tensors, strict=False)  # counters may be absent; the rest was compared
 

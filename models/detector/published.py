@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlmill.models.convert.fit import misfits
 from vlmill.models.detector.anchors import cell_anchors_of
 from vlmill.models.detector.config import BLOCKS, CONVENTIONS, Box4, DetectorConfig, Family
 from vlmill.models.detector.configurations import Configuration
@@ -215,8 +216,8 @@ def published_name(key: str, family: Family | str) -> str:
 def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
     """Loads a state dict of the layout of the model's family, its anchors included.
 
-    Anchors that it lacks are the configured ones. Raises ValueError that names every missing and
-    unexpected key and every tensor of another shape, as the file calls them.
+    Anchors that it lacks are the configured ones. Raises ValueError that names the first missing
+    keys, unexpected ones and tensors of another shape, as the file calls them.
     """
     tensors = {key: value for key, value in state.items() if not key.endswith(IGNORED_SUFFIXES)}
     family = model.config.family
@@ -225,14 +226,8 @@ def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
         for key, value in model.state_dict().items()
         if not key.endswith(IGNORED_SUFFIXES)
     }
-    complaints = [f"missing {key}" for key in expected if key not in tensors and key != ANCHORS]
-    complaints += [f"unexpected {key}" for key in tensors if key not in expected]
-    complaints += [
-        f"{key} is {tuple(tensors[key].shape)}, want {tuple(value.shape)}"
-        for key, (_, value) in expected.items()
-        if key in tensors and tensors[key].shape != value.shape
-    ]
-    if complaints:
-        raise ValueError("the weights do not fit the detector: " + "; ".join(complaints))
+    want = {key: ours for key, (_, ours) in expected.items() if key != ANCHORS or key in tensors}
+    if said := misfits(want, tensors):
+        raise ValueError(f"the weights do not fit the detector: {said}")
     # Not strict: counters and anchors may be absent, everything else was checked above.
     model.load_state_dict({expected[key][0]: value for key, value in tensors.items()}, strict=False)

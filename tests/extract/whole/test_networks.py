@@ -145,12 +145,12 @@ def saved(state: Any) -> bytes:
     [
         (lambda: b"nothing", "is no readable checkpoint"),
         (lambda: saved({"a": torch.ones(1)}), "is no googlenet of torchvision's: missing conv1"),
-        (lambda: saved(models.resnet18().state_dict()), "missing conv1.conv.weight and"),
+        (lambda: saved(models.resnet18().state_dict()), "missing conv1.conv.weight, "),
         (
             lambda: saved(
                 own_network("googlenet").state_dict() | {"conv1.conv.weight": torch.ones(1)}
             ),
-            "conv1.conv.weight is [1], want [64, 3, 7, 7]",
+            "conv1.conv.weight is (1,), want (64, 3, 7, 7)",
         ),
     ],
 )

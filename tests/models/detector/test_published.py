@@ -154,8 +154,7 @@ def test_every_key_that_does_not_fit_is_named_as_in_the_file() -> None:
     with pytest.raises(ValueError, match="do not fit") as error:
         load_published(FasterRCNN(config), state)
     for complaint in (
-        "missing backbone.res3.1.conv2.norm.bias",
-        "missing roi_heads.box_predictor.attr_score.bias",
+        "missing backbone.res3.1.conv2.norm.bias, roi_heads.box_predictor.attr_score.bias;",
         "unexpected backbone.fpn.weight",
         "roi_heads.box_predictor.cls_embedding.weight is (3, 3), want (7, 3)",
     ):

@@ -1,0 +1,27 @@
+"""Tensors of a file are held against those that a network has."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+MOST_NAMED = 3  # of each kind: a file of another network differs in hundreds of names
+
+
+def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+    """Says what differs by name or shape, "" if nothing does: of each kind the first few."""
+    shapes = [
+        f"{name} is {tuple(tensors[name].shape)}, want {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    kinds = {
+        "missing ": [name for name in expected if name not in tensors],
+        "unexpected ": [name for name in tensors if name not in expected],
+        "": shapes,
+    }
+    return "; ".join(kind + _first(items) for kind, items in kinds.items() if items)
+
+
+def _first(items: Sequence[str]) -> str:
+    more = len(items) - MOST_NAMED
+    return ", ".join(items[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
