@@ -20,8 +20,8 @@ from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_devi
 from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.pictures.decode import Pixels
-from vlmill.models.convert.fit import misfits
 from vlmill.models.detector.configurations import config_of, flat
+from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS
 from vlmill.schemas.errors import InputError

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vlmill.extract.whole.crop import Crop, Pixels
 from vlmill.extract.whole.settings import NETWORKS
 from vlmill.models.convert.files import read_state
-from vlmill.models.convert.fit import misfits
+from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.random_weights import centred_normal
 from vlmill.schemas.errors import InputError
 

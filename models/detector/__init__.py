@@ -2,5 +2,6 @@
 
 Reading order: ``config``, ``faster_rcnn``, ``resnet``, ``anchors``, ``proposals``, ``boxes``,
 ``nms``, ``roi_pool``, ``cpu_stages`` (folded stages), ``configurations`` (other projects' keys,
-with ``key_tables`` and ``keys``), ``published`` (their weights) and ``random_weights``.
+with ``key_tables`` and ``keys``), ``published`` (their weights), ``fit`` (what a file lacks) and
+``random_weights``.
 """

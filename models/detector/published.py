@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmill.models.convert.fit import misfits
 from vlmill.models.detector.anchors import cell_anchors_of
 from vlmill.models.detector.config import BLOCKS, CONVENTIONS, Box4, DetectorConfig, Family
 from vlmill.models.detector.configurations import Configuration
 from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.fit import misfits
 
 PREDICTOR = "roi_heads.box_predictor."
 ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"

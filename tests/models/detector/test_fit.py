@@ -2,7 +2,7 @@
 
 import torch
 
-from vlmill.models.convert.fit import misfits
+from vlmill.models.detector.fit import misfits
 
 
 def test_tensors_that_fit_have_nothing_said_of_them() -> None:
