@@ -14,6 +14,8 @@ COPY . /src
 RUN /src/docker/install.sh gcp \
     && useradd --create-home --uid 1000 vlmill
 USER ${WORKER_UID}
+# Where boot writes the job's options.
+WORKDIR /home/vlmill
 HEALTHCHECK --interval=5m --timeout=1m --start-period=1m \
     CMD ["python", "/src/docker/healthy.py"]
 
