@@ -53,6 +53,14 @@ def test_an_image_is_no_roots_and_installs_by_a_script(path: Path) -> None:
     assert any(line.startswith("HEALTHCHECK ") for line in lines)
 
 
+def test_boot_of_beam_writes_where_the_user_may() -> None:
+    """It makes an environment under /opt unless told not to, and writes options where it starts."""
+    worker = (ROOT / "docker/worker.Dockerfile").read_text(encoding="utf-8")
+    assert "RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1" in worker
+    assert "useradd --create-home --uid 1000 vlmill" in worker
+    assert worker.index("\nUSER ") < worker.index("\nWORKDIR /home/vlmill\n")
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_shell(path: Path) -> None:
     assert os.access(path, os.X_OK)
