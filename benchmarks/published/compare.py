@@ -56,11 +56,14 @@ def lines_by_label(jobs: Sequence[RowJob], lines: Sequence[Line]) -> dict[str, l
 def comparisons(table: AblationTable, lines: Lines) -> Iterator[Comparison]:
     """Every figure of every row, row by row."""
     (base,) = (row for row in table.rows if row.label == table.base)
+    deviations = {figure: deviation_of_seeds(table, figure, lines) for figure in table.figures}
     for row in table.rows:
         for number, figure in enumerate(table.figures):
             theirs, of_base = row.published[number], base.published[number]
             own = lines_of(row, figure, lines)
-            change, error = change_of(own, lines_of(base, figure, lines), figure)
+            change, error = change_of(
+                own, lines_of(base, figure, lines), figure, deviations[figure]
+            )
             is_base = row is base
             yield Comparison(
                 row=row.label,
@@ -97,13 +100,29 @@ def spread_of(lines: Sequence[Line], figure: Figure) -> Spread | None:
     return Spread.of([value(line, figure) for line in lines]) if lines else None
 
 
+def deviation_of_seeds(table: AblationTable, figure: Figure, lines: Lines) -> float | None:
+    """The standard deviation of seeds, pooled over the rows that have several.
+
+    Two or three seeds of one row say little of their spread. None without such a row.
+    """
+    spreads = [spread_of(lines_of(row, figure, lines), figure) for row in table.rows]
+    squares = [
+        (spread.count - 1, spread.deviation**2)
+        for spread in spreads
+        if spread is not None and spread.deviation is not None
+    ]
+    if not squares:
+        return None
+    return sqrt(sum(free * square for free, square in squares) / sum(free for free, _ in squares))
+
+
 def change_of(
-    lines: Sequence[Line], base: Sequence[Line], figure: Figure
+    lines: Sequence[Line], base: Sequence[Line], figure: Figure, deviation: float | None
 ) -> tuple[Spread | None, float | None]:
     """The change from the base over the seeds that both have, and its standard error.
 
-    The error is that of the questions or pairs that were asked, of which a seed asks the same, and
-    of the seeds, whichever is larger.
+    The error is that of the questions or pairs that were asked, of which a seed asks the same, or
+    of the seeds, whose ``deviation`` is that of one run, whichever is larger.
     """
     of_base = {line["settings"]["seed"]: line for line in base}
     both = [
@@ -114,9 +133,9 @@ def change_of(
     if not both:
         return None, None
     change = Spread.of([value(one, figure) - value(other, figure) for one, other in both])
-    asked = max(hypot_of(one, other, figure) for one, other in both) / sqrt(len(both))
-    seeds = 0.0 if change.deviation is None else change.deviation / sqrt(change.count)
-    return change, max(asked, seeds)
+    asked = max(hypot_of(one, other, figure) for one, other in both)
+    of_seeds = sqrt(2) * (deviation or 0.0)
+    return change, max(asked, of_seeds) / sqrt(change.count)
 
 
 def hypot_of(one: Line, other: Line, figure: Figure) -> float:

@@ -1,6 +1,7 @@
 """The published ablations: every row stands, what is told of it, and a table that is run."""
 
 import json
+from math import sqrt
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import reproduce
 from proof.task_runs import finished, results
 from published import all_tables
 from published.compare import AGREES, DIFFERS, WITHIN, compared, comparisons
-from published.page import page
+from published.page import ONE_SEED, page
 from published.picture import COLOURS, picture
 from published.row import AblationTable, Figure, Row, Subject
 from shell import KEYS
@@ -75,7 +76,8 @@ def test_seeds_are_compared_with_their_own_and_spread_counts() -> None:
     _, other = comparisons(table(row("base", 70.0), row("other", 60.0)), lines)
     assert other.change is not None and other.change.count == 2
     assert other.change.mean == pytest.approx(0.05)
-    assert other.error == pytest.approx(0.15) and other.verdict == WITHIN
+    pooled = sqrt((0.02 + 2 * 0.49 / 3) / 3)  # of two seeds of one row and three of the other
+    assert other.error == pytest.approx(sqrt(2) * pooled / sqrt(2)) and other.verdict == WITHIN
 
 
 def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
@@ -89,6 +91,9 @@ def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
     assert "Otherwise than there: other, VQA: -10.0 points here" in text and "+10.0 there." in text
     assert "Cannot run: deaf, as it has no ears." in text
     assert "**Why.** Too few steps." in text
+    assert ONE_SEED in text
+    several = compared([told], runs("base", 0.7, 0.71) | runs("other", 0.6))
+    assert ONE_SEED not in page([told], several)
     shown = ElementTree.fromstring(picture([told], rows))
     texts = [one.text for one in shown.iter("{http://www.w3.org/2000/svg}text")]
     assert "Title" in texts and "other: VQA" in texts and "deaf: VQA" not in texts
