@@ -184,7 +184,7 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     state = {OLD_DENSENET.sub(r"\1\2.", key): tensor for key, tensor in state.items()}
     tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
     expected = model.state_dict()
-    want = {k: tensor for k, tensor in expected.items() if k in tensors or COUNTER not in k}
+    want = {key: tensor for key, tensor in expected.items() if key in tensors or COUNTER not in key}
     if said := misfits(want, tensors):
         raise InputError(
             f"--global-weights {path} is no {name} of torchvision's: {said}; give the files in the "
