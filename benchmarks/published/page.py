@@ -25,14 +25,14 @@ Each cell holds the figure here in percent, with its standard deviation where se
 run, and the paper's in parentheses. `make reproduce` takes hours, adds what is missing and goes on
 where it was stopped; `python benchmarks/reproduce.py` is its short form; `python
 benchmarks/reproduce.py --full --list` says what is missing. What stands under "Why" is read from
-the logs of the first seed.
+the logs of the seeds that were run first.
 
 The steps of some tasks were raised once, for all rows of a table alike, after a first run of seed 0
 had been seen, as its logs showed losses that had hardly begun to fall. Questions had 400 steps
 before: ViLBERT of 2, 4 and 6 layers then answered 48.2, 49.1 and 40.4 %, the other way round than
 in the paper; VL-BERT 54.3 %, and 53.2 % without pretraining. Expressions had 400 (VL-BERT 72.2 %,
 80.3 % without pretraining), and entailment (BERT 55.1 %, one stream 74.8 %, InterBERT 77.3 %). No
-figure of VLMo's was known.
+figure of VLMo's was known then.
 """
 PICTURE = """![What changes beside each table's base, here with two standard errors to both
 sides, and in the paper](images/reproduction.svg)

@@ -74,6 +74,10 @@ def vlmo_tables() -> tuple[AblationTable, ...]:
             ),
             about=f"The stage on pictures is missing in both rows: {NO_TOKENIZER}. What is "
             "compared is the stage on texts, here on the captions and with nothing frozen.",
+            reading="Masked words keep what the stage on texts has taught (loss 0.8 after the "
+            "pairs, 2.0 without it), contrast gains little (1.25 and 1.43), and matching is at "
+            "chance in both rows after 400 steps (0.64, one pair in three being right). Rankings "
+            "rise by 2 to 3 points, statements fall by 5: neither can be told from none.",
         ),
         AblationTable(
             key="vlmo-parts",
@@ -85,5 +89,11 @@ def vlmo_tables() -> tuple[AblationTable, ...]:
                 for label, (published, subject) in rows.items()
             ),
             about="From drawn weights, where the paper starts from a ViT.",
+            reading="After 400 steps matching is at chance in every row that has it (loss 0.64, "
+            "one pair in three being right), and masked words at 2.0 have not learned what texts "
+            "alone tell (0.8 after a stage on texts): what joint objectives teach has not begun. "
+            "Rows differ by their contrast (1.3 to 1.5), and rankings by less than can be told. "
+            "Statements are taught by fine-tuning alone; its loss ends at 0.38 with all, at 0.52 "
+            "with a standard Transformer, and at 0.52 with contrast and words as well.",
         ),
     )
