@@ -66,7 +66,8 @@ def vlbert_tables() -> tuple[AblationTable, ...]:
             "by looks and by place; their mean stands beside RefCOCO+ val.",
             reading="Expressions by looks are right in 99 of 100 cases either way; those by place "
             "are what differs (first seed: 0.51 with pretraining, 0.69 without), and why "
-            "pretraining delays them is open. VCR's choices are easy in this world: both are at their ceiling.",
+            "pretraining delays them is open. VCR's choices are easy in this world: both are at "
+            "their ceiling.",
         ),
         AblationTable(
             key="vl-bert-tasks",
