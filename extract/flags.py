@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlmill.extract.config import (
     CLASS_PROBS,
@@ -16,9 +15,6 @@ from vlmill.extract.config import (
 )
 from vlmill.extract.whole.settings import NETWORKS
 from vlmill.models.detector.config import ARCHITECTURES
-
-if TYPE_CHECKING:
-    pass
 
 BACKENDS = ("vlmill", "detectron2")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 from proof.summary import Spread
@@ -100,24 +100,21 @@ def spread_of(lines: Sequence[Line], figure: Figure) -> Spread | None:
     return Spread.of([value(line, figure) for line in lines]) if lines else None
 
 
-def deviation_of_seeds(table: AblationTable, figure: Figure, lines: Lines) -> float | None:
+def deviation_of_seeds(table: AblationTable, figure: Figure, lines: Lines) -> float:
     """The standard deviation of seeds, pooled over the rows that have several.
 
-    Two or three seeds of one row say little of their spread. None without such a row.
+    Two or three seeds of one row say little of their spread. 0 without such a row.
     """
-    spreads = [spread_of(lines_of(row, figure, lines), figure) for row in table.rows]
-    squares = [
-        (spread.count - 1, spread.deviation**2)
-        for spread in spreads
-        if spread is not None and spread.deviation is not None
-    ]
-    if not squares:
-        return None
-    return sqrt(sum(free * square for free, square in squares) / sum(free for free, _ in squares))
+    runs = [[value(line, figure) for line in lines_of(row, figure, lines)] for row in table.rows]
+    several = [values for values in runs if len(values) > 1]
+    if not several:
+        return 0.0
+    squares = sum((len(values) - 1) * variance(values) for values in several)
+    return sqrt(squares / sum(len(values) - 1 for values in several))
 
 
 def change_of(
-    lines: Sequence[Line], base: Sequence[Line], figure: Figure, deviation: float | None
+    lines: Sequence[Line], base: Sequence[Line], figure: Figure, deviation: float
 ) -> tuple[Spread | None, float | None]:
     """The change from the base over the seeds that both have, and its standard error.
 
@@ -134,8 +131,7 @@ def change_of(
         return None, None
     change = Spread.of([value(one, figure) - value(other, figure) for one, other in both])
     asked = max(hypot_of(one, other, figure) for one, other in both)
-    of_seeds = sqrt(2) * (deviation or 0.0)
-    return change, max(asked, of_seeds) / sqrt(change.count)
+    return change, max(asked, sqrt(2) * deviation) / sqrt(change.count)
 
 
 def hypot_of(one: Line, other: Line, figure: Figure) -> float:

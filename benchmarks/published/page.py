@@ -85,9 +85,10 @@ def section(table: AblationTable, rows: Sequence[Comparison]) -> str:
 
 def _row(table: AblationTable, label: str, cells: Sequence[Comparison]) -> str:
     name = f"**{label}**" if label == table.base else label
-    counts = sorted({one.ours.count for one in cells if one.ours is not None})
+    counts = [one.ours.count for one in cells if one.ours is not None]
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
     told = [part for one in cells for part in (_figure(one), one.verdict or "")]
-    return f"| {name} | {' | '.join(told)} | {' to '.join(map(str, counts))} |"
+    return f"| {name} | {' | '.join(told)} | {seeds} |"
 
 
 def _figure(one: Comparison) -> str:

@@ -133,15 +133,17 @@ def node_of(config: Any, file: ConfigFile) -> Any:
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Loads a state dict; anchors that it carries must be those of the configuration."""
     expected = model.state_dict()
-    fixed = {key for key in state if key.endswith(("pixel_mean", "pixel_std"))}
-    said = misfits(
-        {key: value for key, value in expected.items() if key != ANCHORS},
-        {key: value for key, value in state.items() if key != ANCHORS and key not in fixed},
-    )
+    # Files may carry buffers that the model makes for itself.
+    own = (ANCHORS, "pixel_mean", "pixel_std")
+    tensors = {
+        key: value for key, value in state.items() if key in expected or not key.endswith(own)
+    }
+    said = misfits(expected, tensors)
     if ANCHORS in state:
         ours, theirs = model.get_buffer(ANCHORS).cpu(), state[ANCHORS].float()
         if theirs.shape != ours.shape or not torch.allclose(theirs, ours):
-            said = "; ".join(filter(None, [said, f"{ANCHORS} has other anchors"]))
+            other = f"{ANCHORS} has other anchors than the configuration"
+            said = f"{said}; {other}" if said else other
     if said:
         raise InputError(
             f"--weights {path}: they do not fit --config: {said}; give the configuration that they "

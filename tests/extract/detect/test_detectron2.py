@@ -12,18 +12,20 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from torch import nn
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.detectron2 import INSTALL, open_detectron2
+from vlmill.extract.detect.detectron2 import INSTALL, load_weights, open_detectron2
 from vlmill.extract.detect.predict import extract_regions, predict_regions, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.published import ANCHORS as CELL_ANCHORS
 from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
@@ -252,6 +254,37 @@ def test_mistakes(files: tuple[Path, Path], tmp_path: Path, config: str, message
     (tmp_path / "config.yaml").write_text(config)
     with pytest.raises(InputError, match=message):
         open_detectron2(tmp_path / "config.yaml", files[1])
+
+
+def network_with_buffers(*, persistent: bool) -> nn.Module:
+    """A weight, a mean of pixels and anchors, under the names that Detectron2 gives them."""
+    model, part = nn.Linear(2, 1, bias=False), nn.Module()
+    part.register_buffer("0", torch.ones(3, 4), persistent=persistent)
+    for name in reversed(CELL_ANCHORS.split(".")[:-1]):
+        outer = nn.Module()
+        outer.add_module(name, part)
+        part = outer
+    model.add_module("proposal_generator", part.get_submodule("proposal_generator"))
+    model.register_buffer("pixel_mean", torch.zeros(3), persistent=persistent)
+    return model
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_buffers_that_files_carry_are_compared_as_the_model_has_them(persistent: bool) -> None:
+    """In some of its versions the model's own are in its state dict, in others they are not."""
+    model, path = network_with_buffers(persistent=persistent), Path("model.pth")
+    state = {
+        "weight": torch.ones(1, 2),
+        "pixel_mean": torch.ones(3),
+        CELL_ANCHORS: torch.ones(3, 4),
+    }
+    load_weights(model, state, path)
+    assert model.get_parameter("weight").tolist() == [[1.0, 1.0]]
+    assert model.get_buffer("pixel_mean").tolist() == [float(persistent)] * 3
+    with pytest.raises(InputError, match="has other anchors than the configuration"):
+        load_weights(model, state | {CELL_ANCHORS: torch.zeros(3, 4)}, path)
+    with pytest.raises(InputError, match="unexpected other; weight is"):
+        load_weights(model, state | {"other": torch.ones(1), "weight": torch.ones(1)}, path)
 
 
 def test_without_detectron2_the_error_says_how_to_install_it(
