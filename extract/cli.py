@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlmill.extract.config import PAGE, ExtractConfig, InputLimits, require_weights
 from vlmill.extract.extraction import RUN_EXAMPLES, add_run, command_run
-from vlmill.extract.flags import add_engine, add_sizes, count
+from vlmill.extract.flags import add_engine, add_sizes
 from vlmill.extract.formats.command import (
     EXPORT_EXAMPLES,
     IMPORT_EXAMPLES,
@@ -30,7 +30,7 @@ from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.train.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.extract.train.command import add_train, command_train
 from vlmill.extract.train.describe import RECIPES_HELP, add_recipes, command_recipes
-from vlmill.schemas.console.command import Parser, place, run_command
+from vlmill.schemas.console.command import Parser, at_least, place, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.paths import require_local
@@ -144,7 +144,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
     )
     show.add_argument(
         "--port",
-        type=count,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="of --serve (default: a free one)",
@@ -152,10 +152,18 @@ def add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
     show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
     show.add_argument(
-        "--boxes", type=count, default=12, metavar="N", help="per picture (default: %(default)s)"
+        "--boxes",
+        type=at_least(0),
+        default=12,
+        metavar="N",
+        help="per picture (default: %(default)s)",
     )
     show.add_argument(
-        "--pictures", type=count, default=50, metavar="N", help="at most (default: %(default)s)"
+        "--pictures",
+        type=at_least(0),
+        default=50,
+        metavar="N",
+        help="at most (default: %(default)s)",
     )
 
 

@@ -5,7 +5,7 @@ import functools
 from pathlib import Path
 
 from vlmill.extract.config import IDS
-from vlmill.extract.flags import add_engine, count
+from vlmill.extract.flags import add_engine
 from vlmill.extract.from_flags import (
     check_detector,
     config_of,
@@ -14,7 +14,7 @@ from vlmill.extract.from_flags import (
     warn_of_random_weights,
 )
 from vlmill.extract.run.share import Share, share
-from vlmill.schemas.console.command import add_lock_seconds, place, say_how_to_read
+from vlmill.schemas.console.command import add_lock_seconds, at_least, place, say_how_to_read
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
@@ -90,7 +90,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--workers",
-        type=count,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="processes that read, decode and resize (default: %(default)s, none beside this one); "

@@ -15,16 +15,9 @@ from vlmill.extract.config import (
 )
 from vlmill.extract.whole.settings import NETWORKS
 from vlmill.models.detector.config import ARCHITECTURES
+from vlmill.schemas.console.command import at_least
 
 BACKENDS = ("vlmill", "detectron2")
-
-
-def count(text: str) -> int:
-    """An argument that is a whole number from 0."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is below 0")
-    return number
 
 
 def add_engine(run: argparse.ArgumentParser) -> None:
@@ -66,7 +59,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "(docs/detectors.md)",
     )
     net.add_argument(
-        "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
+        "--seed", type=at_least(0), default=0, help="of random weights (default: %(default)s)"
     )
     net.add_argument(
         "--device",
@@ -83,7 +76,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     )
     net.add_argument(
         "--batch-size",
-        type=count,
+        type=at_least(1),
         metavar="N",
         help="pictures of one input shape that go through the network together; none is padded, "
         f"rows are those of each alone up to 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, else 1: it "
@@ -123,29 +116,33 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
     choice.add_argument(
         "--threshold", type=float, metavar="P", help="replaces the rule's threshold"
     )
-    choice.add_argument("--min-boxes", type=count, metavar="N", help="replaces the rule's minimum")
-    choice.add_argument("--max-boxes", type=count, metavar="N", help="replaces the rule's maximum")
+    choice.add_argument(
+        "--min-boxes", type=at_least(0), metavar="N", help="replaces the rule's minimum"
+    )
+    choice.add_argument(
+        "--max-boxes", type=at_least(0), metavar="N", help="replaces the rule's maximum"
+    )
 
 
 def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
     """How pictures are resized, and which are refused."""
     size.add_argument(
         "--short-side",
-        type=count,
+        type=at_least(0),
         default=limits.short_side,
         metavar="PX",
         help="default: the detector's own, 600 or 800",
     )
     size.add_argument(
         "--long-side",
-        type=count,
+        type=at_least(0),
         default=limits.long_side,
         metavar="PX",
         help="at most; default: the detector's own, 1000 or 1333",
     )
     size.add_argument(
         "--max-pixels",
-        type=count,
+        type=at_least(0),
         default=limits.max_pixels,
         metavar="N",
         help="larger pictures are rejected (default: %(default)s)",
@@ -172,7 +169,7 @@ def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
     )
     out.add_argument(
         "--pictures-per-shard",
-        type=count,
+        type=at_least(0),
         default=storage.pictures_per_shard,
         metavar="N",
         help="what a kill costs at most (default: %(default)s)",

@@ -83,8 +83,6 @@ def whole_names(arguments: argparse.Namespace) -> tuple[str, ...]:
 def batch_size_of(arguments: argparse.Namespace) -> int:
     """What ``--batch-size`` says, else what pays on the device."""
     given: int | None = arguments.batch_size
-    if given == 0:
-        raise InputError("--batch-size 0: at least 1")
     if arguments.backend == "detectron2":
         if given not in (None, 1):
             raise InputError(

@@ -1,4 +1,4 @@
-"""How worker processes are started, and that they end with the process that started them."""
+"""How many worker processes pay, how they start, and that they end with who started them."""
 
 import multiprocessing
 import os
@@ -28,6 +28,11 @@ class _Fork(ForkServerProcess):
 
 class _Forks(ForkServerContext):
     Process = _Fork
+
+
+def all_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_context(module: str) -> ForkServerContext:

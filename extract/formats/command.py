@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import FORMAT_NAMES, FORMATS
-from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.command import at_least, say_how_to_read
 from vlmill.schemas.rejects import rejects_said
 
 IMPORT_EXAMPLES = f"""example:
@@ -47,7 +47,7 @@ def add_import(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--pictures-per-shard",
-        type=positive,
+        type=at_least(1),
         default=Storage().pictures_per_shard,
         metavar="N",
         help="default: %(default)s",
@@ -70,14 +70,6 @@ def add_export(command: argparse.ArgumentParser) -> None:
         help="the file (lmdb, npz: the folder), which must not be there yet",
     )
     command.add_argument("--fresh", action="store_true", help="replace an earlier export")
-
-
-def positive(text: str) -> int:
-    """Reads an argument that is a whole number from 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
-    return number
 
 
 def command_import(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,6 @@ from vlmill.pipelines.fetching.tables import Written, together, write_tables
 from vlmill.pipelines.fetching.warc import PARTS
 from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket, scratch_of
 from vlmill.pipelines.launch.loading import quiet_beam_import
-from vlmill.pipelines.launch.local import all_cores
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.files.atomic import write_json
@@ -31,6 +30,7 @@ from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import rejects_said
 
 JOB = "crawl"

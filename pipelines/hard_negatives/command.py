@@ -5,11 +5,16 @@ from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
 from vlmill.pipelines.launch.loading import parsed
-from vlmill.pipelines.launch.local import all_cores
-from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
+from vlmill.schemas.console.command import (
+    Parser,
+    add_fresh,
+    add_lock_seconds,
+    at_least,
+    run_command,
+)
 from vlmill.schemas.console.cost import add_dry_run
-from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.processes import all_cores
 
 
 def parser() -> Parser:
@@ -48,7 +53,7 @@ def parser() -> Parser:
     p.add_argument("--token-pattern", metavar="RE", help=f"regular expression of a word ({WORDS})")
     p.add_argument(
         "--document-parts",
-        type=int,
+        type=at_least(1),
         default=1,
         metavar="P",
         help="cut the index into P parts, where it is larger than memory: same rows; up to the "
@@ -56,13 +61,15 @@ def parser() -> Parser:
     )
     p.add_argument(
         "--workers",
-        type=int,
+        type=at_least(1),
         default=all_cores(),
         metavar="N",
         help="processes that cut words on this machine, and threads that search in each process; "
         "the bytes stay the same (all cores)",
     )
-    p.add_argument("--pairs-per-shard", type=int, default=50_000, help="pairs a shard (50000)")
+    p.add_argument(
+        "--pairs-per-shard", type=at_least(1), default=50_000, help="pairs a shard (50000)"
+    )
     add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
@@ -78,9 +85,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args.top, args.below, args.tokenizer, args.token_pattern)
-    for name in ("pairs_per_shard", "document_parts", "workers"):
-        if (value := getattr(args, name)) < 1:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     # pyarrow and Beam take their time: not before the arguments are known to be good.
     from vlmill.pipelines.hard_negatives.source import source_of
     from vlmill.schemas.files.reading import require_tables

@@ -6,7 +6,6 @@ free takes the next unit, errors come as they were, and who gave the work hears 
 """
 
 import argparse
-import os
 import pickle
 import signal
 import threading
@@ -19,8 +18,9 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from vlmill.schemas.console.command import at_least
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
+from vlmill.schemas.processes import all_cores, live_as_long_as_the_parent, process_context
 
 Shared = TypeVar("Shared")
 Unit = TypeVar("Unit")
@@ -29,16 +29,11 @@ GRACE_S = 10.0  # for a process that is told to stop: it removes what it has hal
 TICK_S = 1.0
 
 
-def all_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Adds ``--workers``, for jobs whose units are done in processes."""
     parser.add_argument(
         "--workers",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="processes on this machine, without --runner; the bytes stay the same (all cores)",
     )
@@ -47,11 +42,9 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 def local_workers(workers: int | None, beam_flags: Sequence[str]) -> int | None:
     """The number of processes for a job on this machine; None if a Beam runner is to do it.
 
-    A flag that goes to Beam calls for Beam. Raises InputError for a number that is none, and for
-    one that Beam would not hear of.
+    A flag that goes to Beam calls for Beam. Raises InputError for a number that Beam would not hear
+    of.
     """
-    if workers is not None and workers < 1:
-        raise InputError(f"--workers {workers}: must be at least 1")
     if not beam_flags:
         return workers or all_cores()
     if not beam_flags[0].startswith("-"):

@@ -2,6 +2,7 @@
 
 Reading order: ``job`` (the command) and its two halves, ``own`` (the user's own captions) and
 ``published`` (data sets, of which ``entries`` says what one is, and ``sets`` has a file each). Both
-write ``part`` by part, here or ``on_beam``, take files in by ``reading`` and ``layouts``, mend
-texts by ``cleaning``, ``titles`` and ``labels``, and end with ``dropped``, ``report`` and ``cost``.
+take ``flags``, write ``part`` by part, here or ``on_beam``, take files in by ``reading`` and
+``layouts``, mend texts by ``cleaning``, ``titles`` and ``labels``, and end with ``dropped``,
+``report`` and ``cost``.
 """

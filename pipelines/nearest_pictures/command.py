@@ -1,13 +1,19 @@
 """Nearest pictures by region features: python -m vlmill.pipelines.nearest_pictures --help"""
 
 import argparse
-import os
 from collections.abc import Sequence
 
-from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
+from vlmill.schemas.console.command import (
+    Parser,
+    add_fresh,
+    add_lock_seconds,
+    at_least,
+    run_command,
+)
 from vlmill.schemas.console.cost import add_cost_arguments
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.processes import all_cores
 
 DESCRIPTION = """\
 For each picture the pictures that look most alike to the detector, as ViLBERT's fine-tuning for
@@ -59,7 +65,9 @@ def parser() -> Parser:
         "--import", dest="published", metavar="FILE", help="a published hard_negative.pkl instead"
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
-    p.add_argument("--top", type=int, default=100, metavar="N", help="a picture's list (100)")
+    p.add_argument(
+        "--top", type=at_least(1), default=100, metavar="N", help="a picture's list (100)"
+    )
     p.add_argument("--pairs", metavar="P", help="pairs table: which split a picture is of")
     p.add_argument("--images", metavar="I", help="images table: the report shows its pictures")
     p.add_argument(
@@ -70,13 +78,13 @@ def parser() -> Parser:
     )
     p.add_argument(
         "--threads",
-        type=int,
-        default=os.cpu_count() or 1,
+        type=at_least(1),
+        default=all_cores(),
         metavar="N",
         help="threads that search; the rows stay the same (default: %(default)s)",
     )
     p.add_argument(
-        "--pictures-per-shard", type=int, default=10_000, metavar="N", help="default: 10000"
+        "--pictures-per-shard", type=at_least(1), default=10_000, metavar="N", help="default: 10000"
     )
     p.add_argument(
         "--id-prefix", default="", metavar="TEXT", help="before each id of --import: flickr30k/"
@@ -97,9 +105,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """Raises InputError for values that make no job."""
-    for flag in ("top", "threads", "pictures_per_shard"):
-        if getattr(args, flag) < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
     if args.published is not None:
         for flag in ("--pairs", "--dry-run"):
             if getattr(args, flag.removeprefix("--").replace("-", "_")):

@@ -15,6 +15,7 @@ from vlmill.schemas.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
+    at_least,
     place,
     run_command,
     say,
@@ -91,7 +92,7 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
 
 def _add_sample(p: argparse.ArgumentParser) -> None:
     amount = p.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--rows", type=int, metavar="N", help="so many rows")
+    amount.add_argument("--rows", type=at_least(1), metavar="N", help="so many rows")
     amount.add_argument("--fraction", type=float, metavar="F", help="about this share, 0 to 1")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     _add_table(p)
@@ -129,8 +130,6 @@ def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
     name = main_table(tables, args.table)
     if name not in IDS:
         raise InputError(f"--table {name}: its rows have no id to draw by; give another table")
-    if args.rows is not None and args.rows < 1:
-        raise InputError(f"--rows {args.rows}: want 1 or more")
     if args.fraction is not None and not 0 < args.fraction <= 1:
         raise InputError(f"--fraction {args.fraction}: want more than 0, at most 1")
     limit = (

@@ -18,7 +18,13 @@ from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import DETECTORS, parse_languages
 from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
-from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, run_command
+from vlmill.schemas.console.command import (
+    Parser,
+    add_fresh,
+    add_lock_seconds,
+    at_least,
+    run_command,
+)
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -52,7 +58,7 @@ def parser() -> Parser:
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     add_fetch(p)
     add_filter_arguments(p)
-    p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
+    p.add_argument("--shards", type=at_least(1), default=1, help="files of each table (1)")
     add_workers(p)
     p.add_argument(
         "--format",
@@ -171,8 +177,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args)
-    if args.shards < 1:
-        raise InputError(f"--shards {args.shards}: must be at least 1")
     filter_files(args)
     require_archives(args)
     if args.fetch:

@@ -28,7 +28,6 @@ from vlmill.pipelines.fetching.work import (
     finish_bucket,
     scratch_of,
 )
-from vlmill.pipelines.launch.local import all_cores
 from vlmill.pipelines.pages.page import PageImage
 from vlmill.pipelines.pages.pictures import Picture
 from vlmill.pipelines.web_pairs import rows
@@ -38,6 +37,7 @@ from vlmill.schemas.console.command import say
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.outputs import WORK, remove_work
 from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import MAX_KEY
 
 ASSUMED = Archive(path="assumed:", size=0)

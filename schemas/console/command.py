@@ -5,10 +5,12 @@ argument and the remedy. 130: interrupted. 141: who read the output, such as `he
 """
 
 import argparse
+import math
 import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -43,13 +45,14 @@ def versions() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with --version, whose errors are one line, and whose help keeps the
-    epilog's line breaks.
+    """An ArgumentParser with --version, whose errors are one line, whose help keeps the epilog's
+    line breaks, and whose flags of type float take no ``nan`` and no ``inf``.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.register("type", float, finite)
         self.add_argument("--version", action=ShowVersions, help="print versions and exit")
 
     def error(self, message: str) -> NoReturn:
@@ -65,6 +68,32 @@ def place(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def at_least(lowest: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number from ``lowest``."""
+
+    def number(text: str) -> int:
+        with suppress(ValueError):
+            if (value := int(text)) >= lowest:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number from {lowest}")
+
+    return number
+
+
+def finite(text: str) -> float:
+    """The type of an argument that is a number: every check of a range lets ``nan`` through."""
+    if not math.isfinite(value := float(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: want a finite number")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """The type of an argument that is a number above 0."""
+    if (value := finite(text)) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: want a number above 0")
+    return value
+
+
 def add_fresh(parser: argparse.ArgumentParser) -> None:
     """Adds ``--fresh``, for jobs that continue what they find in ``--output``."""
     parser.add_argument(
@@ -76,7 +105,7 @@ def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that says when the lock of a killed run is taken over."""
     parser.add_argument(
         "--lock-seconds",
-        type=float,
+        type=above_zero,
         metavar="S",
         help="of an --output in a store: a run that has not renewed its lock for so long is taken "
         "for killed (120)",

@@ -35,9 +35,14 @@ class ServiceSettings:
     allowed_addresses: tuple[str, ...] = ()  # private networks that URLs may lead to: for tests
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pictures", "queue", "batch", "seconds", "header_seconds"):
+        for name in ("max_bytes", "max_pictures", "max_connections", "queue", "batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{flag_of(name)} {getattr(self, name)}: want at least 1")
+        for name in ("seconds", "header_seconds"):
             if getattr(self, name) <= 0:
                 raise InputError(f"--{flag_of(name)} {getattr(self, name)}: must be above 0")
+        if self.batch_wait < 0:
+            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: want 0 or more")
         if self.max_pictures > self.queue:
             raise InputError(
                 f"--queue {self.queue}: must hold a request's pictures, up to --max-pictures "

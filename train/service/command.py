@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from vlmill.schemas.console.command import place
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.console.command import at_least, place
 from vlmill.schemas.service.settings import (
     add_name_arguments,
     add_service_arguments,
@@ -60,7 +59,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
     add(
         "--batch-size",
-        type=int,
+        type=at_least(1),
         default=64,
         help="computed at once (default: 64): pictures and texts, pairs of them where pairs are "
         "scored; requests are put together as far as that takes about a second",
@@ -76,8 +75,6 @@ def checkpoint_place(text: str) -> Path | str:
 
 def run_serve(args: argparse.Namespace) -> int:
     """Runs ``train-vl serve``; returns the exit status."""
-    if args.batch_size < 1:
-        raise InputError(f"--batch-size {args.batch_size}: want at least 1")
     settings = settings_of(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
     if is_hub(args.checkpoint):
         hub_place(args.checkpoint)

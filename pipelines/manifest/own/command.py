@@ -1,13 +1,13 @@
 """The command of one's own captions: ``python -m vlmill.pipelines.manifest own --help``."""
 
 import argparse
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vlmill.pipelines.manifest.cost import estimate_of, measure
+from vlmill.pipelines.manifest.flags import add_run_arguments
 from vlmill.pipelines.manifest.own.job import JOB, OwnJob, Parts, funnel_of, make_parts
 from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
@@ -20,13 +20,8 @@ from vlmill.pipelines.manifest.reading.rows import (
     table_file,
 )
 from vlmill.pipelines.manifest.report import write_report
-from vlmill.schemas.console.command import (
-    add_fresh,
-    add_lock_seconds,
-    place,
-    say_how_to_read,
-)
-from vlmill.schemas.console.cost import add_dry_run, print_estimate
+from vlmill.schemas.console.command import place, say_how_to_read
+from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
@@ -40,7 +35,6 @@ from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
-MANY_WORKERS = 8
 OWN_HELP = """\
 Your own captions and pictures as the tables `pairs` and `images`, with which everything else
 begins. FILE has a row for each caption and names its picture; a picture may have any number of
@@ -122,17 +116,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
         "--no-header", action="store_true", help="FILE has none: columns are called 1, 2, 3, ..."
     )
     p.add_argument("--encoding", default="utf-8", help="of CSV and TSV (default: utf-8)")
-    p.add_argument("--rows-per-shard", type=int, default=10_000, metavar="N", help="default: 10000")
-    p.add_argument(
-        "--workers",
-        type=int,
-        default=min(MANY_WORKERS, os.cpu_count() or 1),
-        metavar="N",
-        help="threads that read pictures; the rows stay the same (default: %(default)s)",
-    )
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_arguments(p, rows_per_shard=10_000)
 
 
 def run_own(args: argparse.Namespace) -> int:
@@ -210,9 +194,6 @@ def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
 
 def own_job(args: argparse.Namespace) -> OwnJob:
     """Returns the job that the flags describe, its file's rows counted. Raises InputError."""
-    for flag in ("rows_per_shard", "workers"):
-        if getattr(args, flag) < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
     if args.image_root is not None and not args.image_root.is_dir():
         raise InputError(f"--image-root {args.image_root}: no such folder")
     table = table_file(

@@ -1,7 +1,6 @@
 """The command of published data sets: ``python -m vlmill.pipelines.manifest DATASET --help``."""
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.manifest.cost import published_estimate
 from vlmill.pipelines.manifest.entries import DataSet
+from vlmill.pipelines.manifest.flags import add_run_arguments
 from vlmill.pipelines.manifest.published.counts import (
     Count,
     counts_of,
@@ -30,11 +30,8 @@ from vlmill.pipelines.manifest.published.settings import inputs_of_job, overlaps
 from vlmill.pipelines.manifest.published.splits import add_excluded_splits
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.sets import SETS
-from vlmill.schemas.console.command import add_fresh, add_lock_seconds, place, say, say_how_to_read
-from vlmill.schemas.console.cost import (
-    add_dry_run,
-    print_estimate,
-)
+from vlmill.schemas.console.command import place, say, say_how_to_read
+from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
@@ -44,7 +41,6 @@ from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 
-MANY_WORKERS = 8
 DISTANCES = (0, 4)
 SHARED = """\
 
@@ -108,12 +104,6 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
         help="bits in which perceptual hashes of one picture may differ (default: 0)",
     )
     add_excluded_splits(p)
-    add_run_arguments(p)
-    data_set.add_arguments(p)
-
-
-def add_run_arguments(p: argparse.ArgumentParser) -> None:
-    """Adds the flags that say how the job runs, and what it refuses."""
     p.add_argument(
         "--exclude-from",
         choices=("all", "train"),
@@ -121,23 +111,12 @@ def add_run_arguments(p: argparse.ArgumentParser) -> None:
         help="train: rows of validation and test splits stay, as by 12-in-1's rule (default: all)",
     )
     p.add_argument(
-        "--rows-per-shard", type=int, default=100_000, metavar="N", help="default: 100000"
-    )
-    p.add_argument(
-        "--workers",
-        type=int,
-        default=min(MANY_WORKERS, os.cpu_count() or 1),
-        metavar="N",
-        help="threads that read pictures; the rows stay the same (default: %(default)s)",
-    )
-    p.add_argument(
         "--strict",
         action="store_true",
         help="status 2 where a count differs, or a file has unknown columns",
     )
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_arguments(p, rows_per_shard=100_000)
+    data_set.add_arguments(p)
 
 
 def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int:
@@ -253,9 +232,6 @@ def opened_job(
 
     Raises InputError.
     """
-    for flag in ("rows_per_shard", "workers"):
-        if getattr(args, flag) < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
     if args.fetch:
         if args.contact is None:
             raise InputError("--fetch needs --contact: an e-mail address or a page about you")

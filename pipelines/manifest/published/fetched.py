@@ -35,13 +35,13 @@ from vlmill.pipelines.fetching.work import (
     scratch_of,
     try_failed_again,
 )
-from vlmill.pipelines.launch.local import all_cores
 from vlmill.pipelines.manifest.entries import Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.files.atomic import has_folder, write_json
 from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.net.urls import resolve
+from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import Reason
 
 FOLDER, DONE = "fetched", "_fetched.json"

@@ -104,8 +104,6 @@ def test_a_finished_run_says_so(
         (["--below", "x"], "--below x"),
         (["--top", "0"], "top is 0"),
         (["--topp", "3"], "--topp"),
-        (["--pairs-per-shard", "0"], "--pairs-per-shard 0"),
-        (["--document-parts", "0"], "--document-parts 0"),
         (["--tokenizer", "bpe"], "--tokenizer bpe"),
         (["--token-pattern", "("], "--token-pattern"),
         (["--token-pattern", "x", "--tokenizer", "jieba"], "give one"),

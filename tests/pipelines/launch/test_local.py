@@ -153,5 +153,3 @@ def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         local_workers(2, ["--runner=FlinkRunner"])
     with pytest.raises(InputError, match=r"b\.warc\.gz: no flag stands before it; quote a glob"):
         local_workers(2, ["b.warc.gz", "c.warc.gz"])
-    with pytest.raises(InputError, match="--workers 0: must be at least 1"):
-        local_workers(0, ["--runner=FlinkRunner"])

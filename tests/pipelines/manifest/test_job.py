@@ -247,8 +247,6 @@ def test_the_report_shows_pictures_and_escapes_captions(photos: Path, tmp_path: 
         (["--text-column", "captio"], "--text-column captio: .*did you mean caption?"),
         (["--image-root", "nowhere"], "--image-root nowhere: no such folder"),
         (["--input", "nothing.csv"], "--input nothing.csv: no such file"),
-        (["--rows-per-shard", "0"], "--rows-per-shard 0: want 1 or more"),
-        (["--workers", "0"], "--workers 0: want 1 or more"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_status_2(

@@ -698,7 +698,6 @@ def test_equal_and_scaled_pictures_are_found_by_hash(
         (["--exclude-split", "coco-karpathy:test"], "has no dataset_coco.json"),
         (["--exclude-split", "coco"], "want NAME:SPLIT"),
         (["--exclude-hash", "nowhere"], "no table of images"),
-        (["--rows-per-shard", "0"], "want 1 or more"),
         (["--images", "nowhere"], "no such folder or archive"),
     ],
 )

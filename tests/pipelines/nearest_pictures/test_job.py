@@ -269,9 +269,6 @@ def test_a_row_with_boxes_and_without_features_is_an_error(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--regions", "r", "--top", "0"], "--top 0: want 1 or more"),
-        (["--regions", "r", "--threads", "-1"], "--threads -1: want 1 or more"),
-        (["--regions", "r", "--pictures-per-shard", "0"], "--pictures-per-shard 0"),
         (["--regions", "r", "--id-prefix", "a"], "--id-prefix goes with --import"),
         (["--import", "x", "--pairs", "p"], "--pairs goes with --regions"),
         (["--import", "x", "--dry-run"], "--dry-run goes with --regions"),

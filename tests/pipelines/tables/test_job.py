@@ -317,7 +317,6 @@ def test_a_killed_run_is_continued_to_the_same_bytes(mined: str, tmp_path: Path)
     [
         (["concat", "nowhere"], "IN nowhere: no table there"),
         (["filter", "{mined}", "--where", "score > 1", "--table", "regions"], "has only"),
-        (["sample", "{mined}", "--rows", "0"], "want 1 or more"),
         (["sample", "{mined}", "--fraction", "1.5"], "at most 1"),
         (["sample", "{mined}", "--rows", "1", "--table", "aliases"], "no id to draw by"),
         (["remove", "{mined}"], "say what"),

@@ -4,7 +4,6 @@ ones again by the matching head.
 I pictures, T texts, H width of the vectors.
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from vlmill.models import Bert, Vlmo
 from vlmill.models.layers.operators import unchanging_weights
+from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
@@ -70,7 +70,7 @@ def image_vectors(
     """Embed pictures, each decoded once; those with a fault are named instead."""
     vectors: dict[str, NDArray[np.float32]] = {}
     faults: dict[str, Reason] = {}
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    threads = min(MOST_THREADS, all_cores())
     with unchanging_weights(len(image_ids)), ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(image_ids), batch_size):
             asked = image_ids[start : start + batch_size]

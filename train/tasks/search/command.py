@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from vlmill.schemas.console.command import add_lock_seconds, place
+from vlmill.schemas.console.command import add_lock_seconds, at_least, place
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
@@ -118,7 +118,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", action="append", default=[], metavar="T", help="a text (may come again)")
     add("--image", action="append", default=[], metavar="F", help="a picture (may come again)")
     add("--queries", metavar="TABLE", help="vectors of the same checkpoint")
-    add("--top", type=int, default=10, metavar="K", help="answers of a query (default: 10)")
+    add("--top", type=at_least(1), default=10, metavar="K", help="answers of a query (default: 10)")
     add("--images", metavar="TABLE", help="the pictures, for a page in --output")
     add("--output", type=place, metavar="DIR", help="folder for answers.jsonl and report.html")
     add(
@@ -128,15 +128,12 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="what embeds --text and --image (default: the one that the vectors name)",
     )
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--threads", type=int, metavar="N", help="of FAISS (default: all cores)")
+    add("--threads", type=at_least(1), metavar="N", help="of FAISS (default: all cores)")
 
 
 def run_search(args: argparse.Namespace) -> int:
     """Runs ``train-vl search``; returns the exit status."""
     asked = bool(args.text or args.image or args.queries)
-    for flag, value in (("--top", args.top), ("--threads", args.threads)):
-        if value is not None and value < 1:
-            raise InputError(f"{flag} {value}: want at least 1")
     if args.index is not None and (args.save_index or args.of or args.effort):
         raise InputError("--index is built already; --save-index, --of, --effort go with --vectors")
     if not asked and args.save_index is None:

@@ -163,7 +163,6 @@ REFUSED = {
     "no word": (["--text", " "], "has no word"),
     "nothing asked": ([], "nothing to do"),
     "no page": (["--text", "dog", "--images", "x"], "--images needs --output"),
-    "top": (["--text", "dog", "--top", "0"], "--top 0"),
     "no such kind": (["--text", "dog", "--of", "pair"], "nothing of --of pair; it has 4 image"),
     "effort of flat": (["--text", "dog", "--effort", "3"], "--effort 3"),
     "no checkpoint": (["--text", "dog", "--checkpoint", "none"], "holds no checkpoint"),

@@ -1,0 +1,30 @@
+"""The flags that say how ``manifest`` runs, whatever it reads."""
+
+import argparse
+
+from vlmill.schemas.console.command import add_fresh, add_lock_seconds, at_least
+from vlmill.schemas.console.cost import add_dry_run
+from vlmill.schemas.processes import all_cores
+
+MANY_WORKERS = 8
+
+
+def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> None:
+    """Adds the flags of shards, threads, a dry run and what an earlier run left."""
+    p.add_argument(
+        "--rows-per-shard",
+        type=at_least(1),
+        default=rows_per_shard,
+        metavar="N",
+        help="default: %(default)s",
+    )
+    p.add_argument(
+        "--workers",
+        type=at_least(1),
+        default=min(MANY_WORKERS, all_cores()),
+        metavar="N",
+        help="threads that read pictures; the rows stay the same (default: %(default)s)",
+    )
+    add_fresh(p)
+    add_dry_run(p)
+    add_lock_seconds(p)

@@ -1,0 +1,87 @@
+"""Flags that are numbers, of every command: what is none, or out of range, is refused at once."""
+
+import argparse
+from collections.abc import Callable
+
+import pytest
+from docs.site.hooks import COMMANDS, helps
+
+from vlmill.schemas.console.command import above_zero, at_least
+
+NUMBER = at_least(0).__code__  # of all such types
+Flag = tuple[str, str, Callable[[str], object]]  # the command, the flag, its type
+
+
+@pytest.fixture(scope="module")
+def flags() -> list[Flag]:
+    """Each flag that is a number, of each command and subcommand, as its parser declares it."""
+    declared: list[Flag] = []
+    shown: list[argparse.ArgumentParser] = []
+    print_help = argparse.ArgumentParser.print_help
+
+    def seen(parser: argparse.ArgumentParser) -> None:
+        shown.append(parser)
+        print_help(parser)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "print_help", seen)
+        for name, main in COMMANDS.items():
+            for command, _ in helps(name, main):
+                declared += [
+                    (command, action.option_strings[-1], action.type)
+                    for action in shown.pop()._actions
+                    if action.option_strings and callable(action.type)
+                ]
+    return declared
+
+
+def refusals(flags: list[Flag], value: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What each flag says to a value that no command may take."""
+    said = []
+    for command, flag, _ in flags:
+        name = next(n for n in sorted(COMMANDS, key=len, reverse=True) if command.startswith(n))
+        with pytest.raises(SystemExit) as stopped:
+            COMMANDS[name]([*command.removeprefix(name).split(), f"{flag}={value}"])
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and error.count("\n") == 1, (command, flag)
+        said.append(error)
+    return said
+
+
+def test_no_flag_takes_what_is_no_finite_number(
+    flags: list[Flag], capsys: pytest.CaptureFixture[str]
+) -> None:
+    floats = [flag for flag in flags if flag[2] in (float, above_zero)]
+    assert {"--delay", "--threshold", "--seconds", "--lock-seconds"} <= {flag[1] for flag in floats}
+    for error in refusals(floats, "nan", capsys):
+        assert "'nan': want a finite number" in error
+
+
+def test_counts_have_a_least(flags: list[Flag], capsys: pytest.CaptureFixture[str]) -> None:
+    counts = [flag for flag in flags if getattr(flag[2], "__code__", None) is NUMBER]
+    assert {"--workers", "--top", "--rows", "--max-boxes"} <= {flag[1] for flag in counts}
+    for error in refusals(counts, "-1", capsys):
+        assert "'-1': want a whole number from " in error
+
+
+def test_a_lock_of_no_time_is_refused(
+    flags: list[Flag], capsys: pytest.CaptureFixture[str]
+) -> None:
+    locks = [flag for flag in flags if flag[1] == "--lock-seconds"]
+    assert len(locks) > 8
+    for error in refusals(locks, "0", capsys):
+        assert "'0': want a number above 0" in error
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "inf", "1e3"])
+def test_a_count_is_a_whole_number_from_its_least(text: str) -> None:
+    assert at_least(0)("0") == 0 and at_least(1)("1000000") == 1_000_000
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': want a whole number from 1"):
+        at_least(1)(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "-inf"])
+def test_a_number_above_zero_is_finite(text: str) -> None:
+    assert above_zero("0.5") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': want a (finite )?number"):
+        above_zero(text)
