@@ -34,17 +34,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from proof.arms import BARS, MARGINS, Arm, ablation_arms, base_arms
 from proof.runs import Figures, Job, failed, run_all
+from proof.side_by_side import add_jobs
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
 from shell import parse_form
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, at_least, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 
 SHORT = {"variants": ["imagebert-small"], "steps": 200, "pairs": 1_500, "held_out": 100}
 FULL = {"variants": list(MARGINS), "steps": None, "pairs": 6_000, "held_out": 500}
-MOST_AT_ONCE = 8
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,10 +52,6 @@ def run(arguments: Sequence[str]) -> int:
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     arms = arms_of(args.variants, args.arms, ablations=args.ablations)
     seeds = tuple(_numbers("--seeds", args.seeds or ("0,1,2" if args.ablations else "0")))
-    if args.pairs < 2 or args.held_out < 2:
-        raise InputError("--pairs and --held-out: want at least 2 each")
-    if args.jobs < 1 or (args.steps is not None and args.steps < 1):
-        raise InputError("--jobs and --steps: want at least 1")
     tables = WorldTables(folder=args.output, pairs=args.pairs, held_out=args.held_out)
     oracles = tables.oracles()
     tables.write(arms, {"oracles": oracles})
@@ -148,16 +144,10 @@ def parser() -> Parser:
     )
     p.add_argument("--arms", type=_names, metavar="A,B", help="of --ablations, only these (all)")
     p.add_argument("--seeds", metavar="N,M", help="of training (0; --ablations: 0,1,2)")
-    p.add_argument("--steps", type=int, metavar="N", help="of each recipe")
-    p.add_argument("--pairs", type=int, metavar="N", help="to train on")
-    p.add_argument("--held-out", type=int, metavar="N", help="to rank")
-    p.add_argument(
-        "--jobs",
-        type=int,
-        default=min(os.cpu_count() or 1, MOST_AT_ONCE),
-        metavar="N",
-        help="runs at once, each on one core (%(default)s)",
-    )
+    p.add_argument("--steps", type=at_least(1), metavar="N", help="of each recipe")
+    p.add_argument("--pairs", type=at_least(2), metavar="N", help="to train on")
+    p.add_argument("--held-out", type=at_least(2), metavar="N", help="to rank")
+    add_jobs(p)
     return p
 
 

@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from proof.arms import Arm, base_arms
 from proof.box_arms import BOX_TASKS, box_arms
+from proof.side_by_side import add_jobs
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, failed, finished, results, run_all
@@ -97,15 +98,17 @@ def run(arguments: Sequence[str]) -> int:
             tables.write_neighbours()
         if any(job.arm.task in BOX_TASKS for job in missing):
             tables.write_boxes()
-    told = 0
-    for job, line in run_all(jobs, path):
-        if isinstance(line, Exception):
+    lines = {}
+    for job, line in run_all(jobs, path, args.jobs):
+        if isinstance(line, BaseException):
             failed(job, line)
             continue
-        told += 1
-        for figure in lines_of(line, results(path)):
-            print(json.dumps(figure), flush=True)
-    return int(told < len(jobs))
+        lines[job.name] = line
+        print(f"{job.name}: done", file=sys.stderr)
+    for line in (lines[job.name] for job in jobs if job.name in lines):
+        for figure in lines_of(line, results(path)):  # beside other arms', which are all there now
+            print(json.dumps(figure))
+    return int(len(lines) < len(jobs))
 
 
 def tables_of(form: Form, output: Path) -> WorldTables:
@@ -163,6 +166,7 @@ def add_places(p: Parser) -> None:
     p.add_argument(
         "--results", type=Path, metavar="FILE", help="JSON lines of finished runs, to be added to"
     )
+    add_jobs(p)
 
 
 def parser() -> Parser:

@@ -12,7 +12,7 @@ line of JSON for each row and figure: the change here, its standard error, and t
 The short form runs one small table, to show that all of this runs. --full adds what it trains to
 a file that is part of the repository, trains only what is missing there, seed by seed, and writes
 docs/reproduction.md from it; --list says what is missing, and which rows cannot run. A run that was
-killed continues: OUTPUT/runs. Two at once want an --output each.
+killed continues: OUTPUT/runs.
 """
 
 import argparse
@@ -97,8 +97,8 @@ def run(arguments: Sequence[str]) -> int:
     if missing:
         write_tables(missing, worlds_of(form, args.output))
     told = 0
-    for job, line in run_all(jobs, path):
-        if isinstance(line, Exception):
+    for job, line in run_all(jobs, path, args.jobs):
+        if isinstance(line, BaseException):
             failed(job, line)
             continue
         told += 1

@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 from probes import ProbeInputs, probe, switch_off
 from proof.arms import BASE, Arm, recipe_of
+from proof.side_by_side import outcomes
 from proof.tables import LARGER, NOISE, ArmTables
 from worlds import World, word_groups
 
@@ -33,7 +32,6 @@ from vlmill.train.tasks.retrieval.job import RetrievalOptions
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")
 EXPERTS = ("text", "image", "vl")
-SECONDS_BETWEEN_LOOKS = 5.0
 Figures = dict[str, Any]
 
 
@@ -246,30 +244,14 @@ def without_experts(job: Job, checkpoint: Path) -> Figures:
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Figures | BaseException]]:
-    """All runs, ``processes`` at once, each as it finishes; one that fails gives its error.
-
-    Each has a process of its own; with one at once they are run in this one.
-    """
-    if processes == 1:
-        for job in jobs:
-            try:
-                yield job, run(job)
-            except (ValueError, ArithmeticError, RuntimeError) as error:
-                yield job, error
-        return
-    context = multiprocessing.get_context("spawn")
+    """All runs, ``processes`` at once, each as it finishes; one that fails gives its error."""
     total, before = (sum(f(job) for job in jobs) for f in (Job.total_steps, Job.steps_done))
-    with (
-        ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool,
-        Progress(total=total, done=before, unit="step", label="learning") as bar,
-    ):
-        waiting: dict[Future[Figures], Job] = {pool.submit(run, job): job for job in jobs}
-        while waiting:
-            done, _ = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
-            bar.advance(sum(job.steps_done() for job in jobs) - bar.done, runs=str(len(waiting)))
-            for future in done:
-                raised = future.exception()
-                yield waiting.pop(future), future.result() if raised is None else raised
+    with Progress(total=total, done=before, unit="step", label="learning") as bar:
+
+        def look(running: int) -> None:
+            bar.advance(sum(job.steps_done() for job in jobs) - bar.done, runs=str(running))
+
+        yield from outcomes(run, jobs, processes, look=look)
 
 
 def failed(job: Job, error: BaseException) -> None:

@@ -15,10 +15,13 @@ from proof.arms import Arm
 from proof.box_arms import BOX_TASKS, FIGURES
 from proof.box_runs import box_inputs
 from proof.runs import Job, one_thread, pretrained
+from proof.side_by_side import outcomes
 from proof.tables import ArmTables
 from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
 from worlds import World
 
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions
@@ -67,11 +70,22 @@ class TaskJob:
         digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
         return self.output / "runs" / f"{self.name}-{digest[:8]}"
 
+    def chain(self) -> list[Job]:
+        """The pretraining that it starts from, part by part, which other runs may share."""
+        arm = self.arm
+        return [] if arm.pretrained is None else [self.pretraining(arm.pretrained)]
+
+    def untrained(self) -> set[Path]:
+        """Where the parts of its chain will lie that are not trained to their end."""
+        folders = {job.folder / "train" for job in self.chain()}
+        return {folder for folder in folders if not (folder / MANIFEST).exists()}
+
     def start(self) -> Path | None:
         """The checkpoint that it starts from, trained if it is not there; None: drawn weights."""
-        if self.arm.pretrained is None:
-            return None
-        return pretrained(self.pretraining(self.arm.pretrained))
+        checkpoint: Path | None = None
+        for job in self.chain():
+            checkpoint = pretrained(job, init=checkpoint)
+        return checkpoint
 
     def pretraining(self, recipe: str) -> Job:
         """The run that it starts from, which all seeds and arms of a model share."""
@@ -202,23 +216,34 @@ EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]
 }
 
 
-def run_all(jobs: Sequence[TaskJob], path: Path) -> Iterator[tuple[TaskJob, Line | Exception]]:
-    """Each job's line, of the file at ``path`` where it is there, else of a run, which adds it."""
+def run_all(
+    jobs: Sequence[TaskJob], path: Path, processes: int
+) -> Iterator[tuple[TaskJob, Line | BaseException]]:
+    """Each job's line: those in the file at ``path``, then those of runs, ``processes`` at once,
+    which are added to it.
+    """
+    known = results(path)
+    missing = [job for job in jobs if finished(job, known) is None]
     for job in jobs:
-        line = finished(job, results(path))
-        if line is None:
-            try:
-                line = run(job)
-            except (ValueError, ArithmeticError, RuntimeError) as error:
-                yield job, error
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        yield job, line
+        if (line := finished(job, known)) is not None:
+            yield job, line
+    for job in missing:
+        examples_of(job)  # here, as several runs would write the same
+    total, done = len(jobs), len(jobs) - len(missing)
+    with Progress(total=total, done=done, unit="run", label="proof", visible=done < total) as bar:
+
+        def look(running: int) -> None:
+            bar.advance(total - running - bar.done)
+
+        for job, outcome in outcomes(run, missing, processes, makes=TaskJob.untrained, look=look):
+            if not isinstance(outcome, BaseException):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(outcome) + "\n")
+            yield job, outcome
 
 
-def failed(job: TaskJob, error: Exception) -> None:
+def failed(job: TaskJob, error: BaseException) -> None:
     """Say so on standard error."""
     reason = " ".join(str(error).split())[:300]
     log = job.folder / "log.txt"

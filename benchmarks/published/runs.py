@@ -3,16 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from proof.arms import Arm
 from proof.box_arms import BOX_TASKS
-from proof.runs import Job, pretrained
+from proof.runs import Job
 from proof.tables import WorldTables
 from proof.task_runs import TaskJob
 
-from published.row import AblationTable, RowArm, Step
+from published.row import AblationTable, RowArm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,26 +28,22 @@ class RowJob(TaskJob):
         plain: dict[str, Any] = json.loads(json.dumps(told))
         return plain
 
-    def start(self) -> Path | None:
-        """The checkpoint at the end of the chain; what is left of it is trained."""
-        checkpoint: Path | None = None
-        for step in self.arm.chain:
-            checkpoint = pretrained(self.step(step), init=checkpoint)
-        return checkpoint
-
-    def step(self, step: Step) -> Job:
-        """A run of the chain, which all rows that begin alike share."""
-        return Job(
-            arm=step.arm,
-            seed=self.seed,
-            tables=self.worlds.of(step.arm),
-            pairs=self.pairs,
-            held_out=self.held_out,
-            output=self.output,
-            world=self.world,
-            steps=step.steps,
-            device=self.device,
-        )
+    def chain(self) -> list[Job]:
+        """The runs of its chain, which all rows that begin alike share."""
+        return [
+            Job(
+                arm=step.arm,
+                seed=self.seed,
+                tables=self.worlds.of(step.arm),
+                pairs=self.pairs,
+                held_out=self.held_out,
+                output=self.output,
+                world=self.world,
+                steps=step.steps,
+                device=self.device,
+            )
+            for step in self.arm.chain
+        ]
 
 
 def jobs_of(

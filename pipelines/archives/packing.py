@@ -16,6 +16,7 @@ from fastwarc.stream_io import GzipReader, ZstdReader
 from fastwarc.warc import ArchiveIterator
 
 from vlmill.pipelines.archives.arc import ARC_START, MAX_LINE, arc_records, parse_line
+from vlmill.schemas.files.positioned import PositionedFile
 
 MIB = 1 << 20
 MAX_WARC_HEADER = 2 * MIB  # of one record; URLs of a megabyte exist
@@ -97,26 +98,6 @@ def check_expansion(packed: int, unpacked: int) -> None:
     """Raises OSError for a stream that no archive unpacks to."""
     if unpacked > HARMLESS_BYTES and unpacked > MAX_EXPANSION * packed:
         raise OSError(f"{packed} bytes unpack to more than {unpacked}")
-
-
-class PositionedFile(io.RawIOBase):
-    """A file for reading that another one lies behind, with a position of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._position = 0
-
-    def readable(self) -> bool:
-        """Says yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Says yes, though seeking may cost what lies between."""
-        return True
-
-    def tell(self) -> int:
-        """Returns the position in the bytes that are read here."""
-        return self._position
 
 
 class Unpacked(PositionedFile):

@@ -10,7 +10,8 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from vlmill.pipelines.archives.packing import MIB, PositionedFile
+from vlmill.pipelines.archives.packing import MIB
+from vlmill.schemas.files.positioned import PositionedFile
 
 MAX_DIRECTORY = 64 * MIB  # of the zip: zipfile reads it whole
 MAX_ENTRIES = 1 << 14

@@ -6,7 +6,7 @@ Reading order: ``atomic`` (temporary name, fsync, rename), ``shards`` (one file 
 has left), ``contract`` (does a file hold what its table says?), ``reading`` (shards of a folder, a
 file or a glob), ``contents`` (what rows promise), ``digests`` (an input recognised again, cheaply)
 and ``checkpoints`` (those of a run, by their steps). Places in object stores: ``stores`` (who is
-asked, and what fails), ``ranges`` (an object read in parts), ``remote`` (a place as a path),
-``paths`` (what an argument names, there or here), ``copies`` (for what is mapped), ``remote_lock``
-and ``mirror`` (of a run whose files grow).
+asked, and what fails), ``positioned`` and ``ranges`` (an object read in parts), ``remote`` (a place
+as a path), ``paths`` (what an argument names, there or here), ``copies`` (for what is mapped),
+``remote_lock`` and ``mirror`` (of a run whose files grow).
 """

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.positioned import PositionedFile
 from vlmill.schemas.net.addresses import parse_networks
 from vlmill.schemas.net.client import Client
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Network, Request
@@ -183,7 +184,7 @@ def _wait_asked(answer: Answer) -> float:
 Fetch = Callable[[int, int], Part]
 
 
-class RangedFile(io.RawIOBase):
+class RangedFile(PositionedFile):
     """A seekable file over ranges; memory: one part, which grows while reading goes straight on.
 
     Raises Unreachable where the file changes while it is read.
@@ -192,22 +193,10 @@ class RangedFile(io.RawIOBase):
     def __init__(self, name: str, fetch: Fetch) -> None:
         super().__init__()
         self.name, self._fetch = name, fetch
-        self._position = self._start = 0
+        self._start = 0
         self._size = FIRST_BYTES
         first = fetch(0, FIRST_BYTES)
         self._part, self.total, self._version = first.content, first.total, first.version
-
-    def readable(self) -> bool:
-        """Says yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Says yes."""
-        return True
-
-    def tell(self) -> int:
-        """Returns the position."""
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Goes to a position; nothing is read for it."""

@@ -158,8 +158,6 @@ def test_a_finished_run_is_not_repeated(
         ["--arms", "stage-1"],
         ["--ablations", "--arms", "stage-3"],
         ["--seeds", "0,0"],
-        ["--held-out", "1"],
-        ["--steps", "0"],
     ],
 )
 def test_a_mistake_is_told_in_one_line(

@@ -155,7 +155,7 @@ def test_a_table_holds_the_statements_of_one_task(tmp_path: Path) -> None:
 def test_vqa_of_a_small_world_is_learnt_and_not_from_the_questions_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["--output", str(tmp_path)]
+    flags = ["--output", str(tmp_path), "--jobs", "1"]
     assert learning_tasks.main(flags) == 0
     printed = [json.loads(told) for told in capsys.readouterr().out.splitlines()]
     right = {told["name"].removeprefix("learning_tasks/vqa/"): told["value"] for told in printed}
@@ -178,7 +178,7 @@ def test_every_arm_goes_from_pretraining_to_its_figures(
     tiny = replace(full, arms=arms, pairs=40, held_out=6)
     monkeypatch.setattr(learning_tasks, "forms", lambda: {False: tiny, True: short})
     monkeypatch.setattr("proof.task_runs.PRETRAINING_STEPS", 1)
-    assert learning_tasks.main(["--output", str(tmp_path)]) == 0
+    assert learning_tasks.main(["--output", str(tmp_path), "--jobs", "1"]) == 0
     printed = [json.loads(told) for told in capsys.readouterr().out.splitlines()]
     names = {"/".join(told["name"].split("/")[1:3]) for told in printed}
     assert names == {arm.label for arm in arms}

@@ -142,7 +142,7 @@ def test_the_short_form_trains_a_table_and_finds_it_again(
     short, full = reproduce.forms().values()
     tiny = reproduce.Form(world=short.world, pairs=40, held_out=6, tables=short.tables, steps=2)
     monkeypatch.setattr(reproduce, "forms", lambda: {False: tiny, True: full})
-    flags = ["--output", str(tmp_path)]
+    flags = ["--output", str(tmp_path), "--jobs", "2"]
     assert reproduce.main(flags) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(printed) == 4 and all(line.keys() >= set(KEYS) for line in printed)
@@ -152,6 +152,6 @@ def test_the_short_form_trains_a_table_and_finds_it_again(
         pytest.approx(1.7),
         pytest.approx(1.5),
     ]
-    monkeypatch.setattr("published.runs.pretrained", None)  # the kept figures are enough
+    monkeypatch.setattr("proof.task_runs.pretrained", None)  # the kept figures are enough
     assert reproduce.main(flags) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == printed

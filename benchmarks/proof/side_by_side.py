@@ -1,0 +1,106 @@
+"""Runs of a proof, several at once: each in a process of its own, none twice."""
+
+import multiprocessing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TypeVar
+
+from vlmill.schemas.console.command import Parser, at_least
+from vlmill.schemas.processes import all_cores, live_as_long_as_the_parent
+
+MOST_AT_ONCE = 8
+SECONDS_BETWEEN_LOOKS = 5.0
+FAILURES = (ValueError, ArithmeticError, RuntimeError)  # of a run; the others go on
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def add_jobs(p: Parser) -> None:
+    """Adds ``--jobs``."""
+    p.add_argument(
+        "--jobs",
+        type=at_least(1),
+        default=min(all_cores(), MOST_AT_ONCE),
+        metavar="N",
+        help="runs at once, each on one core (%(default)s)",
+    )
+
+
+def nothing(_: object) -> frozenset[object]:
+    """What a run makes that others need, where there is nothing."""
+    return frozenset()
+
+
+def outcomes(
+    run: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    processes: int,
+    *,
+    makes: Callable[[Job], Collection[object]] = nothing,
+    look: Callable[[int], None] = lambda running: None,
+) -> Iterator[tuple[Job, Result | BaseException]]:
+    """Each job's result as it finishes, or the error with which it failed.
+
+    ``makes`` says what is not there yet of what a job needs, which another may need as well: no two
+    that are at work share any of it. ``look`` hears every few seconds how many are not finished.
+    One at once is run in this process.
+    """
+    if processes == 1:
+        for number, job in enumerate(jobs, 1):
+            outcome: Result | BaseException
+            try:
+                outcome = run(job)
+            except FAILURES as error:
+                outcome = error
+            look(len(jobs) - number)
+            yield job, outcome
+        return
+    left, running = list(jobs), dict[Future[Result], Job]()
+    with _pool(processes) as pool:
+        while left or running:
+            for job in startable(left, running.values(), processes - len(running), makes):
+                left.remove(job)
+                running[pool.submit(run, job)] = job
+            done, _ = wait(running, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+            look(len(left) + len(running))
+            for future in done:
+                raised = future.exception()
+                yield running.pop(future), future.result() if raised is None else raised
+
+
+def startable(
+    left: Sequence[Job],
+    running: Collection[Job],
+    room: int,
+    makes: Callable[[Job], Collection[object]],
+) -> list[Job]:
+    """The first ``room`` jobs that need nothing which another is making."""
+    made = {thing for job in running for thing in makes(job)}
+    chosen: list[Job] = []
+    for job in left:
+        if len(chosen) == room:
+            break
+        if made.isdisjoint(own := makes(job)):
+            chosen.append(job)
+            made.update(own)
+    return chosen
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with this one, and at once where it is interrupted."""
+    pool = ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=live_as_long_as_the_parent,
+        max_tasks_per_child=1,
+    )
+    with pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
