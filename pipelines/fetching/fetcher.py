@@ -20,7 +20,7 @@ from vlmill.pipelines.fetching.entries import OriginRow, Outcome, Waiting, Wante
 from vlmill.pipelines.fetching.journal import Journal
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.pages import Scope
-from vlmill.pipelines.fetching.places import bucket_of, host_of, origin_of
+from vlmill.pipelines.fetching.places import bucket_of, host_of, is_same_site, origin_of
 from vlmill.pipelines.fetching.turns import ROBOTS_S, Errand, Host, Permission, Said
 from vlmill.pipelines.fetching.warc import Parts
 from vlmill.schemas.net.client import Client
@@ -297,11 +297,11 @@ class Fetcher:
         assert row is not None
         if answer.location is not None and row.hops < ROBOTS_HOPS:
             row.url, row.hops = answer.location, row.hops + 1
-            if host_of(answer.location) == running.host.row.name:
+            if is_same_site(host_of(answer.location), running.host.row.name):
                 self._journal.keep_origin(running.host.row.id, row)
                 return
-            # Its own host's manners would have to be kept for it: what is not known is not allowed.
-            said = Said(status=0, content=b"", detail="robots.txt lies on another host")
+            # That host's manners would have to be kept: what is not known is not allowed.
+            said = Said(status=0, content=b"", detail="robots.txt lies on another site")
         elif answer.failure is not None and not answer.status:
             said = Said(status=0, content=b"", failure=answer.failure.value, detail=answer.detail)
         elif answer.failure is not None:

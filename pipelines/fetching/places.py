@@ -17,6 +17,11 @@ def host_of(url: str) -> str:
     return _parts(url)[1]
 
 
+def is_same_site(host: str, other: str) -> bool:
+    """Says whether one host's name ends with the other's, as ``www.a.org`` with ``a.org``."""
+    return host == other or host.endswith(f".{other}") or other.endswith(f".{host}")
+
+
 def _parts(url: str) -> re.Match[str]:
     parts = _ORIGIN.match(url)
     assert parts is not None, f"{url} is no absolute URL"

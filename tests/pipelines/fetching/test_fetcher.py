@@ -150,12 +150,30 @@ def test_robots_that_ask_for_too_much_close_a_host(run: Run) -> None:
     assert outcomes["http://b.org/1"][0] == "bad_status"
 
 
-def test_robots_of_another_host_are_not_known(run: Run) -> None:
-    reply = {"status": 301, "location": "http://b.org/robots.txt"}
+@pytest.mark.parametrize("place", ["b.org", "nota.org", "a.org.b.org", "www.a.org:81"])
+def test_robots_of_another_site_are_not_known(place: str, run: Run) -> None:
+    reply = {"status": 301, "location": f"http://{place}/robots.txt"}
     world = World({"http://a.org/robots.txt": [reply]})
     outcome, detail = run(world, "http://a.org/1")["http://a.org/1"]
-    assert (outcome, detail) == ("robots", "robots.txt lies on another host")
+    assert (outcome, detail) == ("robots", "robots.txt lies on another site")
     assert not world.urls()
+
+
+@pytest.mark.parametrize(("host", "place"), [("a.org", "www.a.org"), ("x.a.org", "a.org")])
+def test_robots_may_lie_elsewhere_on_the_site(host: str, place: str, run: Run) -> None:
+    """As where a name without www leads to that with it: the answer is for the former."""
+    there = f"https://{place}/robots.txt"
+    replies: Replies = {
+        f"http://{host}/robots.txt": [{"status": 301, "location": there}],
+        there: [{"status": 200, "content": b"User-agent: *\nDisallow: /private\n"}],
+    }
+    urls = [f"http://{host}/1", f"http://{host}/private"]
+    world = World({**replies, **pictures(*urls)})
+    outcomes = {url: outcome for url, (outcome, _) in run(world, *urls).items()}
+    assert outcomes == {urls[0]: "fetched", urls[1]: "robots"}
+    times = [at for at, _ in world.asked]
+    assert [url for _, url in world.asked][:2] == [f"http://{host}/robots.txt", there]
+    assert all(b - a >= 1.1 for a, b in itertools.pairwise(times))
 
 
 def test_a_host_without_a_name_is_asked_once(run: Run) -> None:
