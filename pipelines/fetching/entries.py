@@ -88,7 +88,7 @@ class HostRow:
 class OriginRow:
     """What a host's scheme and port say of robots: bytes of an answer that was kept, or None.
 
-    ``url`` and ``hops``: to where redirects of its robots.txt have led so far.
+    ``url`` and ``hops``: to where redirects of the one that is asked for have led so far.
     """
 
     origin: str

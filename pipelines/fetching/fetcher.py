@@ -30,7 +30,7 @@ from vlmill.schemas.net.robots import MAX_BYTES, robots_url
 from vlmill.schemas.rejects import Reason
 
 PAUSE_S = 0.5  # at most between two looks at whether the run is still there
-ROBOTS_HOPS = 5  # redirects of a robots.txt that are followed (RFC 9309, 2.3.1.2)
+HOPS = 5  # redirects of a robots.txt that are followed (RFC 9309, 2.3.1.2), or a tdmrep.json
 _DOWN = frozenset((*TRANSIENT, Reason.TLS_ERROR))
 
 
@@ -212,7 +212,7 @@ class Fetcher:
         row = self._journal.origin(origin_of(url))
         assert row is not None, "permission of an origin that the journal does not know"
         if permission.allows(tdmrep_url(url)):
-            request = Request(url=tdmrep_url(url), max_bytes=MAX_BYTES)
+            request = Request(url=row.url or tdmrep_url(url), max_bytes=MAX_BYTES)
             return Running(request=request, host=host, errand=Errand.TDM, origin=row)
         row.tdm = Said(status=0, content=b"").packed()
         self._admit(host, row)
@@ -295,11 +295,9 @@ class Fetcher:
     def _take_robots(self, running: Running, answer: Answer) -> None:
         row = running.origin
         assert row is not None
-        if answer.location is not None and row.hops < ROBOTS_HOPS:
-            row.url, row.hops = answer.location, row.hops + 1
-            if is_same_site(host_of(answer.location), running.host.row.name):
-                self._journal.keep_origin(running.host.row.id, row)
-                return
+        if self._leads_on(running.host, row, answer):
+            return
+        if answer.location is not None and row.hops < HOPS:
             # That host's manners would have to be kept: what is not known is not allowed.
             said = Said(status=0, content=b"", detail="robots.txt lies on another site")
         elif answer.failure is not None and not answer.status:
@@ -309,14 +307,27 @@ class Fetcher:
         else:
             said = Said(status=answer.status, content=answer.content[:MAX_BYTES])
         row.robots, row.expires = said.packed(), self._clock() + ROBOTS_S
+        row.url, row.hops = None, 0
         self._admit(running.host, row)
 
     def _take_tdm(self, running: Running, answer: Answer) -> None:
         row = running.origin
         assert row is not None
+        if self._leads_on(running.host, row, answer):
+            return
         content = answer.content if answer.failure is None and answer.status == 200 else b""
         row.tdm = Said(status=answer.status, content=content).packed()
         self._admit(running.host, row)
+
+    def _leads_on(self, host: Host, row: OriginRow, answer: Answer) -> bool:
+        """Whether an answer leads to another place on the site, which is asked next then."""
+        if answer.location is None or row.hops >= HOPS:
+            return False
+        if not is_same_site(host_of(answer.location), host.row.name):
+            return False
+        row.url, row.hops = answer.location, row.hops + 1
+        self._journal.keep_origin(host.row.id, row)
+        return True
 
     def _admit(self, host: Host, row: OriginRow) -> None:
         self._journal.keep_origin(host.row.id, row)

@@ -176,6 +176,32 @@ def test_robots_may_lie_elsewhere_on_the_site(host: str, place: str, run: Run) -
     assert all(b - a >= 1.1 for a, b in itertools.pairwise(times))
 
 
+def test_reservations_may_lie_elsewhere_on_the_site(run: Run) -> None:
+    known, there = "http://a.org/.well-known/tdmrep.json", "https://www.a.org/tdm.json"
+    reserved = b'[{"location": "/art/*", "tdm-reservation": 1}]'
+    replies: Replies = {
+        "http://a.org/robots.txt": [{"status": 301, "location": "http://a.org/r"}],
+        known: [{"status": 302, "location": there}],
+        there: [{"status": 200, "content": reserved}],
+    }
+    urls = ["http://a.org/1", "http://a.org/art/2"]
+    world = World({**replies, **pictures(*urls)})
+    outcomes = {url: outcome for url, (outcome, _) in run(world, *urls).items()}
+    assert outcomes == {urls[0]: "fetched", urls[1]: "tdm_reserved"}
+    assert [url for _, url in world.asked][:4] == [
+        *("http://a.org/robots.txt", "http://a.org/r", known, there)
+    ]
+
+
+def test_a_reservation_that_leads_round_is_none(run: Run) -> None:
+    known = "http://a.org/.well-known/tdmrep.json"
+    replies: Replies = {known: [{"status": 302, "location": known}] * 9}
+    url = "http://a.org/1"
+    world = World({**replies, **pictures(url)})
+    assert run(world, url)[url][0] == "fetched"
+    assert [asked for _, asked in world.asked].count(known) == 6
+
+
 def test_a_host_without_a_name_is_asked_once(run: Run) -> None:
     reply = {"status": 0, "failure": Reason.UNKNOWN_HOST, "detail": "no address"}
     world = World({"http://a.org/robots.txt": [reply]})
