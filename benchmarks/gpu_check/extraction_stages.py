@@ -23,7 +23,8 @@ from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import source_of
-from vlmill.models.detector.faster_rcnn import FasterRCNN, numbered, pool_regions
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.roi_heads import numbered, pool_regions
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS

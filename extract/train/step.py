@@ -31,8 +31,9 @@ from vlmill.extract.train.targets import (
     sample_regions,
 )
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.faster_rcnn import FasterRCNN, pool_regions
+from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.resnet import widened
+from vlmill.models.detector.roi_heads import pool_regions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,23 +13,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torchvision.ops import roi_align, roi_pool
 
+from vlmill.models.detector.backbone import Backbone
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
-from vlmill.models.detector.config import BLOCKS, DetectorConfig
-from vlmill.models.detector.cpu_stages import pooled_means, shares_windows
+from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.proposals import ProposalGenerator
-from vlmill.models.detector.resnet import (
-    Norm,
-    PreActivationBottleneck,
-    Stem,
-    pre_activation_stage,
-    relu,
-    resnet_stage,
-    widened,
-)
+from vlmill.models.detector.resnet import PreActivationBottleneck, widened
+from vlmill.models.detector.roi_heads import RoiHeads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,182 +40,6 @@ class Detections:
     attribute_probs: Float[Tensor, "N P L1"] | None = None  # None: no attribute head
     box_deltas: Float[Tensor, "N P B4"] | None = None  # None: the family writes proposals
     whole: Float[Tensor, "N D"] | None = None  # of the regions that are the whole pictures
-
-
-class Backbone(nn.Module):
-    """Computes stem to res4: one feature map of stride 16."""
-
-    def __init__(self, config: DetectorConfig) -> None:
-        super().__init__()
-        self.stem = Stem(
-            config.stem_channels,
-            norm_of(config, 1),
-            ceil_pool=config.stem_ceil_pool,
-            normalise_input=config.pre_activation,
-        )
-        self.res2 = backbone_stage(config, 2)
-        self.res3 = backbone_stage(config, 3)
-        self.res4 = backbone_stage(config, 4)
-
-    def forward(self, picture: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        features: Tensor = self.res4(self.res3(self.res2(self.stem(picture))))
-        return features
-
-
-def norm_of(config: DetectorConfig, number: int) -> Norm:
-    """Returns the normalisation of stage ``number`` (the stem is 1): constant in frozen stages."""
-    frozen = number <= config.frozen_stages
-    return Norm(eps=config.norm_eps, kind="frozen" if frozen else config.batch_norm)
-
-
-def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
-    """Stage 2 to 5 of the configured ResNet; res2 keeps the stem's resolution."""
-    factor = 2 ** (number - 2)
-    before = config.stem_channels if number == 2 else config.res2_channels * factor // 2
-    blocks = BLOCKS[config.depth][number - 2]
-    widths = (before, config.res2_width * factor, config.res2_channels * factor)
-    stride = {2: 1, 5: config.res5_stride}.get(number, 2)
-    norm = norm_of(config, number)
-    dilation, in_1x1 = config.res5_dilation if number == 5 else 1, config.stride_in_1x1
-    if config.pre_activation:
-        return pre_activation_stage(
-            blocks,
-            *widths,
-            norm,
-            stride=stride,
-            dilation=dilation,
-            stride_in_1x1=in_1x1,
-            activated=number == 5,
-        )
-    return resnet_stage(
-        blocks, *widths, norm, stride=stride, dilation=dilation, stride_in_1x1=in_1x1
-    )
-
-
-class BoxPredictor(nn.Module):
-    """Predicts classes, box regressions and, given the likeliest class, attributes of a region's
-    feature.
-    """
-
-    def __init__(self, config: DetectorConfig) -> None:
-        super().__init__()
-        self.config = config
-        size, classes = config.feature_size, config.num_classes + 1
-        self.cls_score = nn.Linear(size, classes)
-        self.bbox_pred = nn.Linear(size, 4 * config.num_regressed)
-        if config.num_attributes:
-            self.cls_embed = nn.Embedding(classes, config.class_embedding_size)
-            self.attr_linear1 = nn.Linear(
-                size + config.class_embedding_size, config.attribute_hidden_size
-            )
-            self.attr_linear2 = nn.Linear(
-                config.attribute_hidden_size, config.num_attribute_outputs
-            )
-
-    def attribute_logits(
-        self, features: Float[Tensor, "*R D"], class_logits: Float[Tensor, "*R K1"]
-    ) -> Float[Tensor, "*R L1"]:
-        """Scores attributes beside the likeliest class, which may be background, as originally."""
-        return self.attributes_of(features, class_logits.argmax(dim=-1))
-
-    def attributes_of(
-        self, features: Float[Tensor, "*R D"], classes: Int64[Tensor, "*R"]
-    ) -> Float[Tensor, "*R L1"]:
-        """Scores attributes of regions of these classes, numbered as the class outputs are."""
-        embedded = self.cls_embed(classes)
-        hidden = relu(self.attr_linear1(torch.cat((features, embedded), dim=-1)))
-        logits: Tensor = self.attr_linear2(hidden)
-        return logits
-
-    def attribute_probs(self, logits: Float[Tensor, "*R L1"]) -> Float[Tensor, "*R L"]:
-        """Returns the softmax with "no attribute" (the first), or without it (the last output)."""
-        without_last = self.config.attribute_background is False
-        return (logits[..., :-1] if without_last else logits).softmax(dim=-1)
-
-
-class RoiHeads(nn.Module):
-    """Applies RoI pooling, res5 and the predictors."""
-
-    def __init__(self, config: DetectorConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.res5 = backbone_stage(config, 5)
-        if config.pre_activation:
-            self.res5_bn = norm_of(config, 5).layer(config.feature_size)
-        self.box_predictor = BoxPredictor(config)
-
-    def region_means(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each pooled region."""
-        x: Tensor = self.res5(pooled)
-        if self.config.pre_activation:
-            x = relu(self.res5_bn(x))
-        return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
-
-    def region_features(
-        self,
-        features: Float[Tensor, "N C G V"],
-        boxes: Float[Tensor, "N P 4"],
-        taken: Bool[Tensor, "N P"],
-        chunk: int,
-    ) -> Float[Tensor, "N P D"]:
-        """Returns the mean of res5 over each region, ``chunk`` regions at a time to bound
-        memory.
-        """
-        if features.device.type != "cpu":
-            means = self.pooled_features(features, numbered(boxes), chunk)
-            return means.view(*taken.shape, self.config.feature_size)
-        # No device is waited for here, so only what is taken is computed: 0 elsewhere.
-        means = boxes.new_zeros((*taken.shape, self.config.feature_size))
-        for number, places in enumerate(taken):
-            own_map = features[number : number + 1]
-            means[number, places] = self.picture_features(own_map, boxes[number, places], chunk)
-        return means
-
-    def picture_features(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
-    ) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each region of one picture on a CPU, whose regions share
-        what they can.
-        """
-        if len(boxes) and self.config.pooling == "pool" and shares_windows(self.res5):
-            size, scale = self.config.pool_size, 1 / self.config.stride
-            return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
-        return self.pooled_features(features, numbered(boxes[None]), chunk)
-
-    def pooled_features(
-        self, features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], chunk: int
-    ) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each of the regions that follow their picture's number."""
-        if not len(rois):
-            return rois.new_zeros((0, self.config.feature_size))
-        # Once for all chunks: torchvision's pooling would do both to the whole map for each. A
-        # maximum of bfloat16 numbers is one of them, so nothing is rounded otherwise.
-        maps = widened(features).contiguous()
-        parts = torch.split(rois, chunk)
-        return torch.cat([self.region_means(pool_regions(maps, r, self.config)) for r in parts])
-
-
-def numbered(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
-    """Returns all boxes in one row, each after its picture's number, as torchvision pools them."""
-    numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
-    return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
-
-
-def pool_regions(
-    features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], config: DetectorConfig
-) -> Float[Tensor, "R C P P"]:
-    """Applies RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches),
-    or RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
-
-    Each box of ``rois`` follows its picture's number.
-    """
-    size, scale = config.pool_size, 1 / config.stride
-    if config.pooling == "pool":
-        pooled: Tensor = roi_pool(features, rois, size, scale)
-        return pooled
-    aligned = config.pooling == "align"
-    pooled = roi_align(features, rois, size, scale, config.sampling_ratio, aligned)
-    return pooled
 
 
 class DetectorNetwork(nn.Module, ABC):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vlmill.models.detector.faster_rcnn import RoiHeads, numbered
+from vlmill.models.detector.roi_heads import RoiHeads, numbered
 
 REFUSED = (
     "_local_scalar_dense",  # item, int(), bool(), if

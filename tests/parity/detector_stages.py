@@ -22,10 +22,11 @@ from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import configuration_of, flat
-from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN, numbered, pool_regions
+from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.models.detector.proposals import ProposalGenerator
 from vlmill.models.detector.published import fitted
 from vlmill.models.detector.resnet import widened
+from vlmill.models.detector.roi_heads import numbered, pool_regions
 
 CHUNK = 7  # regions at a time: fewer than there are, so that parts have to fit together
 

@@ -27,7 +27,7 @@ from vlmill.extract.train.targets import (
     sample_regions,
 )
 from vlmill.models.detector.anchors import cell_anchors_of, grid_anchors
-from vlmill.models.detector.faster_rcnn import BoxPredictor
+from vlmill.models.detector.roi_heads import BoxPredictor
 
 TRUTH_LOGIT = torch.log(torch.tensor((1.0 - 1e-10) / (1 - (1.0 - 1e-10)), dtype=torch.float64))
 

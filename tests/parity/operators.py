@@ -20,9 +20,9 @@ from vlmill.models.detector.anchors import (
 )
 from vlmill.models.detector.boxes import decode_boxes
 from vlmill.models.detector.config import MAX_LOG_SCALE, DetectorConfig, Pooling
-from vlmill.models.detector.faster_rcnn import pool_regions
 from vlmill.models.detector.nms import first_survivors
 from vlmill.models.detector.resnet import stem_pool
+from vlmill.models.detector.roi_heads import pool_regions
 
 MEAN = DetectorConfig().pixel_mean  # Caffe's, as no set of operators tells it
 POOLINGS: dict[str, Pooling] = {"pool": "pool", "aligned": "align", "legacy": "align-legacy"}
