@@ -170,7 +170,8 @@ def vilbert_tables() -> tuple[AblationTable, ...]:
             Row(label="two streams", published=(70.55,), subject=base),
         ),
         about="The paper does not rank with one stream; both have 6 layers of the text here.",
-        reading="Two streams answer better, as there, and pretraining brings them 3 points in two "
-        "seeds; one stream loses 4 by it in one (standard error 1.9).",
+        reading="Two streams answer better, as there. Pretraining brings either 3 points in two "
+        "seeds, which is less than the error: one stream loses 4 by it in one and gains 9 in the "
+        "other.",
     )
     return depth, data, streams
