@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from docs.site.hooks import COMMANDS, helps
 
-from vlmill.schemas.console.command import above_zero, at_least
+from vlmill.schemas.console.command import at_least, from_zero
 
 NUMBER = at_least(0).__code__  # of all such types
 Flag = tuple[str, str, Callable[[str], object]]  # the command, the flag, its type
@@ -51,7 +51,7 @@ def refusals(flags: list[Flag], value: str, capsys: pytest.CaptureFixture[str]) 
 def test_no_flag_takes_what_is_no_finite_number(
     flags: list[Flag], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    floats = [flag for flag in flags if flag[2] in (float, above_zero)]
+    floats = [flag for flag in flags if flag[2] in (float, from_zero)]
     assert {"--delay", "--threshold", "--seconds", "--lock-seconds"} <= {flag[1] for flag in floats}
     for error in refusals(floats, "nan", capsys):
         assert "'nan': want a finite number" in error
@@ -64,13 +64,13 @@ def test_counts_have_a_least(flags: list[Flag], capsys: pytest.CaptureFixture[st
         assert "'-1': want a whole number from " in error
 
 
-def test_a_lock_of_no_time_is_refused(
+def test_a_lock_of_less_than_no_time_is_refused(
     flags: list[Flag], capsys: pytest.CaptureFixture[str]
 ) -> None:
     locks = [flag for flag in flags if flag[1] == "--lock-seconds"]
     assert len(locks) > 8
-    for error in refusals(locks, "0", capsys):
-        assert "'0': want a number above 0" in error
+    for error in refusals(locks, "-1", capsys):
+        assert "'-1': want a number from 0" in error
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "inf", "1e3"])
@@ -80,8 +80,8 @@ def test_a_count_is_a_whole_number_from_its_least(text: str) -> None:
         at_least(1)(text)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "-inf"])
-def test_a_number_above_zero_is_finite(text: str) -> None:
-    assert above_zero("0.5") == 0.5
+@pytest.mark.parametrize("text", ["-1", "-0.1", "nan", "inf", "-inf"])
+def test_a_number_from_zero_is_finite(text: str) -> None:
+    assert from_zero("0.5") == 0.5 and from_zero("0") == 0
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': want a (finite )?number"):
-        above_zero(text)
+        from_zero(text)

@@ -87,10 +87,10 @@ def finite(text: str) -> float:
     return value
 
 
-def above_zero(text: str) -> float:
-    """The type of an argument that is a number above 0."""
-    if (value := finite(text)) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: want a number above 0")
+def from_zero(text: str) -> float:
+    """The type of an argument that is a number, 0 or more."""
+    if (value := finite(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: want a number from 0")
     return value
 
 
@@ -105,10 +105,10 @@ def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that says when the lock of a killed run is taken over."""
     parser.add_argument(
         "--lock-seconds",
-        type=above_zero,
+        type=from_zero,
         metavar="S",
         help="of an --output in a store: a run that has not renewed its lock for so long is taken "
-        "for killed (120)",
+        "for killed (120); 0: at once",
     )
 
 
