@@ -33,8 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from proof.arms import BARS, MARGINS, Arm, ablation_arms, base_arms
-from proof.runs import Figures, Job, failed, run_all
-from proof.side_by_side import add_jobs
+from proof.runs import Figures, Job, run_all
+from proof.side_by_side import add_jobs, failed
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
 from shell import parse_form

@@ -36,10 +36,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from proof.arms import Arm, base_arms
 from proof.box_arms import BOX_TASKS, box_arms
-from proof.side_by_side import add_jobs
+from proof.side_by_side import add_jobs, failed
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
-from proof.task_runs import TaskJob, failed, finished, results, run_all
+from proof.task_runs import TaskJob, finished, results, run_all
 from proof.task_summary import lines_of
 from proof.text_arms import text_arms
 from shell import parse_form
@@ -86,7 +86,8 @@ def run(arguments: Sequence[str]) -> int:
     form, path = forms()[args.full], args.results or args.output / "results.jsonl"
     seeds = None if args.seeds is None else seeds_of(args.seeds)
     jobs = jobs_of(form, args.arms, seeds, args.output)
-    missing = [job for job in jobs if finished(job, results(path)) is None]
+    known = results(path)
+    missing = [job for job in jobs if finished(job, known) is None]
     if args.list:
         for job in jobs:
             print(f"{'missing' if job in missing else 'finished':9} {job.name}")
@@ -105,8 +106,9 @@ def run(arguments: Sequence[str]) -> int:
             continue
         lines[job.name] = line
         print(f"{job.name}: done", file=sys.stderr)
-    for line in (lines[job.name] for job in jobs if job.name in lines):
-        for figure in lines_of(line, results(path)):  # beside other arms', which are all there now
+    known = results(path)  # every arm's: a figure stands beside another arm's
+    for job in jobs:
+        for figure in lines_of(lines[job.name], known) if job.name in lines else ():
             print(json.dumps(figure))
     return int(len(lines) < len(jobs))
 

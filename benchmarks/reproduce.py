@@ -28,8 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from learning_tasks import add_places, names_of, seeds_of
+from proof.side_by_side import failed
 from proof.tables import WorldTables
-from proof.task_runs import failed, finished, results, run_all
+from proof.task_runs import finished, results, run_all
 from published import AblationTable, all_tables
 from published.compare import Lines, compared, comparisons, lines_by_label
 from published.page import page
@@ -85,7 +86,8 @@ def run(arguments: Sequence[str]) -> int:
     form, path = forms()[args.full], args.results or args.output / "results.jsonl"
     tables = tables_named(form.tables, args.tables)
     jobs = jobs_of_form(form, tables, tuple(seeds_of(args.seeds)), args.output)
-    missing = [job for job in jobs if finished(job, results(path)) is None]
+    known = results(path)
+    missing = [job for job in jobs if finished(job, known) is None]
     if args.list:
         for one in jobs:
             print(f"{'missing' if one in missing else 'finished':9} {one.name}")
@@ -96,6 +98,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if missing:
         write_tables(missing, worlds_of(form, args.output))
+    if args.full:
+        write_page(lines_of_form(form, path))
     told = 0
     for job, line in run_all(jobs, path, args.jobs):
         if isinstance(line, BaseException):
@@ -103,10 +107,11 @@ def run(arguments: Sequence[str]) -> int:
             continue
         told += 1
         print(f"{job.name}: done", file=sys.stderr)
-        if args.full:
+        if args.full and job in missing:
             write_page(lines_of_form(form, path))
+    lines = lines_of_form(form, path)
     for table in tables:
-        for line in printed(table, lines_of_form(form, path)):
+        for line in printed(table, lines):
             print(json.dumps(line))
     return int(told < len(jobs))
 

@@ -9,7 +9,25 @@ from docs.site.hooks import COMMANDS, helps
 from vlmill.schemas.console.command import at_least, from_zero
 
 NUMBER = at_least(0).__code__  # of all such types
-Flag = tuple[str, str, Callable[[str], object]]  # the command, the flag, its type
+Flag = tuple[str, list[str], str, Callable[[str], object]]  # command, subcommand, flag, its type
+CRAWL, WEB, MANIFEST, TABLES, NEAREST, HARD = (
+    f"python -m vlmill.pipelines.{job}"
+    for job in ("crawl", "web_pairs", "manifest", "tables", "nearest_pictures", "hard_negatives")
+)
+# Counts of which there must be one: what would otherwise do nothing, or wait for ever.
+AT_LEAST_ONE = [
+    *((CRAWL, flag) for flag in ("--workers", "--buckets", "--warc-bytes")),
+    *((WEB, flag) for flag in ("--workers", "--shards")),
+    *((f"{MANIFEST} {name}", "--workers") for name in ("own", "coco")),
+    *((f"{MANIFEST} {name}", "--rows-per-shard") for name in ("own", "coco")),
+    *((NEAREST, flag) for flag in ("--top", "--threads", "--pictures-per-shard")),
+    *((HARD, flag) for flag in ("--workers", "--pairs-per-shard", "--document-parts")),
+    (f"{TABLES} sample", "--rows"),
+    *(("train-vl search", flag) for flag in ("--top", "--threads")),
+    ("train-vl serve", "--batch-size"),
+    *((f"extract-rois {name}", "--batch-size") for name in ("run", "serve")),
+    ("extract-rois import", "--pictures-per-shard"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +45,9 @@ def flags() -> list[Flag]:
         patched.setattr(argparse.ArgumentParser, "print_help", seen)
         for name, main in COMMANDS.items():
             for command, _ in helps(name, main):
+                words = command.removeprefix(name).split()
                 declared += [
-                    (command, action.option_strings[-1], action.type)
+                    (name, words, action.option_strings[-1], action.type)
                     for action in shown.pop()._actions
                     if action.option_strings and callable(action.type)
                 ]
@@ -38,12 +57,11 @@ def flags() -> list[Flag]:
 def refusals(flags: list[Flag], value: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What each flag says to a value that no command may take."""
     said = []
-    for command, flag, _ in flags:
-        name = next(n for n in sorted(COMMANDS, key=len, reverse=True) if command.startswith(n))
+    for name, words, flag, _ in flags:
         with pytest.raises(SystemExit) as stopped:
-            COMMANDS[name]([*command.removeprefix(name).split(), f"{flag}={value}"])
+            COMMANDS[name]([*words, f"{flag}={value}"])
         error = capsys.readouterr().err
-        assert stopped.value.code == 2 and error.count("\n") == 1, (command, flag)
+        assert stopped.value.code == 2 and error.count("\n") == 1, (name, words, flag)
         said.append(error)
     return said
 
@@ -51,23 +69,29 @@ def refusals(flags: list[Flag], value: str, capsys: pytest.CaptureFixture[str]) 
 def test_no_flag_takes_what_is_no_finite_number(
     flags: list[Flag], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    floats = [flag for flag in flags if flag[2] in (float, from_zero)]
-    assert {"--delay", "--threshold", "--seconds", "--lock-seconds"} <= {flag[1] for flag in floats}
+    floats = [flag for flag in flags if flag[3] in (float, from_zero)]
+    assert {"--delay", "--threshold", "--seconds", "--lock-seconds"} <= {flag[2] for flag in floats}
     for error in refusals(floats, "nan", capsys):
         assert "'nan': want a finite number" in error
 
 
 def test_counts_have_a_least(flags: list[Flag], capsys: pytest.CaptureFixture[str]) -> None:
-    counts = [flag for flag in flags if getattr(flag[2], "__code__", None) is NUMBER]
-    assert {"--workers", "--top", "--rows", "--max-boxes"} <= {flag[1] for flag in counts}
+    counts = [flag for flag in flags if getattr(flag[3], "__code__", None) is NUMBER]
+    assert {"--workers", "--top", "--rows", "--max-boxes"} <= {flag[2] for flag in counts}
     for error in refusals(counts, "-1", capsys):
         assert "'-1': want a whole number from " in error
+
+
+def test_there_is_one_at_least(flags: list[Flag], capsys: pytest.CaptureFixture[str]) -> None:
+    named = {(" ".join((flag[0], *flag[1])), flag[2]): flag for flag in flags}
+    for error in refusals([named[one] for one in AT_LEAST_ONE], "0", capsys):
+        assert "'0': want a whole number from 1" in error
 
 
 def test_a_lock_of_less_than_no_time_is_refused(
     flags: list[Flag], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    locks = [flag for flag in flags if flag[1] == "--lock-seconds"]
+    locks = [flag for flag in flags if flag[2] == "--lock-seconds"]
     assert len(locks) > 8
     for error in refusals(locks, "-1", capsys):
         assert "'-1': want a number from 0" in error

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -252,10 +251,3 @@ def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Figures 
             bar.advance(sum(job.steps_done() for job in jobs) - bar.done, runs=str(running))
 
         yield from outcomes(run, jobs, processes, look=look)
-
-
-def failed(job: Job, error: BaseException) -> None:
-    """Say so on standard error."""
-    reason = " ".join(str(error).split())[:300]
-    log = job.folder / "log.txt"
-    print(f"failed: {job.name}: {type(error).__name__}: {reason} (see {log})", file=sys.stderr)

@@ -1,10 +1,12 @@
 """Runs of a proof, several at once: each in a process of its own, none twice."""
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from vlmill.schemas.console.command import Parser, at_least
 from vlmill.schemas.processes import all_cores, live_as_long_as_the_parent
@@ -27,9 +29,23 @@ def add_jobs(p: Parser) -> None:
     )
 
 
-def nothing(_: object) -> frozenset[object]:
-    """What a run makes that others need, where there is nothing."""
-    return frozenset()
+class Told(Protocol):
+    """What is said of a run: its name, and its folder with a log."""
+
+    @property
+    def name(self) -> str:
+        """As in ``vqa/vilbert/seed-0``."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its ``log.txt`` lies."""
+
+
+def failed(job: Told, error: BaseException) -> None:
+    """Say so on standard error."""
+    reason = " ".join(str(error).split())[:300]
+    log = job.folder / "log.txt"
+    print(f"failed: {job.name}: {type(error).__name__}: {reason} (see {log})", file=sys.stderr)
 
 
 def outcomes(
@@ -37,7 +53,7 @@ def outcomes(
     jobs: Sequence[Job],
     processes: int,
     *,
-    makes: Callable[[Job], Collection[object]] = nothing,
+    makes: Callable[[Job], Collection[object]] = lambda job: (),
     look: Callable[[int], None] = lambda running: None,
 ) -> Iterator[tuple[Job, Result | BaseException]]:
     """Each job's result as it finishes, or the error with which it failed.

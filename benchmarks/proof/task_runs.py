@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -222,10 +221,11 @@ def run_all(
     """Each job's line: those in the file at ``path``, then those of runs, ``processes`` at once,
     which are added to it.
     """
-    known = results(path)
-    missing = [job for job in jobs if finished(job, known) is None]
+    known, missing = results(path), list[TaskJob]()
     for job in jobs:
-        if (line := finished(job, known)) is not None:
+        if (line := finished(job, known)) is None:
+            missing.append(job)
+        else:
             yield job, line
     for job in missing:
         examples_of(job)  # here, as several runs would write the same
@@ -241,10 +241,3 @@ def run_all(
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(outcome) + "\n")
             yield job, outcome
-
-
-def failed(job: TaskJob, error: BaseException) -> None:
-    """Say so on standard error."""
-    reason = " ".join(str(error).split())[:300]
-    log = job.folder / "log.txt"
-    print(f"failed: {job.name}: {type(error).__name__}: {reason} (see {log})", file=sys.stderr)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vlmill.extract.config import ExtractConfig
+from vlmill.schemas.console.command import at_least
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.settings import (
     add_name_arguments,
@@ -37,7 +38,7 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
     add_service_arguments(serve)
     serve.add_argument(
         "--workers",
-        type=int,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="processes a device that decode and resize (default: %(default)s, the one that "
@@ -53,8 +54,6 @@ def serve_regions(
 ) -> int:
     """Serves until a stop is asked for; returns the exit status. Raises InputError."""
     settings = settings_of(arguments, batch=config.batch_size)
-    if arguments.workers < 0:
-        raise InputError(f"--workers {arguments.workers}: give 0 or more")
     require_packages()
     devices = [name.strip() for name in arguments.device.split(",")]
     if len(set(devices)) < len(devices) and any(name != "cpu" for name in devices):

@@ -152,6 +152,18 @@ def test_a_finished_run_is_not_repeated(
 
 
 @pytest.mark.parametrize(
+    ("flag", "value"), [("--held-out", "1"), ("--pairs", "1"), ("--steps", "0")]
+)
+def test_a_count_that_is_too_small_is_told_in_one_line(
+    flag: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        learning.main([flag, value, "--output", str(tmp_path / "out")])
+    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ["--variants", "bert-small"],
