@@ -48,8 +48,8 @@ from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
-from vlmill.models.detector.cpu_stages import FusedStage
 from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.fused_stages import FusedStage
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
 from vlmill.schemas.files.shards import write_shard

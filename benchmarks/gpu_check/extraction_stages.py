@@ -24,7 +24,7 @@ from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import source_of
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.roi_heads import numbered, pool_regions
+from vlmill.models.detector.roi_heads import numbered, pool_regions, poolable
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
@@ -79,7 +79,7 @@ def device_stages(
     limits, min_sides = frames.network_limits, frames.min_sides
     features = model.feature_map(batch.pictures)
     boxes, taken = model.proposals(features, limits, min_sides)
-    rois, maps = numbered(boxes)[:chunk], features.float().contiguous()
+    rois, maps = numbered(boxes)[:chunk], poolable(features, spec)
     pooled = pool_regions(maps, rois, spec)
     means = heads.region_features(features, boxes, taken, chunk)
     detections = model.classify(boxes, taken, means)

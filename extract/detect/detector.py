@@ -16,8 +16,8 @@ from vlmill.extract.detect.config_file import ConfigFile, read_config_file
 from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.whole.networks import WholePictures
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
-from vlmill.models.detector.cpu_stages import fuse_stages
 from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
+from vlmill.models.detector.fused_stages import fuse_stages
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import config_of_weights, fitted, load_published
 from vlmill.models.detector.random_weights import randomise

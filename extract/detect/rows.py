@@ -18,6 +18,7 @@ from vlmill.schemas.readers.regions import RegionRow, from_stored, to_stored
 from vlmill.schemas.rejects import Reason, Rejected
 
 Array = npt.NDArray[Any]
+ROUNDED = ("features", "class_probs", "global_feature")  # to the type in which they are stored
 Outcome = RegionRow | Rejected
 
 
@@ -43,6 +44,8 @@ def stored_tensors(
     if storage.global_feature:
         assert detections.whole is not None
         tensors["global_feature"] = detections.whole
+    if storage.dtype == "float16":  # rounded there: half as many bytes come back
+        tensors |= {name: tensors[name].half() for name in ROUNDED if name in tensors}
     return tensors
 
 
@@ -86,7 +89,7 @@ def outcome_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> O
 def row_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> RegionRow:
     """A row of arrays by their names. Raises Rejected where the stored type cannot hold them."""
     values = dict(arrays)
-    for name in ("features", "class_probs", "global_feature"):
+    for name in ROUNDED:
         if name in values:
             values[name] = as_stored(values[name], storage.dtype)
     if "class_prob_ids" in values:

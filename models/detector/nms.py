@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from vlmill.models.detector.boxes import constants, pairwise_iou
+from vlmill.models.detector.gpu import has_kernels
 
 WORD_BITS = 64
 
@@ -52,7 +53,12 @@ def first_survivors(
     """
     corners = exclusive_corners(boxes.transpose(1, 2), offset)
     areas = (corners[..., 2:] - corners[..., :2]).prod(dim=-1)
-    limits = constants([float32_limit(t, inclusive) for t in thresholds], scores)[:, None]
+    of_thresholds = constants([float32_limit(t, inclusive) for t in thresholds], scores)
+    if scores.shape[2] == 1 and has_kernels(scores):
+        from vlmill.models.detector.gpu_kernels import best_survivors
+
+        return best_survivors(scores[:, :, 0], corners[:, 0], areas[:, 0], of_thresholds, count)
+    limits = of_thresholds[:, None]
     alive = scores.transpose(1, 2)[:, None].repeat(1, len(thresholds), 1, 1)
     if not count:
         empty = scores.new_zeros((len(scores), len(thresholds), 0))
@@ -151,15 +157,22 @@ def nms_every_class(
 
     The overlaps are the same for every class, so each box gets one row of bits (whom it suppresses)
     and all classes of all pictures walk down their own order together: R steps on (N K, R / 64)
-    words instead of N K separate suppressions. Equal scores: the box with the lower index goes
-    first.
+    words instead of N K separate suppressions; on a GPU each has a program of its own. Equal
+    scores: the box with the lower index goes first.
     """
     num_boxes, num_classes = scores.shape[-2:]
     if not num_boxes:
         return torch.zeros_like(scores, dtype=torch.bool)
-    overlap = pairwise_iou(boxes, boxes, offset).reshape(-1, num_boxes)
+    overlap = pairwise_iou(boxes, boxes, offset)
     limit = overlap.new_full((), threshold)
-    suppresses = pack_bits(overlap >= limit if inclusive else overlap > limit)
+    suppresses_whom = overlap >= limit if inclusive else overlap > limit
+    if has_kernels(scores):
+        from vlmill.models.detector.gpu_kernels import survivors_in_lists
+
+        lists = scores.reshape(-1, num_boxes, num_classes).transpose(1, 2)
+        kept = survivors_in_lists(lists, suppresses_whom.reshape(-1, num_boxes, num_boxes))
+        return kept.transpose(1, 2).reshape(scores.shape)
+    suppresses = pack_bits(suppresses_whom.reshape(-1, num_boxes))
     by_rank = scores.reshape(-1, num_boxes, num_classes).transpose(0, 1)
     order = by_rank.sort(dim=0, descending=True, stable=True).indices
     pictures = torch.arange(order.shape[1], device=order.device)[:, None]
@@ -168,7 +181,6 @@ def nms_every_class(
     bits = (torch.ones_like(order) << (order % WORD_BITS)).reshape(num_boxes, -1)
     dead = suppresses.new_zeros((row.shape[1], suppresses.shape[1]))
     dead_by_rank = torch.empty_like(row, dtype=torch.bool)
-    # Six steps a rank: on a GPU the time goes into starting them.
     for rank in range(num_boxes):
         word = dead.gather(1, words[rank, :, None])[:, 0]
         gone = torch.ne(word & bits[rank], 0, out=dead_by_rank[rank])

@@ -11,7 +11,8 @@ from torchvision.ops import roi_align, roi_pool
 
 from vlmill.models.detector.backbone import backbone_stage, norm_of
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.cpu_stages import pooled_means, shares_windows
+from vlmill.models.detector.fused_stages import pooled_means, shares_windows
+from vlmill.models.detector.gpu import has_kernels
 from vlmill.models.detector.resnet import relu, widened
 
 
@@ -111,9 +112,7 @@ class RoiHeads(nn.Module):
         """Returns the mean of res5 over each of the regions that follow their picture's number."""
         if not len(rois):
             return rois.new_zeros((0, self.config.feature_size))
-        # Once for all chunks: torchvision's pooling would do both to the whole map for each. A
-        # maximum of bfloat16 numbers is one of them, so nothing is rounded otherwise.
-        maps = widened(features).contiguous()
+        maps = poolable(features, self.config)
         parts = torch.split(rois, chunk)
         return torch.cat([self.region_means(pool_regions(maps, r, self.config)) for r in parts])
 
@@ -122,6 +121,24 @@ def numbered(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
     """Returns all boxes in one row, each after its picture's number, as torchvision pools them."""
     numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
     return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
+
+
+def poolable(
+    features: Float[Tensor, "N C G V"], config: DetectorConfig
+) -> Float[Tensor, "N C G V"]:
+    """Returns the map as :func:`pool_regions` reads it without changing it for each chunk.
+
+    Torchvision's operators take float32, channels first. A maximum of bfloat16 numbers is one of
+    them, so nothing is rounded otherwise.
+    """
+    if pools_by_kernel(features, config):
+        return features.contiguous(memory_format=torch.channels_last)
+    return widened(features).contiguous()
+
+
+def pools_by_kernel(features: Tensor, config: DetectorConfig) -> bool:
+    """Says whether a kernel of our own pools: it reads and gives channels last."""
+    return config.pooling == "pool" and has_kernels(features)
 
 
 def pool_regions(
@@ -133,6 +150,10 @@ def pool_regions(
     Each box of ``rois`` follows its picture's number.
     """
     size, scale = config.pool_size, 1 / config.stride
+    if pools_by_kernel(features, config):
+        from vlmill.models.detector.gpu_kernels import pooled_regions
+
+        return pooled_regions(features, rois, size, scale)
     if config.pooling == "pool":
         pooled: Tensor = roi_pool(features, rois, size, scale)
         return pooled

@@ -1,28 +1,24 @@
-"""Attention on GPUs skips padding, or adds a learned bias, without a mask in memory.
+"""Attention on GPUs skips padding without a mask in memory, or adds a learned bias.
 
 B sequences, h heads, d width of a head, L and M packed rows of queries and keys; N queries and M
 keys of a grid.
 
-A mask of real keys keeps PyTorch's attention from its fastest kernel, and a bias together with one
-is a matrix [B, h, N, M] a layer. Packed rows need no mask: the kernel is told where each sequence
-begins. A bias is added, and padding skipped, inside a kernel that FlexAttention generates.
+A mask of real keys keeps PyTorch's attention from its fastest kernel. Packed rows need no mask: the
+kernel is told where each sequence begins. A learned bias takes a kernel that has a gradient for it.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models.layers.packing import Layout
 from vlmill.models.places import first_cells
 
 HALF = (torch.float16, torch.bfloat16)  # what the kernels compute in, with float32 sums
 LARGEST_HEAD = 256
-HEAD_STEP = 8  # widths of heads are multiples of it
+HEAD_STEP = 8  # widths of heads, and of rows of a bias in memory, are multiples of it
 
 
 def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: Layout) -> bool:
@@ -118,25 +114,17 @@ def biased_attention(
 ) -> Float[Tensor, "B heads N d"]:
     """Computes softmax(q k^T / sqrt(d) + bias) v over real keys; ``bias`` may be learned.
 
-    FlexAttention (Dong et al., arXiv:2412.05496). Outside torch.compile it is compiled by itself:
-    uncompiled it would hold all scores.
+    By the kernel of PyTorch's that gives a bias its gradient (Rabe and Staats, arXiv:2112.05682):
+    it reads the bias of each pair and head from memory, at most B heads N M numbers of 16 bits.
     """
-
-    def score(score: Tensor, b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        biased = score + bias[head, query, key]
-        if key_mask is None:
-            return biased
-        return torch.where(key_mask[b, key], biased, -float("inf"))
-
-    attend = _traced if torch.compiler.is_compiling() else _compiled()
-    mixed: Float[Tensor, "B heads N d"] = attend(q, k, v, score_mod=score)
+    keys = bias.shape[-1]
+    # The kernel wants rows of whole steps in memory; PyTorch would copy all pairs' for that. Never
+    # by none: that would be a graph of its own where torch.compile traces.
+    more = HEAD_STEP - keys % HEAD_STEP
+    added = F.pad(bias.to(q.dtype), (0, more))
+    if key_mask is not None:
+        real = F.pad(key_mask, (0, more))[:, None, None, :]
+        added = torch.where(real, added, float("-inf"))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=added[..., :keys])
     return mixed
-
-
-_traced: Callable[..., Any] = flex_attention
-
-
-@functools.cache
-def _compiled() -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(flex_attention)
-    return compiled

@@ -97,7 +97,7 @@ def to_stored(values: Array, dtype: str) -> Array:
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
             array = np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
-        finite = bool(np.isfinite(array).all())
+        finite = are_finite(array.reshape(-1).view(np.uint8), dtype)
     else:
         bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
         rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)

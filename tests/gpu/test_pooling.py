@@ -53,11 +53,14 @@ def test_aligned_means_are_those_in_double(channels_last: bool, aligned: bool) -
     assert_near(roi_align(maps, there(boxes), SIZE, SCALE, 0, aligned), expected, 1e-5)
 
 
-def test_the_way_of_a_cpu_gives_the_same_on_the_device() -> None:
-    """Which nobody takes there, but could: it is plain tensor operations."""
-    features, boxes = feature_maps()[0], regions()[:, 1:]
-    maps, own = there(features), there(boxes)
-    windows = pooling_windows(own, SCALE, SIZE, ROWS, COLUMNS)
-    found = window_maxima(maps.permute(1, 2, 0).contiguous(), windows.bounds)[windows.index]
-    expected = roi_pool(features[None], [boxes], SIZE, SCALE)
-    assert torch.equal(found.permute(0, 3, 1, 2).cpu(), expected)
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="the kernel is a GPU's (tests/models/detector)")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [7, SIZE])
+def test_the_kernel_gives_the_same_in_channels_last(size: int, dtype: torch.dtype) -> None:
+    from vlmill.models.detector.gpu_kernels import pooled_regions
+
+    maps, boxes = feature_maps().to(dtype), regions()
+    with torch.inference_mode():
+        pooled = pooled_regions(there(maps), there(boxes), size, SCALE)
+    assert pooled.is_contiguous(memory_format=torch.channels_last) and pooled.dtype == dtype
+    assert torch.equal(pooled.float().cpu(), roi_pool(maps.float(), boxes, size, SCALE))

@@ -33,7 +33,9 @@ def clip_each_(gradients: Sequence[Tensor], largest: float, joins: Sequence[int]
         else:
             pieces += gradient.chunk(count) if count > 1 else [gradient]
     if pieces:
-        torch._foreach_mul_(pieces, [_factor(n, largest) for n in torch._foreach_norm(pieces)])
+        # Once for all: 500 tensors' factors one by one were half of ViLBERT's step on a GPU.
+        factors = _factor(torch.stack(torch._foreach_norm(pieces)), largest)
+        torch._foreach_mul_(pieces, list(factors.unbind()))
 
 
 def _factor(norm: Tensor, largest: float) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torchvision import ops
 
 from vlmill.models.detector.config import ARCHITECTURES, CONVENTIONS, DetectorConfig
-from vlmill.models.detector.cpu_stages import fuse_stages
 from vlmill.models.detector.faster_rcnn import FasterRCNN, refine_boxes
+from vlmill.models.detector.fused_stages import fuse_stages
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import (
     FrozenBatchNorm,

@@ -7,14 +7,13 @@ the models' own; on the meta device, which has no values, whatever asks for one 
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.models.pair_cases import READERS, changed, enlarge, padded_pairs
 from torch import Tensor
-from torch.nn.attention import flex_attention
+from torch.nn.attention import sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.layers import attention, operators
@@ -186,20 +185,19 @@ def test_real_kernels_give_shapes_of_either_layout() -> None:
 
 
 @pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
-    """FlexAttention's plain form, which has gradients on a CPU if it is not forbidden."""
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *args: None)
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    monkeypatch.setattr(kernels, "_compiled", lambda: flex_attention.flex_attention)
-    return kernels.biased_attention
+def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of a GPU is not there: PyTorch may take the one that it has."""
+    every = [kernels.SDPBackend.MATH, kernels.SDPBackend.EFFICIENT_ATTENTION]
+    monkeypatch.setattr(kernels, "sdpa_kernel", lambda _: sdpa_kernel(every))
 
 
-def test_a_learned_bias_gets_its_gradient(
-    uncompiled: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.usefixtures("any_kernel")
+def test_a_learned_bias_gets_its_gradient(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lengths that are no whole steps of the kernel, too."""
     torch.manual_seed(0)
     leaves = [torch.randn(2, 6, 4, 16) for _ in range(3)] + [torch.randn(4, 6, 6)]
-    mask = torch.tensor([[True] * 6, [True, True, False, False, True, True]])
+    mask = torch.tensor([[True] * 6, [True, True, False, False, True, True]]) if masked else None
     results = []
     for by_kernel in (True, False):
         monkeypatch.setattr(operators, "adds_bias", lambda q, answer=by_kernel: answer)
@@ -214,13 +212,13 @@ COMPILED = """
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
-from torch.nn.attention import flex_attention
-from vlmill.models.layers import attention, operators
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from vlmill.models.layers import attention, operators, packed_attention
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.packing import layout_of
 from vlmill.train.devices.setup import compiled
 
-flex_attention._validate_device = lambda *args: None  # it has no gradients on a CPU, traced it has
+packed_attention.sdpa_kernel = lambda _: sdpa_kernel(SDPBackend.MATH)  # a CPU has no other
 graphs = []
 
 def compiler(graph, inputs):

@@ -1,8 +1,7 @@
-"""Computes stages of folded bottlenecks for inference on a CPU: the same numbers in fewer passes.
+"""Computes stages of folded bottlenecks for inference: the same numbers in fewer passes.
 
-oneDNN rectifies, and adds the shortcut, while it stores a convolution's result (a tenth of res5's
-time). res5 over regions pooled from one map computes the convolutions that read pooled cells, both
-1x1, once per different window (vlmill.models.detector.roi_pool): 13% less arithmetic at 300
+On a CPU res5 over regions pooled from one map computes the convolutions that read pooled cells,
+both 1x1, once per different window (vlmill.models.detector.roi_pool): 13% less arithmetic at 300
 regions. Dilated by 2, res5 never mixes even and odd rows or columns of bins: each region is four
 grids that have nothing to do with each other. Of 300 regions' grids 7 to 9% are equal (even and odd
 columns are, where a region is 7 cells wide), and four different ones fill the place of a region.
@@ -11,14 +10,22 @@ Results equal those of the plain modules within float32 rounding.
 R regions of P x P bins, U different windows, S different grids of G x G bins, C and D channels.
 """
 
-from dataclasses import dataclass
-from typing import TypeGuard, cast
+from collections.abc import Callable
+from typing import Any, TypeGuard, cast
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from vlmill.models.detector.folded import (
+    FoldedBlock,
+    conv_cells,
+    conv_relu,
+    finish,
+    folded_conv,
+    in_computed_type,
+    plain_conv,
+)
 from vlmill.models.detector.resnet import Bottleneck, ConvNorm
 from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
 
@@ -26,34 +33,16 @@ from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
 MAX_WINDOWS = 16384
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoldedConv:
-    """Holds a folded convolution's weights, in the type in which it is computed, and its
-    geometry.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    padding: list[int]
-    stride: list[int]
-    dilation: list[int]
-    groups: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldedBlock:
-    """Holds the convolutions of a folded bottleneck; ``shortcut`` is None where the input is
-    added.
-    """
-
-    conv1: FoldedConv
-    conv2: FoldedConv
-    conv3: FoldedConv
-    shortcut: FoldedConv | None
-
-
 class FusedStage(nn.Sequential):
     """Computes a stage of folded bottlenecks, whose weights keep their names."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__(*blocks)
+        self._converted: dict[torch.dtype, list[FoldedBlock]] = {}
+
+    def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._converted.clear()  # the weights move, or become of another type
+        return super()._apply(change, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
         x = in_computed_type(x)
@@ -71,15 +60,22 @@ class FusedStage(nn.Sequential):
         return [cast(Bottleneck, block) for block in self]
 
     def folded_blocks(self, x: Tensor) -> list[FoldedBlock]:
-        """Returns the blocks' weights for input ``x``, converted here once for all regions of a
-        picture.
+        """Returns the blocks' weights in the type of the input ``x``; where that is not their own,
+        converted once and kept.
         """
+        if torch.is_grad_enabled():
+            return self._blocks_in(x.dtype)
+        if x.dtype not in self._converted:
+            self._converted[x.dtype] = self._blocks_in(x.dtype)
+        return self._converted[x.dtype]
+
+    def _blocks_in(self, dtype: torch.dtype) -> list[FoldedBlock]:
         return [
             FoldedBlock(
-                conv1=folded_conv(block.conv1, x),
-                conv2=folded_conv(block.conv2, x),
-                conv3=folded_conv(block.conv3, x),
-                shortcut=folded_conv(block.shortcut, x)
+                conv1=folded_conv(block.conv1, dtype),
+                conv2=folded_conv(block.conv2, dtype),
+                conv3=folded_conv(block.conv3, dtype),
+                shortcut=folded_conv(block.shortcut, dtype)
                 if isinstance(block.shortcut, ConvNorm)
                 else None,
             )
@@ -174,94 +170,6 @@ def is_folded(block: nn.Module) -> bool:
     return isinstance(block, Bottleneck) and all(
         isinstance(conv.norm, nn.Identity) for conv in block.modules() if isinstance(conv, ConvNorm)
     )
-
-
-def in_computed_type(x: Tensor) -> Tensor:
-    """Converts the input to the type of autocast on a CPU, in which the stage then stays."""
-    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-        return x.to(torch.get_autocast_dtype("cpu"))
-    return x
-
-
-def folded_conv(conv: ConvNorm, x: Tensor) -> FoldedConv:
-    """Returns a convolution's weights as they meet ``x``."""
-    weight, bias = conv.weight, conv.bias
-    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    assert not isinstance(conv.padding, str)
-    return FoldedConv(
-        weight=weight,
-        bias=bias,
-        padding=list(conv.padding),
-        stride=list(conv.stride),
-        dilation=list(conv.dilation),
-        groups=conv.groups,
-    )
-
-
-def finish(
-    block: FoldedBlock, hidden: Float[Tensor, "B M H W"], shortcut: Float[Tensor, "B D G V"]
-) -> Float[Tensor, "B D G V"]:
-    """Computes a block from its first convolution's output on; ``shortcut`` may be overwritten."""
-    return conv_add_relu(block.conv3, conv_relu(block.conv2, hidden), shortcut)
-
-
-def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-    """Computes a folded convolution by torch's own operator."""
-    return F.conv2d(
-        x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
-    )
-
-
-def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-    """Computes a folded convolution, rectified."""
-    if not can_fuse(x):
-        return F.relu(plain_conv(conv, x))
-    fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
-        x, conv.weight, conv.bias, *geometry(conv), "relu", [], ""
-    )
-    return fused
-
-
-def conv_add_relu(
-    conv: FoldedConv, x: Float[Tensor, "B C H W"], other: Float[Tensor, "B D G V"]
-) -> Float[Tensor, "B D G V"]:
-    """Computes a folded convolution plus ``other``, which may be overwritten, rectified."""
-    if not can_fuse(x):
-        return F.relu(plain_conv(conv, x) + other)
-    fused: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
-        other, x, conv.weight, conv.bias, *geometry(conv), "add", 1.0, "relu", [], ""
-    )
-    return fused
-
-
-def can_fuse(x: Tensor) -> bool:
-    """Says whether oneDNN's fused convolutions take a tensor; they know no gradients."""
-    if x.device.type != "cpu" or torch.is_grad_enabled():
-        return False
-    if x.dtype == torch.bfloat16:
-        return has_bfloat16_convolutions()
-    mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return x.dtype == torch.float32 and mkldnn
-
-
-def has_bfloat16_convolutions() -> bool:
-    """Says whether oneDNN computes in bfloat16 on this processor at all, with units for it or
-    not.
-    """
-    mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
-    """Returns padding, stride, dilation and groups, as oneDNN's operators take them."""
-    return conv.padding, conv.stride, conv.dilation, conv.groups
-
-
-def conv_cells(conv: FoldedConv, cells: Float[Tensor, "U C"]) -> Float[Tensor, "U D"]:
-    """Computes a folded 1x1 convolution of single cells, its stride left to who gathers them."""
-    column = cells.T[None, :, :, None]  # [1, C, U, 1], channels last without a copy
-    return F.conv2d(column, conv.weight, conv.bias)[0, :, :, 0].T
 
 
 def take(cells: Float[Tensor, "U D"], index: Int64[Tensor, "R G V"]) -> Float[Tensor, "R D G V"]:
