@@ -8,7 +8,7 @@ rounded to nearest, and products are not joined with sums.
 N pictures, R boxes or regions, T thresholds, K classes, P x P bins, C channels, G x V cells.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
@@ -110,7 +110,7 @@ def survivors_in_lists(
 
 @triton.jit
 @no_type_check
-def _half_away(value: Any) -> Any:
+def _half_away(value):
     whole = tl.where(value >= 0, tl.floor(value), tl.ceil(value))
     away = tl.where(value >= 0, 1.0, -1.0)
     return tl.where(tl.abs(value - whole) >= 0.5, whole + away, whole)
@@ -118,7 +118,7 @@ def _half_away(value: Any) -> Any:
 
 @triton.jit
 @no_type_check
-def _window(low: Any, high: Any, number: Any, cells: Any, SIZE: tl.constexpr) -> Any:
+def _window(low, high, number, cells, SIZE: tl.constexpr):
     """Returns the first and the last but one cell of bin ``number`` along an axis."""
     step = tl.div_rn(tl.maximum(high - low + 1.0, 1.0), tl.full((), SIZE, tl.float32))
     first = tl.floor(number.to(tl.float32) * step) + low
@@ -132,16 +132,16 @@ def _window(low: Any, high: Any, number: Any, cells: Any, SIZE: tl.constexpr) ->
 @triton.jit
 @no_type_check
 def _pool(
-    cells: Any,
-    rois: Any,
-    pooled: Any,
-    scale: Any,
-    rows: Any,
-    columns: Any,
-    channels: Any,
+    cells,
+    rois,
+    pooled,
+    scale,
+    rows,
+    columns,
+    channels,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Pools one bin of one region, a program each."""
     region = tl.program_id(0) // (SIZE * SIZE)
     within_region = tl.program_id(0) % (SIZE * SIZE)
@@ -168,17 +168,17 @@ def _pool(
 @triton.jit
 @no_type_check
 def _take_best(
-    scores: Any,
-    corners: Any,
-    areas: Any,
-    limits: Any,
-    places: Any,
-    values: Any,
-    thresholds: Any,
-    boxes: Any,
-    count: Any,
+    scores,
+    corners,
+    areas,
+    limits,
+    places,
+    values,
+    thresholds,
+    boxes,
+    count,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Suppresses the boxes of one picture at one threshold, a program each."""
     number = tl.program_id(0).to(tl.int64)
     limit = tl.load(limits + number % thresholds)
@@ -208,9 +208,7 @@ def _take_best(
 
 @triton.jit
 @no_type_check
-def _walk_down(
-    scores: Any, suppresses: Any, survives: Any, classes: Any, boxes: Any, BLOCK: tl.constexpr
-) -> None:
+def _walk_down(scores, suppresses, survives, classes, boxes, BLOCK: tl.constexpr):
     """Suppresses the boxes of one picture in one class, a program each."""
     number = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
