@@ -25,9 +25,9 @@ from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Rejected
 
 # RoIs that pass through res5 together. On two cores 50 cost nothing against all 300 at once, and
-# bound the memory of R-101 to about 0.5 GB beside the weights; on a GPU 300 of 14 x 14 bins are
-# 58,800 rows of a matrix product, and with R-101 about 2 GB in float32.
-CPU_ROI_CHUNK, ROI_CHUNK = 50, 300
+# bound the memory of R-101 to about 0.5 GB beside the weights; on a GPU 600 of 14 x 14 bins are
+# 117,600 rows of a matrix product, and with R-101 about 4 GB in float32, 2 GB in half precision.
+CPU_ROI_CHUNK, ROI_CHUNK = 50, 600
 
 
 def extract_regions(

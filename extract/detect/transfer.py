@@ -1,5 +1,6 @@
 """One upload and one download of a batch, between which the host waits for nothing."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,18 +70,22 @@ def resized_there(
     bit.
     """
     assert spec.resize == "opencv"
-    flat = [torch.from_numpy(one.pixels).flatten() for one in pictures]
-    there = torch.split(sent(torch.cat(flat), device), [len(one) for one in flat])
-    different = {axis for one in pictures for axis in axes_of(one)}
-    axes = {axis: positions_there(axis, device) for axis in different}
+    by_axes: dict[tuple[Axis, Axis], list[int]] = {}
+    for number, one in enumerate(pictures):
+        by_axes.setdefault(axes_of(one), []).append(number)
+    order = [number for numbers in by_axes.values() for number in numbers]
+    flat = [torch.from_numpy(pictures[number].pixels).flatten() for number in order]
+    there = sent(torch.cat(flat), device)
     like = torch.empty(0, device=device)
     mean, std = constants(spec.pixel_mean, like), constants(spec.pixel_std, like)
-    resized = []
-    for one, values in zip(pictures, there, strict=True):
-        across, down = axes_of(one)
-        own = values.view(one.pixels.shape).float() - mean
-        resized.append(interpolated(own, axes[across], axes[down]) / std)
-    return torch.stack(resized).permute(0, 3, 1, 2)
+    resized: dict[int, Tensor] = {}
+    for (across, down), numbers in by_axes.items():  # pictures of one size together
+        shape = (len(numbers), *pictures[numbers[0]].pixels.shape)
+        own, there = torch.tensor_split(there, [math.prod(shape)])
+        columns, rows = positions_there(across, device), positions_there(down, device)
+        values = interpolated(own.view(shape).float() - mean, columns, rows) / std
+        resized |= dict(zip(numbers, values, strict=True))
+    return torch.stack([resized[n] for n in range(len(pictures))]).permute(0, 3, 1, 2)
 
 
 Axis = tuple[int, int, float]

@@ -75,16 +75,18 @@ Positions = tuple[Tensor, Tensor, Tensor]
 
 
 def interpolated(
-    picture: Float[Tensor, "H0 W0 3"], across: Positions, down: Positions
-) -> Float[Tensor, "H W 3"]:
-    """Interpolates between the positions of columns, then of rows.
+    pictures: Float[Tensor, "*N H0 W0 3"], across: Positions, down: Positions
+) -> Float[Tensor, "*N H W 3"]:
+    """Interpolates between the positions of columns, then of rows, of one picture or of N.
 
     On a GPU the same numbers bit for bit: each step rounds by itself.
     """
     low, high, weight = across
-    rows = picture[:, low] * (1 - weight)[:, None] + picture[:, high] * weight[:, None]
+    of_low, of_high = pictures.index_select(-2, low), pictures.index_select(-2, high)
+    rows = of_low * (1 - weight)[:, None] + of_high * weight[:, None]
     low, high, weight = down
-    return rows[low] * (1 - weight)[:, None, None] + rows[high] * weight[:, None, None]
+    of_low, of_high = rows.index_select(-3, low), rows.index_select(-3, high)
+    return of_low * (1 - weight)[:, None, None] + of_high * weight[:, None, None]
 
 
 def sample_positions(size: int, new_size: int, factor: float) -> Positions:

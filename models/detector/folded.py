@@ -148,13 +148,14 @@ def fuses_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
     """Says whether cuDNN stores a convolution rectified: in half precision, in which it has such
     kernels.
     """
+    cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
     return (
         x.device.type == "cuda"
         and torch.version.cuda is not None
         and not torch.is_grad_enabled()
         and x.dtype in HALF
         and conv.weight.dtype == x.dtype
-        and torch.backends.cudnn.is_available()
+        and cudnn
     )
 
 

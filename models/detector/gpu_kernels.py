@@ -18,7 +18,7 @@ from torch import Tensor
 
 CHANNELS = 1024  # at most, of one program of pooling
 # Of the programs of suppression: warps for a list of thousands of boxes, and for one of hundreds.
-WARPS_OF_MANY, WARPS_OF_FEW, FEW = 16, 1, 1024
+WARPS_OF_MANY, WARPS_OF_FEW, FEW = 32, 1, 1024
 
 
 def pooled_regions(
