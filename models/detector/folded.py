@@ -76,6 +76,9 @@ def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "
     """Computes a folded convolution, not rectified."""
     if multiplies_rows(conv, x):
         return as_map(F.linear(rows_of(conv, x), conv.weight.flatten(1), conv.bias), conv, x)
+    if computes_in_quarters(conv, x):
+        parts = F.conv2d(quarters(x), conv.weight, conv.bias, padding=1, groups=conv.groups)
+        return from_quarters(parts)
     return F.conv2d(
         x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
     )
@@ -142,6 +145,39 @@ def as_map(
     """Returns the cells that a 1x1 convolution wrote as a map, channels last."""
     height, width = (-(-side // step) for side, step in zip(x.shape[2:], conv.stride, strict=True))
     return rows.view(len(x), height, width, -1).permute(0, 3, 1, 2)
+
+
+def computes_in_quarters(conv: FoldedConv, x: Tensor) -> bool:
+    """Says whether a dilated 3x3 convolution is computed as one without dilation: on a GPU in
+    float32, where cuDNN takes 28 times as long for it in channels last (res5, H100).
+    """
+    even = x.shape[2] % 2 == x.shape[3] % 2 == 0
+    return (
+        x.device.type == "cuda"
+        and x.dtype == torch.float32
+        and even
+        and conv.weight.shape[2:] == (3, 3)
+        and conv.dilation == conv.padding == [2, 2]
+        and conv.stride == [1, 1]
+    )
+
+
+def quarters(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B4 C H2 W2"]:
+    """Returns the even and the odd rows and columns apart, which a dilation of 2 never mixes;
+    channels last.
+    """
+    number, channels, height, width = x.shape
+    cells = x.permute(0, 2, 3, 1).reshape(number, height // 2, 2, width // 2, 2, channels)
+    apart = cells.permute(0, 2, 4, 1, 3, 5).reshape(-1, height // 2, width // 2, channels)
+    return apart.permute(0, 3, 1, 2)
+
+
+def from_quarters(parts: Float[Tensor, "B4 D G V"]) -> Float[Tensor, "B D G2 V2"]:
+    """Puts together what :func:`quarters` took apart; channels last."""
+    number, channels, height, width = parts.shape
+    cells = parts.permute(0, 2, 3, 1).reshape(number // 4, 2, 2, height, width, channels)
+    whole = cells.permute(0, 3, 1, 4, 2, 5).reshape(number // 4, 2 * height, 2 * width, channels)
+    return whole.permute(0, 3, 1, 2)
 
 
 def fuses_on_gpu(conv: FoldedConv, x: Tensor) -> bool:

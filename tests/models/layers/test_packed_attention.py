@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.models.pair_cases import READERS, changed, enlarge, padded_pairs
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.layers import attention, operators
@@ -187,7 +187,7 @@ def test_real_kernels_give_shapes_of_either_layout() -> None:
 @pytest.fixture
 def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of a GPU is not there: PyTorch may take the one that it has."""
-    every = [kernels.SDPBackend.MATH, kernels.SDPBackend.EFFICIENT_ATTENTION]
+    every = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]
     monkeypatch.setattr(kernels, "sdpa_kernel", lambda _: sdpa_kernel(every))
 
 
