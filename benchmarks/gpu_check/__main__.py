@@ -1,7 +1,7 @@
 """Checks a machine with a GPU: tests, rates and the extractor's and the trainer's speed, by parts.
 
-Each part runs in a process of its own, prints one line of JSON when it ends, and is ended after two
-minutes. A part that fails does not stop the others; the exit status is then 1.
+Each part runs in a process of its own, prints one line of JSON when it ends, and is ended after
+five minutes. A part that fails does not stop the others; the exit status is then 1.
 """
 
 import argparse
@@ -17,7 +17,7 @@ EXAMPLES = """\
 examples:
   python -m benchmarks.gpu_check --list                 the parts, and how long each takes
   python -m benchmarks.gpu_check > gpu.jsonl            all of them
-  python -m benchmarks.gpu_check --share 1/3            a third; then 2/3 and 3/3: no call is long
+  python -m benchmarks.gpu_check --share 1/4            a quarter; then 2/4 to 4/4: no call is long
   python -m benchmarks.gpu_check tests extract-fast     two of them
   python -m benchmarks.gpu_check --tiny --device cpu    all, at the size that the tests use
 
@@ -75,7 +75,7 @@ def share(text: str) -> tuple[int, int]:
     """Reads ``1/3`` as its numbers."""
     matched = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
     if matched is None or int(matched[1]) > int(matched[2]):
-        raise argparse.ArgumentTypeError(f"{text}: give 1/3, 2/3 or 3/3, or the like")
+        raise argparse.ArgumentTypeError(f"{text}: give 1/4, 2/4 or the like")
     return int(matched[1]), int(matched[2])
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,13 +14,15 @@ class Part:
     """
 
     run: str
-    seconds: int  # expected on an H100, process start included
+    # Expected on an H100, process start included; of what is compiled more than two minutes are
+    # known not to do for ViLBERT.
+    seconds: int
 
 
 HERE = "benchmarks.gpu_check"
 VARIANTS = ("vilbert", "vl-bert", "interbert", "imagebert", "vlmo")
 # Of a training step: grid and packed rows beside each other, then each of them compiled.
-STEP_SECONDS = {"": 30, "-compiled": 75, "-compiled-packed": 75}
+STEP_SECONDS = {"": 50, "-compiled": 120, "-compiled-packed": 120}
 STEPS = {
     f"steps-{variant}{form}": Part(
         run=f"{HERE}.steps:{(variant + form).replace('-', '_')}", seconds=seconds
@@ -29,15 +31,15 @@ STEPS = {
     for form, seconds in STEP_SECONDS.items()
 }
 PARTS: Mapping[str, Part] = {
-    "tests": Part(run=f"{HERE}.marked_tests:marked", seconds=60),
+    "tests": Part(run=f"{HERE}.marked_tests:marked", seconds=40),
     "extract-exact": Part(run=f"{HERE}.extraction:exact", seconds=100),
-    "extract-fast": Part(run=f"{HERE}.extraction:fast", seconds=90),
-    "extract-kernels": Part(run=f"{HERE}.extraction_kernels:kernels", seconds=40),
+    "extract-fast": Part(run=f"{HERE}.extraction:fast", seconds=45),
+    "extract-kernels": Part(run=f"{HERE}.extraction_kernels:kernels", seconds=30),
     **STEPS,
-    "bf16": Part(run=f"{HERE}.precision:run", seconds=35),
+    "bf16": Part(run=f"{HERE}.precision:run", seconds=25),
     "loader": Part(run=f"{HERE}.loading:run", seconds=60),
-    "train-detector": Part(run=f"{HERE}.detector_training:run", seconds=35),
-    "resume": Part(run=f"{HERE}.resume:run", seconds=90),
+    "train-detector": Part(run=f"{HERE}.detector_training:run", seconds=20),
+    "resume": Part(run=f"{HERE}.resume:run", seconds=105),
 }
 
 
