@@ -18,7 +18,12 @@ RUN XDG_CACHE_HOME=/jar python3 /src/docker/flink/flink_jar.py \
 
 FROM python:3.11-slim-bookworm AS base
 
-ENV PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE VLMILL_CACHE=/cache
+ENV PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE VLMILL_CACHE=/cache TRITON_CACHE_DIR=/cache/triton
+# Triton compiles by gcc what starts its kernels on a GPU, and so does torch.compile.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 vlmill \
     && mkdir -p /data /cache \
     && chown vlmill /data /cache

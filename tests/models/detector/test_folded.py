@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.models.detector.placed import Placed
 from torch import Tensor
 
 from vlmill.models.detector import folded
@@ -76,16 +77,3 @@ def test_who_computes_what() -> None:
         assert not folded.multiplies_rows(dataclasses.replace(pointwise, bias=None), there)
         assert not folded.multiplies_rows(pointwise, maps())
     assert not folded.multiplies_rows(pointwise, there)  # nobody would have its gradient
-
-
-class Placed(Tensor):
-    """A tensor that says that it lies on a GPU."""
-
-    @staticmethod
-    def __new__(cls, like: Tensor) -> "Placed":
-        made: Placed = Tensor._make_subclass(cls, like)
-        return made
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda")
