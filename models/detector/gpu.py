@@ -18,8 +18,11 @@ def has_kernels(tensor: Tensor) -> bool:
 
 @functools.cache
 def _can_compile() -> bool:
-    """Says whether Triton is there and finds what it needs; warns where it does not."""
-    if find_spec("triton") is None:
+    """Says whether Triton is there and finds what it needs; warns where it does not.
+
+    On NVIDIA's GPUs alone: on others the kernels were never tried.
+    """
+    if find_spec("triton") is None or torch.version.cuda is None:
         return False
     try:
         from triton.runtime import driver

@@ -18,6 +18,7 @@ def test_on_a_gpu_where_nobody_wants_a_gradient(monkeypatch: pytest.MonkeyPatch)
 def test_where_triton_cannot_compile_others_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on this machine, without a GPU; and where it is not there at all."""
     can_compile = gpu._can_compile.__wrapped__
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     if not torch.cuda.is_available() and gpu.find_spec("triton") is not None:
         with pytest.warns(UserWarning, match=r"Triton cannot compile here .+ install gcc"):
             assert not can_compile()
