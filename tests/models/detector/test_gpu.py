@@ -1,5 +1,7 @@
 """Who may take the kernels for GPUs."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from tests.models.detector.placed import Placed
@@ -19,7 +21,7 @@ def test_where_triton_cannot_compile_others_compute(monkeypatch: pytest.MonkeyPa
     """As on this machine, without a GPU; and where it is not there at all."""
     can_compile = gpu._can_compile.__wrapped__
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    if not torch.cuda.is_available() and gpu.find_spec("triton") is not None:
+    if not torch.cuda.is_available() and find_spec("triton") is not None:
         with pytest.warns(UserWarning, match=r"Triton cannot compile here .+ install gcc"):
             assert not can_compile()
     monkeypatch.setattr(gpu, "find_spec", lambda name: None)
