@@ -21,7 +21,7 @@ from benchmarks.gpu_check.measuring import (
 )
 from benchmarks.gpu_check.photos import write_photos
 from benchmarks.gpu_check.setting import Setting
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -233,10 +233,10 @@ def product_operations(
 
 
 def convolution_operations(
-    x: Sequence[int], weight: Sequence[int], *_: Any, out_shape: Sequence[int], **__: Any
+    x: list[int], weight: list[int], *_: Any, out_shape: list[int], **__: Any
 ) -> int:
     """Counts the operations of a convolution, by the shapes of what it takes and gives."""
-    return 2 * math.prod(weight) * out_shape[0] * math.prod(out_shape[2:])
+    return conv_flop_count(x, weight, out_shape)
 
 
 def peak_of(precision: Precision, device: torch.device) -> float:

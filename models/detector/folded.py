@@ -119,16 +119,19 @@ def conv_add_relu(
     return fused
 
 
-def multiplies_rows(conv: FoldedConv, x: Tensor) -> bool:
-    """Says whether a convolution is a product of an input's cells with its weights, on a GPU."""
+def infers_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
+    """Says whether a GPU computes a convolution in the type of its input, without gradients."""
     return (
         x.device.type == "cuda"
         and not torch.is_grad_enabled()
-        and conv.weight.shape[2:] == (1, 1)
-        and conv.groups == 1
-        and conv.bias is not None
         and conv.weight.dtype == x.dtype
+        and conv.bias is not None
     )
+
+
+def multiplies_rows(conv: FoldedConv, x: Tensor) -> bool:
+    """Says whether a convolution is a product of an input's cells with its weights, on a GPU."""
+    return infers_on_gpu(conv, x) and conv.weight.shape[2:] == (1, 1) and conv.groups == 1
 
 
 def rows_of(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "BGV C"]:
@@ -184,15 +187,10 @@ def fuses_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
     """Says whether cuDNN stores a convolution rectified: in half precision, in which it has such
     kernels.
     """
+    if not infers_on_gpu(conv, x) or x.dtype not in HALF or torch.version.cuda is None:
+        return False
     cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
-    return (
-        x.device.type == "cuda"
-        and torch.version.cuda is not None
-        and not torch.is_grad_enabled()
-        and x.dtype in HALF
-        and conv.weight.dtype == x.dtype
-        and cudnn
-    )
+    return cudnn
 
 
 def can_fuse(x: Tensor) -> bool:
