@@ -86,7 +86,8 @@ class Reading:
     the table of images is written if one of them is there, if ``--images`` is given, or if
     ``own_pictures``. ``repeated_bytes``: pictures may be placeholders, the same bytes under many
     ids. ``tables`` narrows those of the data set; ``files`` are small files to write
-    beside the tables, by their names; ``says`` are lines to tell.
+    beside the tables, by their names; ``says`` are lines to tell; ``resolved`` are the options as
+    they were resolved from the files (a column that was found by its name).
     """
 
     sources: tuple[Source, ...]
@@ -98,6 +99,7 @@ class Reading:
     tables: tuple[Table, ...] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
     says: tuple[str, ...] = ()
+    resolved: Mapping[str, Any] = field(default_factory=dict)
 
 
 def kept_pictures() -> KeptValues[Picture]:

@@ -12,10 +12,12 @@ from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.manifest.cost import published_estimate
 from vlmill.pipelines.manifest.entries import DataSet
 from vlmill.pipelines.manifest.flags import add_run_arguments
+from vlmill.pipelines.manifest.own.command import said_of_splits, splits_of
 from vlmill.pipelines.manifest.published.counts import (
     Count,
     counts_of,
     lines_of,
+    no_image_said,
     note_said,
     unread_of,
     unread_said,
@@ -209,7 +211,12 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     shown = ", ".join(
         f"{number} {table}" for table, number in rows.items() if number and table != REJECTS.name
     )
+    if counts and not rows[IMAGES.name] and any(s.table == IMAGES.name for s in manifest["shards"]):
+        say(no_image_said(counts, output))
     say_how_to_read(output, data_set.tables[0].name)
+    if "split_column" in manifest["settings"]:
+        column = manifest["settings"]["split_column"]
+        print(said_of_splits(column, splits_of(output)))
     done = "finished before" if state is State.FINISHED else "done"
     print(f"{done}: {shown or 'no rows'}, {rejects_said(reject_counts(output))}: {output}")
     return 0 if shown or not any(count.rows for count in counts) else 1
