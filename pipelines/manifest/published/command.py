@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.manifest.cost import published_estimate
-from vlmill.pipelines.manifest.entries import DataSet
+from vlmill.pipelines.manifest.entries import DataSet, Reading, first_paths
 from vlmill.pipelines.manifest.flags import add_run_arguments
 from vlmill.pipelines.manifest.own.command import said_of_splits, splits_of
 from vlmill.pipelines.manifest.published.counts import (
@@ -40,6 +40,7 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 
@@ -248,7 +249,12 @@ def opened_job(
         raise InputError("--retry-failed goes with --fetch")
     folder = Folder(args.input, args.images)
     reading = data_set.open(folder, args)
-    pictures = args.fetch or reading.own_pictures or folder.has_pictures(reading.picture_folders)
+    pictures = (
+        args.fetch
+        or reading.own_pictures
+        or folder.has_pictures(reading.picture_folders)
+        or has_flat_images(folder, reading)
+    )
     for flag in ("require_images", "exclude_hash", "compare_hash"):
         if getattr(args, flag) and not pictures:
             raise InputError(
@@ -270,6 +276,12 @@ def opened_job(
         workers=args.workers,
     )
     return job, settings
+
+
+def has_flat_images(folder: Folder, reading: Reading) -> bool:
+    """Whether images that the first entries name are in the folder itself, in no other one."""
+    files = folder.files(*PICTURE_ENDINGS)
+    return bool(files) and folder.has_any(first_paths(reading.entries()))
 
 
 def tables_of(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:

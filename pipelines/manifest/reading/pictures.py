@@ -8,6 +8,7 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.files.remote import RemotePath
+from vlmill.schemas.pictures.decode import FORMATS
 from vlmill.schemas.rejects import Reason
 
 MAX_BYTES = 64 * 2**20
@@ -62,7 +63,9 @@ def row_of(
 
     ``hashed`` adds its perceptual hash as ``phash``, which is no column.
     """
-    facts = examine_picture(content, min_side_px=0, max_pixels=max_pixels, hashed=hashed)
+    facts = examine_picture(
+        content, min_side_px=0, max_pixels=max_pixels, hashed=hashed, formats=FORMATS
+    )
     if isinstance(facts, Drop):
         return facts
     extra = {"phash": facts.phash} if hashed else {}

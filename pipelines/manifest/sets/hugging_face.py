@@ -1,7 +1,6 @@
 """Parquet files of Hugging Face's datasets, and img2dataset's: images and captions in one row."""
 
 import argparse
-import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,53 +8,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.counting.kept import KeptNumbers
 from vlmill.pipelines.manifest.cleaning import notes_of, text_of, usable_id
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.layouts.hub_columns import (
+    Columns,
+    columns_said,
+    find_columns,
+    resolved_options,
+    split_of_name,
+    split_or_none,
+)
 from vlmill.pipelines.manifest.reading.columns import (
     PICTURES,
     TEXTS,
-    guessed,
     num_rows,
     parquet_rows,
     schema_of,
-    split_column,
-    text_columns,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import PAIRS
 
-FILE_NAMES = ("filename",)  # columns of images where none has a usual name
 RAW = ("raw", "text", "caption")  # members of a caption that is a struct, as COCO's sentences are
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The columns that are read. ``split_names`` are those of a split that is a class label.
-
-    ``by_end``: paths of another machine are looked for by their ends, as --images says where.
-    """
-
-    texts: tuple[str, ...]
-    image: str
-    id: str | None
-    split: str | None
-    split_names: tuple[str, ...] = ()
-    by_end: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Returns all columns, each once."""
-        optional = [name for name in (self.id, self.split) if name is not None]
-        return tuple(dict.fromkeys((*self.texts, self.image, *optional)))
 
 
 @dataclass(kw_only=True)
@@ -145,109 +124,21 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     schemas = {source.name: schema_of(source) for source in sources}
     if len({tuple(sorted(schema.names)) for schema in schemas.values()}) > 1:
         raise InputError(f"--input {folder.root}: its Parquet files have different columns")
-    found = _columns(schemas[sources[0].name], sources[0], args)
+    found = find_columns(schemas[sources[0].name], sources[0], args)
     columns = replace(found, by_end=bool(folder.images))
     if columns.split is None:
         splits = {s.name: args.split or split_of_name(s) for s in sources}
     else:
-        splits = {s.name: args.split or _split_or_none(s) for s in sources}
+        splits = {s.name: args.split or split_or_none(s) for s in sources}
     sources[0].remarks.check(schemas[sources[0].name].names, frozenset(columns.names))
     return Reading(
         sources=tuple(sources),
         entries=lambda: _entries(sources, columns, splits, args.source),
         expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
         own_pictures=True,
-        resolved=_resolved(columns),
-        says=(_said(columns),),
+        resolved=resolved_options(columns),
+        says=(columns_said(columns),),
     )
-
-
-def _columns(schema: pa.Schema, source: Source, args: argparse.Namespace) -> Columns:
-    """Returns the columns that the flags name, or that have usual names. Raises InputError."""
-    names, said = schema.names, source.said
-    texts = text_columns(names, args.text_column, said)
-    usual = PICTURES if any(name in names for name in PICTURES) else FILE_NAMES
-    if args.image_column is None and not any(name in names for name in usual):
-        usual = PICTURES  # whose names the message gives
-    image = guessed(names, usual, args.image_column, "--image-column", said)
-    if args.id_column is not None:
-        guessed(names, (), args.id_column, "--id-column", said)
-        _check_type(schema, args.id_column, "--id-column", said, numbers=True)
-    split = None
-    if not args.no_split_column:
-        others = [*texts, image, *([args.id_column] if args.id_column else [])]
-        split = split_column(names, args.split_column, others, said)
-    labels = () if split is None else _label_names(schema, split)
-    if split is not None:
-        _check_type(schema, split, "--split-column", said, numbers=bool(labels))
-        if args.split is not None and args.split_column is None:
-            raise InputError(
-                f"--split {args.split}: {said} has the column {split}, which gives each row's "
-                f"split; add --split-column {split} (then only rows where it is empty are "
-                f"{args.split}) or --no-split-column (then all are)"
-            )
-    return Columns(texts=texts, image=image, id=args.id_column, split=split, split_names=labels)
-
-
-def _check_type(schema: pa.Schema, name: str, flag: str, said: str, *, numbers: bool) -> None:
-    kind = schema.field(name).type
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    texts = pa.types.is_string(inner) or pa.types.is_large_string(inner)
-    if not texts and not (numbers and pa.types.is_integer(inner)):
-        wanted = "text or whole numbers" if numbers else "text, or a class label with its names"
-        remedy = " or --no-split-column" if flag == "--split-column" else ""
-        raise InputError(
-            f"{said}: the column {name} is {kind}; want {wanted}: name another one, {flag} NAME"
-            f"{remedy}"
-        )
-
-
-def _label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
-    """Returns the names of a class label, which the schema's metadata holds; none for others."""
-    try:
-        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        names = about["info"]["features"][name]["names"]
-    except (ValueError, KeyError, TypeError):
-        return ()
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def _resolved(columns: Columns) -> dict[str, Any]:
-    return {
-        "text_column": list(columns.texts),
-        "image_column": columns.image,
-        "id_column": columns.id,
-        "split_column": columns.split,
-    }
-
-
-def _said(columns: Columns) -> str:
-    listed = {"captions": ", ".join(columns.texts), "images": columns.image}
-    listed |= {"image_id": columns.id or "", "splits": columns.split or "the files' names"}
-    return f"columns: {'; '.join(f'{what}: {name}' for what, name in listed.items() if name)}"
-
-
-def split_of_name(source: Source) -> str | None:
-    """Returns the split that the name of a file or of its folders has as a word: test of
-    ``test-00000-of-00001.parquet``. Raises InputError where it has several.
-    """
-    words = re.split(r"[^A-Za-z0-9]+", source.name.rpartition(".")[0])
-    known = [w if use_of(w) else w.rstrip("0123456789") for w in words if w]
-    splits = {word.lower(): word for word in known if word and use_of(word) is not None}
-    if len(splits) > 1:
-        raise InputError(
-            f"{source.said}: its name has the splits {' and '.join(splits.values())}; say which "
-            "its rows are of, --split NAME, or name a column, --split-column NAME"
-        )
-    return next(iter(splits.values()), None)
-
-
-def _split_or_none(source: Source) -> str | None:
-    """Returns the split of a file's name, for rows whose own is empty; None for several."""
-    try:
-        return split_of_name(source)
-    except InputError:
-        return None
 
 
 def _entries(
@@ -370,11 +261,12 @@ HUGGING_FACE = DataSet(
     title="Parquet files with images and captions",
     about="""\
 Parquet files as Hugging Face's datasets and img2dataset write them: a column of images (struct of
-bytes and path, bytes, or a path below DIR; of an absolute path the end, below --images) and one of captions (text, a list of texts, or a column
-for each: caption_0, caption_1, ...). The columns are found by their usual names, or named. image_id
-is <source>/<file>/<row from 0>, or the value of --id-column: rows with one id are of one image.
-A column called split gives each row's split, as in `manifest own`, whatever the file's name is.
-Without it, the split is the word train, val, test, ... in the name of the file or its folder.""",
+bytes and path, bytes, or a path below DIR; an absolute path is looked for by its end, below
+--images) and one of captions (text, a list of texts, or a column for each: caption_0, caption_1,
+...). The columns are found by their usual names, or named. image_id is <source>/<file>/<row from
+0>, or the value of --id-column: rows with one id are of one image. A column called split gives each
+row's split, as in `manifest own`, whatever the file's name is. Without it, the split is the word
+train, val, test, ... in the name of the file or its folder.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,
