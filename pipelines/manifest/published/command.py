@@ -249,12 +249,8 @@ def opened_job(
         raise InputError("--retry-failed goes with --fetch")
     folder = Folder(args.input, args.images)
     reading = data_set.open(folder, args)
-    pictures = (
-        args.fetch
-        or reading.own_pictures
-        or folder.has_pictures(reading.picture_folders)
-        or has_flat_images(folder, reading)
-    )
+    folder.is_flat = is_flat(folder, reading)
+    pictures = args.fetch or reading.own_pictures or folder.has_pictures(reading.picture_folders)
     for flag in ("require_images", "exclude_hash", "compare_hash"):
         if getattr(args, flag) and not pictures:
             raise InputError(
@@ -278,8 +274,10 @@ def opened_job(
     return job, settings
 
 
-def has_flat_images(folder: Folder, reading: Reading) -> bool:
-    """Whether images that the first entries name are in the folder itself, in no other one."""
+def is_flat(folder: Folder, reading: Reading) -> bool:
+    """Whether images that the first entries name are in the folder itself."""
+    if reading.own_pictures or folder.has_pictures(reading.picture_folders):
+        return False
     files = folder.files(*PICTURE_ENDINGS)
     return bool(files) and folder.has_any(first_paths(reading.entries()))
 

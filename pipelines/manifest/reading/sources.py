@@ -143,6 +143,7 @@ class Folder:
             if not path.exists():
                 raise InputError(f"--images {path}: no such folder or archive")
         self.root, self.images = root, tuple(images)
+        self.is_flat = False
 
     @cached_property
     def _names(self) -> dict[str, Path]:
@@ -208,8 +209,10 @@ class Folder:
         return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
     def has_pictures(self, folders: Sequence[str]) -> bool:
-        """Whether pictures are there: ``--images``, or one of the published folders."""
-        if self.images or any((self.root / name).is_dir() for name in folders):
+        """Whether pictures are there: ``--images``, one of the published folders, or the folder
+        itself where it has been found to be flat.
+        """
+        if self.is_flat or self.images or any((self.root / name).is_dir() for name in folders):
             return True
         archives = [a for a in self._archives if a.is_random]
         return any(a.is_called(n) or a.has_folder(n) for a in archives for n in folders)
