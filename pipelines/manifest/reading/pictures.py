@@ -47,13 +47,25 @@ def picture_path(root: Path, name: str) -> Path | Drop:
 
 def picture_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
     """The row of ``images`` for a picture under ``root``, decoded once; or why it has none."""
-    path = picture_path(root, image_id)
+    path = picture_path(root, _below(root, image_id))
     if isinstance(path, Drop):
         return path
     content = _content(path)
     if isinstance(content, Drop):
         return content
     return row_of(content, image_id, max_pixels=MAX_PIXELS)
+
+
+def _below(root: Path, name: str) -> str:
+    """Returns a name as it is below ``root``: an absolute path that leads there without it."""
+    base = os.path.realpath(root)
+    if isinstance(root, RemotePath) or not os.path.isabs(name) or "\0" in name:
+        return name
+    path = os.path.normpath(name)
+    inside = next(
+        (one for one in (os.path.abspath(root), base) if path.startswith(one + "/")), None
+    )
+    return name if inside is None else os.path.relpath(path, inside)
 
 
 def row_of(
