@@ -55,7 +55,8 @@ def no_image_said(counts: list[Count], output: Path) -> str:
     batches = iter_batches(output, REJECTS, columns=["stage", "reason", "detail"])
     rows = (row for batch in batches for row in batch.to_pylist())
     first = next((row for row in rows if row["stage"] != "rows"), None)
-    why = f" ({first['reason']}: {first['detail']})" if first else ""
+    said = filter(None, (first["reason"], first["detail"])) if first else ()
+    why = f" ({': '.join(said)})" if first else ""
     return (
         f"warning: the table of images is empty: none of the {named} named images could be read"
         f"{why}; name the folder that holds them, --images DIR"
