@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vlmill.schemas.errors import InputError
 
@@ -29,6 +31,19 @@ def read_labels(path: Path) -> list[str]:
     return labels
 
 
+def _number_fault(content: Mapping[str, Any]) -> str:
+    """Returns what the numbers of labels must be, and the first label whose number is not so."""
+    last, earlier = len(content) - 1, dict[int, str]()
+    for label, number in content.items():
+        fits = type(number) is int and 0 <= number <= last
+        other = earlier.setdefault(number, label) if fits else None
+        if other != label:
+            why = f"that of {other[:80]!r}, too" if other is not None else "not one of them"
+            said = f"the number of {label[:80]!r} is {str(number)[:80]}, {why}"
+            return f"its {last + 1} numbers must be 0 to {last}, each once; {said}"
+    return "it has no labels"
+
+
 def parsed_labels(path: Path, text: str) -> list[str]:
     """Reads the text of a file of labels. Raises InputError."""
     if text.lstrip()[:1] not in ("[", "{"):
@@ -40,7 +55,7 @@ def parsed_labels(path: Path, text: str) -> list[str]:
     if isinstance(content, dict):
         by_number = {number: label for label, number in content.items() if type(number) is int}
         if sorted(by_number) != list(range(len(content))):
-            raise InputError(f"--labels {path}: its numbers must be 0 to {len(content) - 1}")
+            raise InputError(f"--labels {path}: {_number_fault(content)}")
         return [by_number[number] for number in range(len(content))]
     if not all(isinstance(label, str) for label in content):
         raise InputError(f"--labels {path}: every entry of the list must be text")

@@ -200,6 +200,17 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_the_counts_that_add_up_are_held_by_tests_that_exist() -> None:
+    table = PAGES["docs/tables.md"].partition("## Counts that add up")[2]
+    rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) \|$", table, re.M)[1:]
+    assert len(rows) > 20
+    for command, _, held in rows:
+        tests = re.findall(r"`(tests/\S+\.py)::(test_\w+)`", held)
+        assert tests, command
+        for path, name in tests:
+            assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8"), (path, name)
+
+
 def test_the_tree_on_the_page_on_code_is_there() -> None:
     """Every folder of the five has its line, and every name is a file or a folder."""
     shown, rooms = set(), [ROOT]

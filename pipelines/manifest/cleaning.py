@@ -7,7 +7,7 @@ import zlib
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.counting.kept import KeptNumbers
 from vlmill.schemas.ids import key64
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import MAX_KEY, Reason
 
 MAX_TEXT = 10_000  # characters; the longest captions of published sets have some hundred
 MAX_NUMBER = 1 << 40  # COCO's ids have up to twelve digits
@@ -58,6 +58,16 @@ def flickr_id(url: str | None) -> str | None:
     """The photo id of a static Flickr URL: the digits before the first ``_`` of its last part."""
     match = _STATIC.match(url) if url else None
     return match[1] if match else None
+
+
+def usable_id(value: str | None, column: str) -> str | Drop:
+    """Returns a value as an id: verbatim but for blanks around it."""
+    text = (value or "").strip()
+    if not text:
+        return Drop(Reason.NO_ID, f"the column {column} is empty")
+    if len(text) > MAX_KEY or any(unicodedata.category(c) == "Cc" for c in text):
+        return Drop(Reason.NO_ID, f"the column {column} holds control characters or is too long")
+    return text
 
 
 def whole_number(value: object) -> int | None:

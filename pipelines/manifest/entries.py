@@ -9,6 +9,7 @@ exclusion, counts, reports, resuming.
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
@@ -17,6 +18,7 @@ from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.tables import Table
 
 Rows = tuple[tuple[Table, dict[str, Any]], ...]
+FIRST_ENTRIES = 100  # that say whether images are alongside the files
 PICTURES = "pictures"
 """The group under which the pictures that entries name are counted, each once."""
 
@@ -29,6 +31,7 @@ class Picture:
     ``paths`` are names under the folder of pictures, the likeliest first; ``content`` its bytes
     where the file of entries itself holds them. ``width`` and ``height`` are the published ones, of
     the stored picture. ``aliases`` are its other names (``coco/000000203564``, ``flickr/2345``).
+    ``uri`` is the published name of its file, where the table of images keeps it.
     ``alone``: no other entry names it, so that nothing has to be remembered of it.
     """
 
@@ -39,18 +42,26 @@ class Picture:
     width: int | None = None
     height: int | None = None
     content: bytes | None = None
+    uri: str | None = None
     alone: bool = False
 
     def packed(self) -> tuple[Any, ...]:
         """The picture as texts and numbers, for :class:`KeptValues`; its content stays away."""
-        return self.image_id, self.paths, self.url, self.aliases, self.width, self.height
+        sizes = (self.width, self.height)
+        return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 
     @classmethod
     def unpacked(cls, packed: tuple[Any, ...]) -> "Picture":
         """The picture that was packed."""
-        image_id, paths, url, aliases, width, height = packed
+        image_id, paths, url, aliases, width, height, uri = packed
         return cls(
-            image_id=image_id, paths=paths, url=url, aliases=aliases, width=width, height=height
+            image_id=image_id,
+            paths=paths,
+            url=url,
+            aliases=aliases,
+            width=width,
+            height=height,
+            uri=uri,
         )
 
 
@@ -86,7 +97,8 @@ class Reading:
     the table of images is written if one of them is there, if ``--images`` is given, or if
     ``own_pictures``. ``repeated_bytes``: pictures may be placeholders, the same bytes under many
     ids. ``tables`` narrows those of the data set; ``files`` are small files to write
-    beside the tables, by their names; ``says`` are lines to tell.
+    beside the tables, by their names; ``says`` are lines to tell; ``resolved`` are the options as
+    they were resolved from the files (a column that was found by its name).
     """
 
     sources: tuple[Source, ...]
@@ -98,6 +110,13 @@ class Reading:
     tables: tuple[Table, ...] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
     says: tuple[str, ...] = ()
+    resolved: Mapping[str, Any] = field(default_factory=dict)
+
+
+def first_paths(entries: Iterator[Entry]) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of the images that the first entries name: are they where they are said?"""
+    for entry in islice(entries, FIRST_ENTRIES):
+        yield from (picture.paths for picture in entry.pictures)
 
 
 def kept_pictures() -> KeptValues[Picture]:

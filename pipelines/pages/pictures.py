@@ -48,18 +48,23 @@ class Picture:
 
 
 def examine_picture(
-    data: bytes, *, min_side_px: int, max_pixels: int, hashed: bool = False
+    data: bytes,
+    *,
+    min_side_px: int,
+    max_pixels: int,
+    hashed: bool = False,
+    formats: tuple[str, ...] = FORMATS,
 ) -> PictureFacts | Drop:
     """Facts about the picture in ``data``, or why it is dropped. Never raises.
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
     300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
-    asks for the perceptual hash.
+    asks for the perceptual hash. ``formats`` are those that are accepted.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=None)
     try:
         with opened(data, bounds) as picture:
-            drop = header_drop(picture, bounds, min_side_px)
+            drop = header_drop(picture, bounds, min_side_px, formats)
             if drop is not None:
                 return drop
             name = str(picture.format).lower()
@@ -79,10 +84,12 @@ def upright_hash(picture: Image.Image) -> int:
     return perceptual_hash(turned(picture, orientation_of(picture)))
 
 
-def header_drop(picture: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
+def header_drop(
+    picture: Image.Image, bounds: Bounds, min_side_px: int, formats: tuple[str, ...] = FORMATS
+) -> Drop | None:
     """Says what the header alone rules out. Raises Rejected for too many pixels."""
     size = f"{picture.width}x{picture.height}"
-    if picture.format not in FORMATS:
+    if picture.format not in formats:
         return Drop(Reason.UNSUPPORTED_FORMAT, picture.format)
     if min(picture.size) <= min_side_px:
         return Drop(Reason.TOO_SMALL, size)

@@ -15,13 +15,15 @@ from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.labels import LABELS_FILE
 from vlmill.schemas.tables import TABLES
 
 PLAN = "_plan.json"
 REPORTS = (
     *("funnel.json", "report.html", "report.json", "metrics.json"),
     *("neighbours.json", "webdataset.json"),
-    "warcs.json",
+    *("warcs.json", LABELS_FILE),
+    *("classes.json", "attributes.json"),  # vocabularies alongside a table of boxes
 )
 # What evaluations write for the servers of their tasks, and for each other.
 RESULTS = (

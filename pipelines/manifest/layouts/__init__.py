@@ -2,5 +2,6 @@
 
 Of captions: ``karpathy`` (split files) and ``scan``. Of boxes: ``boxes`` (from the stored picture
 to the upright one), ``box_files`` (TSV, COCO's JSON, Pascal VOC), ``yolo_files``, ``instances``,
-``detections`` and ``vcr_objects``. Of answers: ``vqa_answers``.
+``detections`` and ``vcr_objects``. Of answers: ``vqa_answers``. Of
+the hub's Parquet files: ``hub_columns``.
 """

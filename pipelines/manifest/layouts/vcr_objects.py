@@ -131,4 +131,5 @@ def picture_named(image_id: str, file: str, objects: Objects) -> Picture:
         paths=(f"{PICTURES_FOLDER}/{file}",),
         width=objects.width,
         height=objects.height,
+        uri=file,
     )

@@ -1,6 +1,6 @@
 """What VQA's ten annotators answered to each question: its ``*_annotations.json``."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,20 @@ def published_answers(sources: Iterable[Source]) -> Iterator[str]:
                 if not isinstance(entry, Drop):
                     yield entry[1].answer
                 progress.advance(1)
+
+
+def count_labelled(sources: Iterable[Source], labels: Collection[str]) -> tuple[int, int]:
+    """Counts annotated questions, and those of them with an answer among ``labels``."""
+    questions = labelled = 0
+    with Progress(total=None, unit="answer", label="labels") as progress:
+        for source in sources:
+            for record in JsonLists(source=source).elements("annotations"):
+                entry = annotation_of(record)
+                if not isinstance(entry, Drop):
+                    questions += 1
+                    labelled += any(answer in labels for answer in entry[1].answers)
+                progress.advance(1)
+    return questions, labelled
 
 
 class Annotations:

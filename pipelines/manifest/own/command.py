@@ -9,6 +9,7 @@ from pathlib import Path
 from vlmill.pipelines.manifest.cost import estimate_of, measure
 from vlmill.pipelines.manifest.flags import add_run_arguments
 from vlmill.pipelines.manifest.own.job import JOB, OwnJob, Parts, funnel_of, make_parts
+from vlmill.pipelines.manifest.reading.columns import split_column
 from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
     TableFile,
@@ -169,15 +170,18 @@ def splits_of(folder: Path) -> Counter[str | None]:
     return splits
 
 
-def said_of_splits(column: str, splits: Mapping[str | None, int]) -> str:
-    """Says what training makes of the splits, in a line."""
+def said_of_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
+    """Says what training makes of the splits, in a line. ``column`` is None for those that no
+    column gives.
+    """
     parts = []
     for use, said in USES.items():
         names = sorted((name for name in splits if use_of(name) == use), key=str)
         if names:
             counts = ", ".join(f"{name or 'no split'} {splits[name]}" for name in names)
             parts.append(f"{counts} {said}")
-    return f"splits (column {column}): {'; '.join(parts) or 'none'}"
+    source = "no split column" if column is None else f"column {column}"
+    return f"splits ({source}): {'; '.join(parts) or 'none'}"
 
 
 def inputs_of_job(job: OwnJob) -> list[Input]:
@@ -232,16 +236,8 @@ def columns_of(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
     }
     if "split" in columns or args.no_split_column:
         return columns
-    free = [name for name in column_names(table) if name not in columns.values()]
-    called_split = [name for name in free if name.lower() == "split"]
-    if len(called_split) > 1:
-        raise InputError(
-            f"--input {table.path} has the columns {', '.join(called_split)}; say which it is, "
-            "--split-column NAME, or --no-split-column"
-        )
-    if called_split:
-        columns["split"] = called_split[0]
-    return columns
+    found = split_column(column_names(table), None, list(columns.values()), f"--input {table.path}")
+    return columns if found is None else {**columns, "split": found}
 
 
 def counted(table: TableFile, places: Sequence[int]) -> int:

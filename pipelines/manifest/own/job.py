@@ -7,7 +7,6 @@ that is how a killed run knows all it needs from the table alone.
 """
 
 import hashlib
-import unicodedata
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text
+from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.reading.pictures import picture_row
@@ -25,7 +24,7 @@ from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.ids import pair_id_of
-from vlmill.schemas.rejects import MAX_KEY, Reason, reject
+from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 
 JOB = "manifest own"
@@ -150,16 +149,6 @@ class Ledger:
 
 def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def usable_id(value: str | None, column: str) -> str | Drop:
-    """Returns a value as an id: verbatim but for blanks around it."""
-    text = (value or "").strip()
-    if not text:
-        return Drop(Reason.NO_ID, f"the column {column} is empty")
-    if len(text) > MAX_KEY or any(unicodedata.category(c) == "Cc" for c in text):
-        return Drop(Reason.NO_ID, f"the column {column} holds control characters or is too long")
-    return text
 
 
 class Run:

@@ -10,12 +10,14 @@ from typing import Any
 
 from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.manifest.cost import published_estimate
-from vlmill.pipelines.manifest.entries import DataSet
+from vlmill.pipelines.manifest.entries import DataSet, Reading, first_paths
 from vlmill.pipelines.manifest.flags import add_run_arguments
+from vlmill.pipelines.manifest.own.command import said_of_splits, splits_of
 from vlmill.pipelines.manifest.published.counts import (
     Count,
     counts_of,
     lines_of,
+    no_image_said,
     note_said,
     unread_of,
     unread_said,
@@ -38,6 +40,7 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 
@@ -209,7 +212,12 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     shown = ", ".join(
         f"{number} {table}" for table, number in rows.items() if number and table != REJECTS.name
     )
+    if counts and not rows[IMAGES.name] and any(s.table == IMAGES.name for s in manifest["shards"]):
+        say(no_image_said(counts, output))
     say_how_to_read(output, data_set.tables[0].name)
+    if "split_column" in manifest["settings"]:
+        column = manifest["settings"]["split_column"]
+        print(said_of_splits(column, splits_of(output)))
     done = "finished before" if state is State.FINISHED else "done"
     print(f"{done}: {shown or 'no rows'}, {rejects_said(reject_counts(output))}: {output}")
     return 0 if shown or not any(count.rows for count in counts) else 1
@@ -241,6 +249,7 @@ def opened_job(
         raise InputError("--retry-failed goes with --fetch")
     folder = Folder(args.input, args.images)
     reading = data_set.open(folder, args)
+    folder.is_flat = is_flat(folder, reading)
     pictures = args.fetch or reading.own_pictures or folder.has_pictures(reading.picture_folders)
     for flag in ("require_images", "exclude_hash", "compare_hash"):
         if getattr(args, flag) and not pictures:
@@ -263,6 +272,14 @@ def opened_job(
         workers=args.workers,
     )
     return job, settings
+
+
+def is_flat(folder: Folder, reading: Reading) -> bool:
+    """Whether images that the first entries name are in the folder itself."""
+    if reading.own_pictures or folder.has_pictures(reading.picture_folders):
+        return False
+    files = folder.files(*PICTURE_ENDINGS)
+    return bool(files) and folder.has_any(first_paths(reading.entries()))
 
 
 def tables_of(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:

@@ -1,10 +1,13 @@
 """Rows that were read beside the published numbers."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmill.pipelines.manifest.entries import PICTURES, Expected, Reading
 from vlmill.pipelines.manifest.layouts.boxes import OTHER_SIZE, SWAPPED
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.tables import REJECTS
 
 
 class Count(NamedTuple):
@@ -44,6 +47,20 @@ def _warning(count: Count) -> str:
     if count.group == PICTURES:
         return f"warning: {count.rows} pictures are named, the published set has {count.published}"
     return f"warning: {count.group} has {count.rows} rows, the published file {count.published}"
+
+
+def no_image_said(counts: list[Count], output: Path) -> str:
+    """Returns a warning that none of the named images is in the table, with the first reject."""
+    named = sum(count.rows for count in counts if count.group == PICTURES)
+    batches = iter_batches(output, REJECTS, columns=["stage", "reason", "detail"])
+    rows = (row for batch in batches for row in batch.to_pylist())
+    first = next((row for row in rows if row["stage"] != "rows"), None)
+    said = filter(None, (first["reason"], first["detail"])) if first else ()
+    why = f" ({': '.join(said)})" if first else ""
+    return (
+        f"warning: the table of images is empty: none of the {named} named images could be read"
+        f"{why}; name the folder that holds them, --images DIR"
+    )
 
 
 def counts_table(counts: list[Count]) -> list[list[str]]:

@@ -20,13 +20,13 @@ from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.entries import PICTURES, Entry, Picture, Reading, Rows
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.published.overlaps import Overlaps
-from vlmill.pipelines.manifest.published.pictures import published_row
+from vlmill.pipelines.manifest.published.pictures import published_row, write_picture
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import Shard, shard_name
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason, reject
-from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
+from vlmill.schemas.tables import IMAGES, REJECTS, Table
 
 if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.fetched import Fetched
@@ -72,6 +72,7 @@ class Tally:
     groups: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     num_entries: int = 0
+    num_required: int = 0  # images that --require-images lacks: their rows are rejects
 
 
 def funnel_of(job: Job, tally: Tally) -> list[dict[str, Any]]:
@@ -84,7 +85,7 @@ def funnel_of(job: Job, tally: Tally) -> list[dict[str, Any]]:
         funnel.append(funnel_stage(stage, "published rows", entered, dropped[stage]))
         entered = funnel[-1]["out"]
     if job.with_pictures:
-        pictures = tally.groups[PICTURES]
+        pictures = tally.groups[PICTURES] - tally.num_required
         funnel.append(funnel_stage(PICTURES, PICTURES, pictures, dropped[PICTURES]))
     return funnel
 
@@ -132,10 +133,18 @@ class Run:
             elif part is not None:
                 for table, row in rows:
                     part.add(table, row)
-            if part is not None:
-                for picture in pictures:
-                    _write_picture(picture, rows_of.get(picture.image_id), part)
+            for picture in pictures:
+                made = rows_of.get(picture.image_id)
+                if self._is_required(made):
+                    tally.num_required += 1
+                elif part is not None:
+                    write_picture(picture, made, part)
         return rejected
+
+    def _is_required(self, row: dict[str, Any] | Drop | None) -> bool:
+        """Whether it is its rows that are rejected, as its image cannot be read."""
+        lost = isinstance(row, Drop) and row.reason is not Reason.EXCLUDED
+        return lost and self.job.require_images
 
     def _first(self, entry: Entry) -> Sequence[Picture]:
         """The entry's pictures that no entry before it has named."""
@@ -192,7 +201,9 @@ class Run:
         rows: dict[str, dict[str, Any] | Drop] = {}
         self._own_verdicts = {}
         for picture, row in zip(pictures, self._pool.map(self._read, pictures), strict=True):
-            verdict = row if isinstance(row, Drop) and job.require_images else None
+            verdict = None
+            if isinstance(row, Drop) and job.require_images:
+                verdict = Drop(row.reason, f"{picture.image_id}: {row.detail or ''}")
             excluded = job.overlaps.judge_picture(picture) if job.overlaps.ids else None
             if not isinstance(row, Drop) and hashed:
                 verdict = job.overlaps.judge_hash(picture.image_id, row.pop("phash"), row)
@@ -215,16 +226,6 @@ class Run:
             said = f"the same bytes as under many other ids: {row['sha256']}"
             return Drop(Reason.PLACEHOLDER, said)
         return row
-
-
-def _write_picture(picture: Picture, row: dict[str, Any] | Drop | None, part: Part) -> None:
-    """Writes a picture's aliases, and its row or why it has none (None: none are written)."""
-    for alias in picture.aliases:
-        part.add(ALIASES, {"image_id": picture.image_id, "alias": alias})
-    if isinstance(row, Drop):
-        part.add(REJECTS, reject(PICTURES, picture.image_id, row.reason, row.detail))
-    elif row is not None:
-        part.add(IMAGES, row)
 
 
 class Parts:

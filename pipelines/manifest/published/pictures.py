@@ -3,10 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import Picture
+from vlmill.pipelines.manifest.cleaning import flickr_id
+from vlmill.pipelines.manifest.entries import PICTURES, Picture
+from vlmill.pipelines.manifest.part import Part
+from vlmill.pipelines.manifest.published.placeholders import is_unavailable
 from vlmill.pipelines.manifest.reading.pictures import row_of
 from vlmill.pipelines.manifest.reading.sources import Folder
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS
 
 if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.fetched import Fetched
@@ -37,8 +41,14 @@ def published_row(
         content = fetched.picture(picture.url)
         if isinstance(content, Drop):
             return _said(content, Reason.IMAGE_MISSING)
+    if flickr_id(picture.url) is not None and is_unavailable(content):
+        return Drop(Reason.PLACEHOLDER, "Flickr's image of a photo that is no longer there")
     row = row_of(content, picture.image_id, max_pixels=MAX_PIXELS, hashed=hashed)
-    return _said(row) if isinstance(row, Drop) else row | {"source_url": picture.url}
+    return (
+        _said(row)
+        if isinstance(row, Drop)
+        else row | {"source_url": picture.url, "uri": picture.uri}
+    )
 
 
 def _said(drop: Drop, otherwise: Reason | None = None) -> Drop:
@@ -46,3 +56,13 @@ def _said(drop: Drop, otherwise: Reason | None = None) -> Drop:
     if reason is drop.reason:
         return drop
     return Drop(reason, ": ".join(filter(None, (drop.reason.value, drop.detail))))
+
+
+def write_picture(picture: Picture, row: dict[str, Any] | Drop | None, part: Part) -> None:
+    """Writes a picture's aliases, and its row or why it has none (None: none are written)."""
+    for alias in picture.aliases:
+        part.add(ALIASES, {"image_id": picture.image_id, "alias": alias})
+    if isinstance(row, Drop):
+        part.add(REJECTS, reject(PICTURES, picture.image_id, row.reason, row.detail))
+    elif row is not None:
+        part.add(IMAGES, row)

@@ -19,13 +19,31 @@ from vlmill.schemas.ids import key64
 if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.fetched import Fetched
 
+# Of the image that Flickr served, with status 200, for photos that were gone: caffe,
+# examples/finetune_flickr_style/assemble_data.py.
+UNAVAILABLE_SHA1 = "6a92790b1c2a301c6e7ddef645dca1f53ea97ac2"
 MOST_IDS = 20  # of the same bytes: a photo that people have stored again
+LEAST_IDS = 3  # of a placeholder in a set that is too small for more than 20 of one
+
+
+def is_unavailable(content: bytes) -> bool:
+    """Whether an image is the one that Flickr serves in the place of a photo that is gone."""
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest() == UNAVAILABLE_SHA1
+
+
+def least_ids(num_pictures: int) -> int:
+    """Returns how many ids the bytes of a placeholder have at least, in a set of so many pictures:
+    21, in small ones half of all.
+    """
+    return min(MOST_IDS + 1, max(LEAST_IDS, -(-num_pictures // 2)))
 
 
 def find_placeholders(
     folder: Folder, reading: Reading, fetched: "Fetched | None" = None
 ) -> frozenset[str]:
-    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched pictures."""
+    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched pictures; of few
+    pictures also of bytes that three or more ids have, half of all.
+    """
     with Progress(total=None, unit="picture", label="placeholders") as progress:
         sizes, counts = KeptNumbers(), Counter[int]()  # of pictures that are there
         for picture in _pictures(reading):
@@ -34,14 +52,15 @@ def find_placeholders(
             if size is not None:
                 sizes.put(key64(picture.image_id), size)
                 counts[size] += 1
-        common = {size for size, count in counts.items() if count > MOST_IDS}
+        least = least_ids(counts.total())
+        common = {size for size, count in counts.items() if count >= least}
         digests = Counter[str]()
         for picture in _pictures(reading) if common else ():
             if sizes.get(key64(picture.image_id)) in common:
                 content = folder.picture(picture.paths)
                 if not isinstance(content, Drop):
                     digests[hashlib.sha256(content).hexdigest()] += 1
-    repeated = frozenset(digest for digest, count in digests.items() if count > MOST_IDS)
+    repeated = frozenset(digest for digest, count in digests.items() if count >= least)
     return repeated if fetched is None else repeated | fetched.repeated(MOST_IDS)
 
 

@@ -35,6 +35,7 @@ def settings_of(
         **({"fetch": manners_of(args).as_settings()} if args.fetch else {}),
         **{f"{Path(file).stem}_sha256": _digest(c) for file, c in reading.files.items()},
         **options,
+        **reading.resolved,
     }
 
 

@@ -1,5 +1,6 @@
 """Columns of other people's Parquet files: guessed by their usual names, and read as a stream."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import readable
 
-TEXTS = ("caption", "text", "txt", "sentence", "TEXT", "title")
+TEXTS = ("caption", "text", "txt", "sentence", "TEXT", "title", "captions", "sentences")
 PICTURES = ("image", "jpg", "png", "img", "image_path", "file_name")
+NUMBERED = re.compile(r"(.+?)[_.]?(\d{1,3})", re.ASCII)  # caption_0, caption1
 BATCH_ROWS = 256
 
 
@@ -32,6 +34,49 @@ def guessed(
     if candidates:
         raise InputError(f"{said} has the columns {', '.join(candidates)}; say which: {flag} NAME")
     raise InputError(f"{said} has none of {', '.join(usual)}; its own are {', '.join(names)[:300]}")
+
+
+def numbered_columns(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns columns that differ only in their number, by what they share: ``caption_0`` and
+    ``caption_1`` under ``caption``, in the order of the numbers.
+    """
+    numbers: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        if match := NUMBERED.fullmatch(name):
+            numbers.setdefault(match[1], []).append((int(match[2]), name))
+    return {
+        stem: tuple(name for _, name in sorted(columns))
+        for stem, columns in numbers.items()
+        if len(columns) > 1
+    }
+
+
+def text_columns(names: Sequence[str], given: str | None, said: str) -> tuple[str, ...]:
+    """Returns the column of texts, or the numbered ones: those of ``given``, or the only ones with
+    a usual name. Raises InputError as :func:`guessed` does.
+    """
+    numbered = {s: c for s, c in numbered_columns(names).items() if s not in names}
+    found = guessed([*names, *numbered], TEXTS, given, "--text-column", said)
+    return numbered.get(found, (found,))
+
+
+def split_column(
+    names: Sequence[str], given: str | None, others: Sequence[str], said: str
+) -> str | None:
+    """Returns the column of splits: ``given``, or the one called split in any case, unless it is
+    one of ``others``; None where there is none.
+
+    Raises InputError for a given column that is not there, and where several are called so.
+    """
+    if given is not None:
+        return guessed(names, (), given, "--split-column", said)
+    called = [name for name in names if name.lower() == "split" and name not in others]
+    if len(called) > 1:
+        raise InputError(
+            f"{said} has the columns {', '.join(called)}; say which it is, --split-column NAME, or "
+            "--no-split-column"
+        )
+    return called[0] if called else None
 
 
 def schema_of(source: Source) -> pa.Schema:

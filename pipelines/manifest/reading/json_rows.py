@@ -27,13 +27,24 @@ def json_columns(path: Path) -> list[str]:
 
 
 def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str | None] | Drop]]:
-    """The values under these keys with their lines' numbers from 1; absent ones are None."""
+    """The values under these keys with their lines' numbers from 1; absent ones are None.
+
+    A list under the first key, that of captions, is a row for each of its texts.
+    """
     for number, record in json_lines(_source(path), _ANY):
         if isinstance(record, Drop):
             reason = Reason.BAD_RECORD if record.reason is Reason.BAD_ROW else record.reason
             yield number + 1, Drop(reason, record.detail)
         else:
-            yield number + 1, _values(record, names)
+            yield from ((number + 1, _values(one, names)) for one in _each(record, names[0]))
+
+
+def _each(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Returns the record for each text of a list under ``name``; of an empty one without a text."""
+    value = record.get(name)
+    return (
+        [record | {name: one} for one in value or [None]] if isinstance(value, list) else [record]
+    )
 
 
 def _values(record: dict[str, Any], names: Sequence[str]) -> list[str | None] | Drop:

@@ -8,6 +8,7 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.files.remote import RemotePath
+from vlmill.schemas.pictures.decode import FORMATS
 from vlmill.schemas.rejects import Reason
 
 MAX_BYTES = 64 * 2**20
@@ -46,13 +47,25 @@ def picture_path(root: Path, name: str) -> Path | Drop:
 
 def picture_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
     """The row of ``images`` for a picture under ``root``, decoded once; or why it has none."""
-    path = picture_path(root, image_id)
+    path = picture_path(root, _below(root, image_id))
     if isinstance(path, Drop):
         return path
     content = _content(path)
     if isinstance(content, Drop):
         return content
     return row_of(content, image_id, max_pixels=MAX_PIXELS)
+
+
+def _below(root: Path, name: str) -> str:
+    """Returns a name as it is below ``root``: an absolute path that leads there without it."""
+    base = os.path.realpath(root)
+    if isinstance(root, RemotePath) or not os.path.isabs(name) or "\0" in name:
+        return name
+    path = os.path.normpath(name)
+    inside = next(
+        (one for one in (os.path.abspath(root), base) if path.startswith(one + "/")), None
+    )
+    return name if inside is None else os.path.relpath(path, inside)
 
 
 def row_of(
@@ -62,7 +75,9 @@ def row_of(
 
     ``hashed`` adds its perceptual hash as ``phash``, which is no column.
     """
-    facts = examine_picture(content, min_side_px=0, max_pixels=max_pixels, hashed=hashed)
+    facts = examine_picture(
+        content, min_side_px=0, max_pixels=max_pixels, hashed=hashed, formats=FORMATS
+    )
     if isinstance(facts, Drop):
         return facts
     extra = {"phash": facts.phash} if hashed else {}

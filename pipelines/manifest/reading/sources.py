@@ -5,6 +5,7 @@ header says; names that lead elsewhere, links, devices and encrypted members are
 """
 
 import io
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -111,8 +112,18 @@ def _opened(source: Source, stack: ExitStack) -> Bounded:
     return Bounded(member_file(tar, entry), MAX_BYTES, source.said)
 
 
+# Names that say which image it is only with their folder: row 1000 of SBU is 0001/000.jpg.
+_NUMBERED_IN_FOLDER = re.compile(r"(?:.*/)?\d{4}/\d{3}\.jpg", re.ASCII)
+
+
 def _base(name: str) -> str:
     return name.rpartition("/")[2]
+
+
+def _names_of(paths: Sequence[str]) -> list[str]:
+    """Returns the names by which an image is looked for: the paths, then those without folders."""
+    whole = (path for path in paths if _NUMBERED_IN_FOLDER.fullmatch(path) is None)
+    return list(dict.fromkeys([*paths, *map(_base, whole)]))
 
 
 class Folder:
@@ -132,6 +143,7 @@ class Folder:
             if not path.exists():
                 raise InputError(f"--images {path}: no such folder or archive")
         self.root, self.images = root, tuple(images)
+        self.is_flat = False
 
     @cached_property
     def _names(self) -> dict[str, Path]:
@@ -197,15 +209,17 @@ class Folder:
         return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
     def has_pictures(self, folders: Sequence[str]) -> bool:
-        """Whether pictures are there: ``--images``, or one of the published folders."""
-        if self.images or any((self.root / name).is_dir() for name in folders):
+        """Whether pictures are there: ``--images``, one of the published folders, or the folder
+        itself where it has been found to be flat.
+        """
+        if self.is_flat or self.images or any((self.root / name).is_dir() for name in folders):
             return True
         archives = [a for a in self._archives if a.is_random]
         return any(a.is_called(n) or a.has_folder(n) for a in archives for n in folders)
 
     def picture(self, paths: Sequence[str]) -> bytes | Drop:
         """A picture's bytes, by the first of its names that is there, or why there are none."""
-        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
+        names = _names_of(paths)
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
         for place in self._places:
@@ -223,9 +237,13 @@ class Folder:
             f"no file {paths[0]}{others}" if paths else "no name of a file here",
         )
 
+    def has_any(self, names: Iterable[Sequence[str]]) -> bool:
+        """Whether an image is there, by one of its names."""
+        return any(paths and self.picture_size(paths) is not None for paths in names)
+
     def picture_size(self, paths: Sequence[str]) -> int | None:
         """The stored bytes of a picture, by the first of its names; None if there is none."""
-        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
+        names = _names_of(paths)
         for place in self._places:
             for name in names:
                 if is_unsafe(name):

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
@@ -55,7 +55,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
         return _open_scan(folder)
     return Reading(
         sources=tuple(files.values()),
-        entries=lambda: (e for split, source in files.items() for e in _lines(source, split)),
+        entries=lambda: _line_entries(files),
         expected={
             LINES[s]: Expected(rows=PUBLISHED[s], source="Karpathy's splits", verified=False)
             for s in files
@@ -168,8 +168,13 @@ def _plain_entries(source: Source, rows: Captions) -> Iterator[Entry]:
         yield _entry(key, source.name, _picture(name), int(k), published, None, claims)
 
 
-def _lines(source: Source, split: str) -> Iterator[Entry]:
-    claims = Claims()
+def _line_entries(files: Mapping[str, Source]) -> Iterator[Entry]:
+    claims = Claims()  # of all splits: a caption is of one
+    for split, source in files.items():
+        yield from _lines(source, split, claims)
+
+
+def _lines(source: Source, split: str, claims: Claims) -> Iterator[Entry]:
     for number, row in json_lines(source, LINE_KEYS):
         key = f"{source.name}:{number}"
         texts = None if isinstance(row, Drop) else row.get("sentences")

@@ -1,129 +1,274 @@
-"""Parquet files of Hugging Face's datasets, and img2dataset's: pictures and captions in one row."""
+"""Parquet files of Hugging Face's datasets, and img2dataset's: images and captions in one row."""
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import notes_of, text_of
+from vlmill.pipelines.counting.kept import KeptNumbers
+from vlmill.pipelines.manifest.cleaning import notes_of, text_of, usable_id
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.layouts.hub_columns import (
+    Columns,
+    columns_said,
+    find_columns,
+    resolved_options,
+    split_of_name,
+    split_or_none,
+)
 from vlmill.pipelines.manifest.reading.columns import (
     PICTURES,
     TEXTS,
-    guessed,
     num_rows,
     parquet_rows,
     schema_of,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
+RAW = ("raw", "text", "caption")  # members of a caption that is a struct, as COCO's sentences are
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
-def add_column_arguments(p: argparse.ArgumentParser) -> None:
-    """Declares the flags of files whose columns anyone has named."""
-    p.add_argument("--text-column", metavar="C", help=f"default: the one of {', '.join(TEXTS)}")
-    p.add_argument("--image-column", metavar="C", help=f"default: the one of {', '.join(PICTURES)}")
+@dataclass(kw_only=True)
+class Ids:
+    """What the rows so far have claimed of the ids of ``--id-column``, by their hashes: the
+    content of each image, and the number of its captions.
+    """
+
+    contents: KeptNumbers = field(default_factory=KeptNumbers)
+    captions: KeptNumbers = field(default_factory=KeptNumbers)
+
+    def claim(self, image_id: str, content: bytes) -> Drop | None:
+        """Returns why a row is dropped: its id is that of another image; else None."""
+        mark = zlib.crc32(content)
+        if self.contents.claim(key64(image_id), mark) in (None, mark):
+            return None
+        return Drop(Reason.ID_CONFLICT, f"{image_id[:200]} came earlier with another image")
+
+    def number(self, image_id: str, captions: int) -> int:
+        """Returns the number of the image's captions before these."""
+        key = key64(image_id)
+        before = self.captions.get(key) or 0
+        self.captions.put(key, before + captions)
+        return before
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    add_column_arguments(p)
-    p.add_argument("--source", default="hf", metavar="NAME", help="of the pairs (default: hf)")
     p.add_argument(
-        "--split", metavar="NAME", help="of all rows (default: by a file's name, or null)"
+        "--text-column",
+        metavar="C",
+        help="captions: a column, or what numbered ones share, caption of caption_0, caption_1 "
+        f"(default: the one of {', '.join(TEXTS)})",
+    )
+    p.add_argument("--image-column", metavar="C", help=f"default: the one of {', '.join(PICTURES)}")
+    p.add_argument(
+        "--id-column",
+        metavar="C",
+        help="image_id, verbatim, such as img_id, cocoid or filename "
+        "(default: <source>/<file>/<row>)",
+    )
+    splits = p.add_mutually_exclusive_group()
+    splits.add_argument(
+        "--split-column",
+        metavar="C",
+        help="split of each row, verbatim (default: the column called split)",
+    )
+    splits.add_argument(
+        "--no-split-column", action="store_true", help="do not read a column called split"
+    )
+    p.add_argument("--source", default="hf", metavar="NAME", help="source of pairs (default: hf)")
+    p.add_argument(
+        "--split",
+        metavar="NAME",
+        help="split of the rows whose split column is empty, or of all rows where there is no such "
+        "column (default: the one in the file's name, or null)",
     )
 
 
+def _paths(folder: Folder) -> list[Path]:
+    """Returns the Parquet files of the folder, else of ``data/``, else those one or two folders
+    below, as the hub converts data sets (``default/test/0000.parquet``).
+    """
+    if paths := folder.files(".parquet"):
+        return paths
+    below = _folders(folder.root)
+    levels = ([folder.root / "data"], below, [one for path in below for one in _folders(path)])
+    found = (sorted(p for one in level for p in one.glob("*.parquet")) for level in levels)
+    return next((paths for paths in found if paths), [])
+
+
+def _folders(path: Path) -> list[Path]:
+    return [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+
+
+def _source(folder: Folder, path: Path) -> Source:
+    """Describes a file, which is named with the folders that it is in, ``data`` alone excepted."""
+    name, parent = path.name, path.parent
+    while parent not in (folder.root, folder.root / "data"):
+        name, parent = f"{parent.name}/{name}", parent.parent
+    return Source(path=path, name=name, size=path.stat().st_size)
+
+
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
-    paths = folder.files(".parquet") or sorted((folder.root / "data").glob("*.parquet"))
-    sources = [Source(path=p, name=p.name, size=p.stat().st_size) for p in paths]
+    sources = [_source(folder, path) for path in _paths(folder)]
     if not sources:
         raise folder.lacks("*.parquet")
     schemas = {source.name: schema_of(source) for source in sources}
     if len({tuple(sorted(schema.names)) for schema in schemas.values()}) > 1:
         raise InputError(f"--input {folder.root}: its Parquet files have different columns")
-    names, said = schemas[sources[0].name].names, sources[0].said
-    text = guessed(names, TEXTS, args.text_column, "--text-column", said)
-    image = guessed(names, PICTURES, args.image_column, "--image-column", said)
-    sources[0].remarks.check(names, frozenset((text, image)))
+    found = find_columns(schemas[sources[0].name], sources[0], args)
+    columns = replace(found, by_end=bool(folder.images))
+    if columns.split is None:
+        splits = {s.name: args.split or split_of_name(s) for s in sources}
+    else:
+        splits = {s.name: args.split or split_or_none(s) for s in sources}
+    sources[0].remarks.check(schemas[sources[0].name].names, frozenset(columns.names))
     return Reading(
         sources=tuple(sources),
-        entries=lambda: (e for s in sources for e in _entries(s, text, image, args)),
+        entries=lambda: _entries(sources, columns, splits, args.source),
         expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
         own_pictures=True,
+        resolved=resolved_options(columns),
+        says=(columns_said(columns),),
     )
 
 
-def _entries(source: Source, text: str, image: str, args: argparse.Namespace) -> Iterator[Entry]:
-    stem = source.name.rpartition(".")[0]
-    split = args.split or next(
-        (s for s in ("train", "validation", "val", "test") if stem.startswith(s)), None
-    )
-    for number, row in enumerate(parquet_rows(source, (text, image))):
-        key = f"{source.name}:{number}"
-        image_id = f"{args.source}/{stem}/{number}"
-        picture = _picture(image_id, row[image])
-        captions = row[text] if isinstance(row[text], list) else [row[text]]
-        rows = [
-            _pair(f"{image_id}#{k}", image_id, text_of(caption), args.source, split)
-            for k, caption in enumerate(captions)
-        ]
-        drop = (
-            picture
-            if isinstance(picture, Drop)
-            else next((one for one in rows if isinstance(one, Drop)), None)
-        )
-        whole = [(PAIRS, one) for one in rows if not isinstance(one, Drop)]
-        if isinstance(picture, Drop) or not whole:
-            drop = drop or Drop(Reason.EMPTY_TEXT, "an empty list of captions")
-            yield Entry(key=key, group=source.name, rows=drop)
-            continue
-        notes = tuple(n for c in captions if isinstance(c, str) for n in notes_of(c, c))
-        notes += ("captions dropped",) * (len(rows) - len(whole))
-        yield Entry(key=key, group=source.name, rows=tuple(whole), pictures=(picture,), notes=notes)
+def _entries(
+    sources: Sequence[Source], columns: Columns, splits: Mapping[str, str | None], name: str
+) -> Iterator[Entry]:
+    ids = Ids()
+    for source in sources:
+        stem = source.name.rpartition(".")[0]
+        for number, row in enumerate(parquet_rows(source, columns.names)):
+            key = f"{source.name}:{number}"
+            made = _picture(row, columns, ids, f"{name}/{stem}/{number}")
+            split = made if isinstance(made, Drop) else _split(row, columns, splits[source.name])
+            if isinstance(made, Drop) or isinstance(split, Drop):
+                assert isinstance(split, Drop)
+                yield Entry(key=key, group=source.name, rows=split)
+                continue
+            pair = {
+                "image_id": made.image_id,
+                "source": name,
+                "split": split,
+                "image_url": made.url,
+            }
+            yield from _row_entries(key, source.name, made, pair, row, columns, ids)
 
 
-def _pair(
-    pair_id: str, image_id: str, text: str | Drop, source: str, split: str | None
-) -> dict[str, Any] | Drop:
-    if isinstance(text, Drop):
-        return text
-    return {
-        "pair_id": pair_id,
-        "image_id": image_id,
-        "text": text,
-        "source": source,
-        "split": split,
-    }
+def _row_entries(
+    key: str,
+    group: str,
+    picture: Picture,
+    pair: dict[str, Any],
+    row: Mapping[str, Any],
+    columns: Columns,
+    ids: Ids,
+) -> Iterator[Entry]:
+    """Yields the pairs of a row as one entry, and of each caption that is dropped another."""
+    published = [caption for name in columns.texts for caption in _captions(row[name])]
+    texts = [_text(caption) for caption in published]
+    before = 0 if columns.id is None else ids.number(picture.image_id, len(texts))
+    rows = [
+        (PAIRS, {**pair, "pair_id": f"{picture.image_id}#{before + k}", "text": text})
+        for k, text in enumerate(texts)
+        if isinstance(text, str)
+    ]
+    if not rows:
+        dropped = next((t for t in texts if isinstance(t, Drop)), None)
+        drop = dropped or Drop(Reason.EMPTY_TEXT, "an empty list of captions")
+        yield Entry(key=key, group=group, rows=drop)
+        return
+    both = zip(texts, published, strict=True)
+    notes = tuple(n for t, p in both if isinstance(t, str) for n in notes_of(t, str(p)))
+    yield Entry(key=key, group=group, rows=tuple(rows), pictures=(picture,), notes=notes)
+    for k, text in enumerate(texts):
+        if isinstance(text, Drop):
+            yield Entry(key=f"{key}.{k}", group="", rows=text)
 
 
-def _picture(image_id: str, value: object) -> Picture | Drop:
-    """A picture by its bytes, or by a path under DIR where the file has none."""
+def _captions(value: object) -> list[object]:
+    """Returns the captions of a cell: a text or a struct, or a list of them."""
+    values = value if isinstance(value, list) else [value]
+    return [_raw(one) if isinstance(one, Mapping) else one for one in values]
+
+
+def _raw(caption: Mapping[str, Any]) -> object:
+    return next((caption[name] for name in RAW if name in caption), None)
+
+
+def _text(caption: object) -> str | Drop:
+    return Drop(Reason.EMPTY_TEXT, "no caption") if caption is None else text_of(caption)
+
+
+def _split(row: Mapping[str, Any], columns: Columns, otherwise: str | None) -> str | Drop | None:
+    """Returns a row's split: its own word, or that of its file where it has none."""
+    value = None if columns.split is None else row[columns.split]
+    if isinstance(value, int):
+        if not 0 <= value < len(columns.split_names):  # -1: no label
+            return Drop(Reason.LABEL_UNKNOWN, f"{columns.split} {value} has no name")
+        value = columns.split_names[value]
+    return (value or "").strip() or otherwise
+
+
+def _picture(row: Mapping[str, Any], columns: Columns, ids: Ids, image_id: str) -> Picture | Drop:
+    """Returns the image of a row by its bytes, or by a path under DIR where the file has none."""
+    content, paths, url = _content(row[columns.image], by_end=columns.by_end)
+    if columns.id is None:
+        own: str | Drop = image_id
+    else:
+        value = row[columns.id]
+        own = usable_id(None if value is None else str(value), columns.id)
+    if isinstance(own, Drop):
+        return own
+    if columns.id is not None:
+        mark = content if content is not None else (url or "".join(paths)).encode()
+        if (conflict := ids.claim(own, mark)) is not None:
+            return conflict
+    alone = columns.id is None
+    return Picture(image_id=own, content=content, paths=paths, url=url, alone=alone)
+
+
+def _content(value: object, *, by_end: bool) -> tuple[bytes | None, tuple[str, ...], str | None]:
+    """Returns an image's bytes, the paths where it may be, and its URL."""
     content, path = (
         (value.get("bytes"), value.get("path")) if isinstance(value, Mapping) else (value, None)
     )
     if isinstance(content, str):
         content, path = None, content
     if isinstance(content, bytes) and content:
-        return Picture(image_id=image_id, content=content, alone=True)
-    if isinstance(path, str) and path:
-        of_another_machine = path.startswith("/") or _DRIVE.match(path) is not None
-        return Picture(image_id=image_id, paths=() if of_another_machine else (path,), alone=True)
-    return Picture(image_id=image_id, alone=True)
+        return content, (), None
+    if not isinstance(path, str) or not path:
+        return None, (), None
+    if path.startswith(("http://", "https://")):
+        return None, (), path
+    if not path.startswith("/") and _DRIVE.match(path) is None:
+        return None, (path,), None
+    parts = [part for part in re.split(r"[\\/]+", path) if part]
+    ends = ("/".join(parts[place:]) for place in range(1, len(parts)))
+    return None, tuple(ends) if by_end else (), None
 
 
 HUGGING_FACE = DataSet(
-    title="Parquet files with pictures and captions",
+    title="Parquet files with images and captions",
     about="""\
-Parquet files as Hugging Face's datasets and img2dataset write them: a column of pictures (struct of
-bytes and path, or bytes) and one of captions (text, or a list of texts). The columns are found by
-their usual names, or named. image_id is <source>/<file>/<row from 0>.""",
+Parquet files as Hugging Face's datasets and img2dataset write them: a column of images (struct of
+bytes and path, bytes, or a path below DIR; an absolute path is looked for by its end, below
+--images) and one of captions (text, a list of texts, or a column for each: caption_0, caption_1,
+...). The columns are found by their usual names, or named. image_id is <source>/<file>/<row from
+0>, or the value of --id-column: rows with one id are of one image. A column called split gives each
+row's split, as in `manifest own`, whatever the file's name is. Without it, the split is the word
+train, val, test, ... in the name of the file or its folder.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,
-    options=("text_column", "image_column", "source", "split"),
+    options=("text_column", "image_column", "id_column", "split_column", "source", "split"),
 )

@@ -6,7 +6,7 @@ Folders of synsets, tars of synsets, a tar of those, or WebDataset shards.
 import argparse
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vlmill.pipelines.counting.funnel import Drop
@@ -15,16 +15,16 @@ from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture,
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.tars import Member, members_of
 from vlmill.pipelines.manifest.reading.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
-from vlmill.pipelines.manifest.sets.webdataset import grouped
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.names import PICTURE_ENDINGS, without_ending
+from vlmill.schemas.names import without_ending
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
 
 NAME = "imagenet22k"
 GROUP = "pictures of all synsets"
+SIDECARS = (".cls", ".json", ".txt", ".xml")  # what is published alongside an image
 SYNSET = re.compile(r"n\d{8}", re.ASCII)
 # Which release a folder is of is not known: the number of its synsets is nearer to one of them.
 RELEASES = {
@@ -47,8 +47,18 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
         entries=lambda: entries(sources),
         expected={GROUP: expected} if expected is not None else {},
         own_pictures=True,
-        says=(f"note: {len(paths)} {'synsets' if synsets else 'tars'}",),
+        says=(f"note: {len(paths)} {'synsets' if synsets else 'tars'}", *_left_out(folder, paths)),
     )
+
+
+def _left_out(folder: Folder, paths: Sequence[Path]) -> tuple[str, ...]:
+    """Returns a line on folders and tars of the data set that are not read."""
+    others = [p.name for p in folder.root.iterdir() if p.is_dir() or p.name.endswith(".tar")]
+    names = sorted({name for name in others if name[0] != "."} - {path.name for path in paths})
+    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    if not names:
+        return ()
+    return (f"warning: not read: {listed} (only folders n01440764/ of synsets, else tars, are)",)
 
 
 def _size(path: Path) -> int:
@@ -57,11 +67,27 @@ def _size(path: Path) -> int:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Returns the files of a folder, sorted, without a request or a look at each."""
+    """Returns the files of a folder and its links, sorted, without a request or a look at each."""
     if isinstance(folder, RemotePath):
         return sorted(path.name for path, _ in folder.entries())
     with os.scandir(folder) as listed:
-        return sorted(one.name for one in listed if one.is_file(follow_symlinks=False))
+        return sorted(one.name for one in listed if not one.is_dir())
+
+
+def _is_image(name: str) -> bool:
+    """Whether a file counts as an image, which decoding proves: its ending may be any or none."""
+    base = name.rpartition("/")[2]
+    return not base.startswith((".", "__")) and not base.lower().endswith(SIDECARS)
+
+
+def _image_ids(name: str, synset: str) -> Iterator[str]:
+    """Yields the id of an image, and one with its synset for a name that does not begin with it:
+    another synset may have the same name.
+    """
+    stem = without_ending(name.rpartition("/")[2])
+    yield f"{NAME}/{stem}"
+    if not stem.startswith(synset):
+        yield f"{NAME}/{synset}/{stem}"
 
 
 def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
@@ -71,18 +97,17 @@ def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
     others: dict[str, str] = {}
     for source in sources:
         named: dict[str, str] = {}
-        for name in _names_in(source.path):
-            if name.lower().endswith(PICTURE_ENDINGS):
-                path, image_id = f"{source.name}/{name}", _image_id(name)
-                earlier = (named if name.startswith(source.name) else others).setdefault(
-                    image_id, path
-                )
-                if earlier != path:
-                    drop = Drop(Reason.ID_CONFLICT, f"{image_id} came earlier: {earlier}")
-                    yield Entry(key=path, group=GROUP, rows=drop)
-                    continue
-                picture = Picture(image_id=image_id, paths=(path,), alone=True)
-                yield Entry(key=path, group=GROUP, rows=(), pictures=(picture,))
+        for name in filter(_is_image, _names_in(source.path)):
+            path = f"{source.name}/{name}"
+            names = named if name.startswith(source.name) else others
+            ids = list(_image_ids(name, source.name))
+            image_id = next((one for one in ids if names.setdefault(one, path) == path), None)
+            if image_id is None:
+                drop = Drop(Reason.ID_CONFLICT, f"{ids[0]} came earlier: {names[ids[0]]}")
+                yield Entry(key=path, group=GROUP, rows=drop)
+                continue
+            picture = Picture(image_id=image_id, paths=(path,), alone=True)
+            yield Entry(key=path, group=GROUP, rows=(), pictures=(picture,))
 
 
 def _tar_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
@@ -90,20 +115,26 @@ def _tar_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
     for source in sources:
         for where, member in _members(source.path):
             key = f"{where}:{member.name}"
-            image_id = _image_id(member.name)
-            drop = member.content if isinstance(member.content, Drop) else None
-            if not isinstance(member.content, Drop):
-                drop = claims.claim(image_id, image_id_of(member.content))
-            if drop is not None or isinstance(member.content, Drop):
-                assert drop is not None
-                yield Entry(key=key, group=GROUP, rows=drop)
-                continue
-            picture = Picture(image_id=image_id, content=member.content, alone=True)
-            yield Entry(key=key, group=GROUP, rows=(), pictures=(picture,))
+            picture = _member_picture(where, member, claims)
+            if isinstance(picture, Drop):
+                yield Entry(key=key, group=GROUP, rows=picture)
+            else:
+                yield Entry(key=key, group=GROUP, rows=(), pictures=(picture,))
 
 
-def _image_id(name: str) -> str:
-    return f"{NAME}/{without_ending(name.rpartition('/')[2])}"
+def _member_picture(where: str, member: Member, claims: NamedClaims) -> Picture | Drop:
+    if isinstance(member.content, Drop):
+        return member.content
+    folder = member.name.rpartition("/")[0] or where.removesuffix(".tar")
+    drop: Drop | None = None
+    for image_id in _image_ids(member.name, folder.rpartition("/")[2]):
+        drop = claims.claim(image_id, image_id_of(member.content))
+        if drop is None:
+            return Picture(image_id=image_id, content=member.content, alone=True)
+        if drop.reason is Reason.DUPLICATE:
+            break
+    assert drop is not None
+    return drop
 
 
 def _members(path: Path) -> Iterator[tuple[str, Member]]:
@@ -112,27 +143,27 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
         yield from _inner_members(path)
         return
     with opened_tar(path) as tar:
-        for key, parts in grouped(members_of(tar)):
-            for ending, content in parts.items():
-                if f".{ending}" in PICTURE_ENDINGS:
-                    yield path.name, Member(f"{key}.{ending}", content)
+        yield from ((path.name, member) for member in members_of(tar) if _is_image(member.name))
 
 
 def _holds_tars(path: Path) -> bool:
     with opened_tar(path) as tar:
-        first = next(plain_files(tar), None)
+        first = next((info for info in plain_files(tar) if _is_image(info.name)), None)
         return first is not None and first.name.endswith(".tar")
 
 
 def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
     with opened_tar(path) as outer:
-        for info in plain_files(outer):
-            if not info.name.endswith(".tar"):
-                continue
+        for info in filter(lambda one: _is_image(one.name), plain_files(outer)):
             where = f"{path.name}/{info.name}"
+            if not info.name.endswith(".tar"):
+                drop = Drop(Reason.BAD_ROW, "not a tar, in a tar of tars")
+                yield path.name, Member(info.name, drop)
+                continue
             try:
                 with inner_tar(outer, info) as inner:
-                    yield from ((where, member) for member in members_of(inner))
+                    members = (one for one in members_of(inner) if _is_image(one.name))
+                    yield from ((where, member) for member in members)
             except DAMAGED as error:
                 if isinstance(error, InputError):
                     raise
@@ -146,7 +177,9 @@ IMAGENET22K = DataSet(
 ImageNet (Deng et al. 2009) as `images`: folders n01440764/ of pictures, tars of synsets, a tar of
 such tars, or WebDataset shards, on request from image-net.org (research only). A stage that trains
 on pictures alone reads it by --images, without pairs. The full set holds ILSVRC2012's validation
-pictures: exclude them before measuring on ImageNet-1k. image_id is imagenet22k/n01440764_10026.""",
+pictures: exclude them before measuring on ImageNet-1k. image_id is imagenet22k/n01440764_10026; of
+a name that another synset has, too, imagenet22k/<synset>/<name>. Files that begin with . or __, and
+.cls, .json, .txt and .xml, are not images; any other file is one, or a reject.""",
     tables=(IMAGES,),
     open=_open,
 )

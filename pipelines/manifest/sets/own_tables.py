@@ -5,14 +5,13 @@ LAIT (ImageBERT, arXiv:2001.07966, section 3) is what our web_pairs writes; TaoM
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, notes_of, text_of
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading, first_paths
 from vlmill.pipelines.manifest.reading.rows import column_names, places_of, read_rows, table_file
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.titles import TitleRules, clean_title
@@ -28,7 +27,6 @@ from vlmill.schemas.tables import PAIRS
 ENDINGS = (".tsv", ".csv", ".parquet")
 LAIT_COLUMNS = ("image", "text", "text_source", "score", "page_url", "image_url")
 TAO_COLUMNS = ("item_id", "title", "image", "category", "split")
-FIRST_ITEMS = 100  # that say whether pictures lie beside the tables
 WEB = ("http://", "https://")
 
 Values = dict[str, str | None]
@@ -202,14 +200,8 @@ def _open_tao(folder: Folder, args: argparse.Namespace) -> Reading:
         sources=tuple(sources),
         entries=entries,
         picture_folders=("img", "images"),
-        own_pictures=_are_there(folder, islice(entries(), FIRST_ITEMS)),
+        own_pictures=folder.has_any(first_paths(entries())),
     )
-
-
-def _are_there(folder: Folder, entries: Iterable[Entry]) -> bool:
-    """Whether a picture of the entries is a file below the folder, however that is called."""
-    paths = (picture.paths for entry in entries for picture in entry.pictures if picture.paths)
-    return any(isinstance(folder.picture(names), bytes) for names in paths)
 
 
 def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, key: str) -> Entry:

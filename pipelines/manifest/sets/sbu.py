@@ -49,7 +49,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
         expected={
             name: Expected(rows=PUBLISHED, source="www.cs.virginia.edu/~vicente/sbucaptions")
         },
-        picture_folders=("images", "sbu_images", "images_train", "dataset"),
+        picture_folders=("images", "sbu_images", "images_train", "dataset", "0000"),
         repeated_bytes=True,
     )
 

@@ -20,11 +20,13 @@ from vlmill.pipelines.manifest.layouts.vqa_answers import (
     Annotation,
     Annotations,
     answered,
+    count_labelled,
     published_answers,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.answers import MIN_QUESTIONS, labels_of
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import QUESTIONS
@@ -164,20 +166,45 @@ def labels_for(
 ) -> tuple[list[str] | None, tuple[str, ...]]:
     """Returns the labels and what to say of them: those of the file, else of these answers.
 
-    None where there is neither.
+    None where there is neither. Raises InputError for a file of which no label is an answer here.
     """
+    annotated = [files.annotations for files in splits if files.annotations is not None]
     if path is not None:
         labels = read_labels(path)
-        return labels, (f"labels: {len(labels)} of {path}",)
-    annotated = [files.annotations for files in splits if files.annotations is not None]
+        return labels, (said_of_labels(labels, path, annotated),)
     if not annotated:
         return None, ("labels: none, as no annotations are here (give --labels FILE)",)
     labels = labels_of(published_answers(annotated))
+    if not labels:
+        return None, (
+            f"warning: no labels: no answer is that of {MIN_QUESTIONS} or more questions, so that "
+            f"no {LABELS_FILE} is written and label_ids are null (give --labels FILE)",
+        )
     return labels, (
         f"labels: {len(labels)} answers that {MIN_QUESTIONS} or more questions of "
         f"{' and '.join(source.name for source in annotated)} have, in {LABELS_FILE}; a checkpoint "
         "has its own list: give --labels FILE to use that",
     )
+
+
+def said_of_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source]) -> str:
+    """Returns a line on the labels of a file: how many questions have one. Raises InputError if
+    none has.
+    """
+    said = f"labels: {len(labels)} of {path}"
+    if not annotated:
+        return said
+    questions, labelled = count_labelled(annotated, frozenset(labels))
+    if questions and not labelled:
+        shown = ", ".join(repr(label[:40]) for label in labels[:3])
+        answer = next(published_answers(annotated))
+        raise InputError(
+            f"--labels {path}: none of its {len(labels)} labels ({shown}, ...) is an answer to one "
+            f"of the {questions} questions here (such as {answer[:40]!r}); give the classifier's "
+            "list of answers, a label a line or JSON"
+        )
+    few = "warning: " if 2 * labelled < questions else ""
+    return f"{few}{said}; {labelled} of {questions} annotated questions have an answer among them"
 
 
 def vqa_entries(
@@ -239,7 +266,9 @@ def _data_set(version: Version, years: str) -> DataSet:
             "(annotations: CC BY 4.0).\n\n"
             "Rows of `questions` have the ten answers as typed, and label_ids and label_scores by "
             "the list of labels, which is written as labels.json. Without --labels it is made as "
-            "the published one was, of answers that nine or more questions have; its order is ours."
+            "the published one was, of answers that nine or more questions have; its order is "
+            "ours. Where no answer has nine, no list is written and both columns are null. A "
+            "--labels file of which no label is an answer here is refused."
         ),
         tables=(QUESTIONS,),
         open=functools.partial(open_vqa, version),

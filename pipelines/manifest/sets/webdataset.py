@@ -71,7 +71,9 @@ def _entries(sources: tuple[Source, ...], args: argparse.Namespace) -> Iterator[
     for source in sources:
         samples = _tar_samples(source) if source.path.is_file() else _folder_samples(source)
         for key, parts in samples:
-            yield _entry(source, key, parts, args, claims)
+            entry, dropped = _entry(source, key, parts, args, claims)
+            yield entry
+            yield from dropped
 
 
 def _tar_samples(source: Source) -> Iterator[tuple[str, Parts]]:
@@ -115,7 +117,8 @@ def grouped(members: Iterator[Member]) -> Iterator[tuple[str, Parts]]:
 
 def _entry(
     source: Source, key: str, parts: Parts, args: argparse.Namespace, claims: NamedClaims
-) -> Entry:
+) -> tuple[Entry, list[Entry]]:
+    """Returns a sample's entry, and one for each of its captions that is dropped."""
     name = f"{source.name}:{key}"
     image_id = f"{args.source}/{key}"
     content = next((parts[e] for e in parts if f".{e}" in PICTURE_ENDINGS), None)
@@ -128,10 +131,12 @@ def _entry(
         assert isinstance(content, bytes) and isinstance(texts, list)
         drop = claims.claim(image_id, f"{image_id_of(content)}\0{texts}")
     if drop is not None:
-        return Entry(key=name, group=source.name, rows=drop)
+        return Entry(key=name, group=source.name, rows=drop), []
     assert isinstance(content, bytes) and isinstance(about, dict) and isinstance(texts, list)
     url = about["url"] if isinstance(about.get("url"), str) else None
-    rows = [_pair(image_id, k, text, url, args) for k, text in enumerate(texts)]
+    kept = [(k, text) for k, text in enumerate(texts) if isinstance(text, str)]
+    lost = [(k, text) for k, text in enumerate(texts) if isinstance(text, Drop)]
+    rows = [_pair(image_id, k, text, url, args) for k, text in kept]
     picture = Picture(
         image_id=image_id,
         content=content,
@@ -139,14 +144,15 @@ def _entry(
         aliases=url_aliases(url) if url else (),
         alone=True,
     )
-    notes = tuple(note for text in texts for note in notes_of(text, text)) + _padded(about)
-    return Entry(
+    notes = tuple(note for _, text in kept for note in notes_of(text, text)) + _padded(about)
+    entry = Entry(
         key=name,
         group=source.name,
         rows=tuple((PAIRS, row) for row in rows),
         pictures=(picture,),
         notes=notes,
     )
+    return entry, [Entry(key=f"{name}.{k}", group="", rows=drop) for k, drop in lost]
 
 
 def _pair(
@@ -173,8 +179,8 @@ def _metadata(parts: Parts, remarks: Remarks) -> dict[str, Any] | Drop:
     return about if isinstance(about, dict) else Drop(Reason.BAD_ROW, "its .json is no object")
 
 
-def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[str] | Drop:
-    """The captions: of the .txt, or of the metadata where there is none."""
+def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[str | Drop] | Drop:
+    """The captions: of the .txt, or of the metadata where there is none; a Drop if none is one."""
     content = parts.get("txt", parts.get("caption"))
     if isinstance(content, Drop):
         return content
@@ -190,9 +196,9 @@ def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[s
     several = lines and isinstance(published, str)
     each = [one for one in str(published).split("\n") if one.strip()] if several else [published]
     texts = [text_of(one) for one in each]
-    whole = [text for text in texts if isinstance(text, str)]
-    dropped = next((text for text in texts if isinstance(text, Drop)), None)
-    return whole or dropped or Drop(Reason.EMPTY_TEXT)
+    if any(isinstance(text, str) for text in texts):
+        return texts
+    return next((text for text in texts if isinstance(text, Drop)), Drop(Reason.EMPTY_TEXT))
 
 
 def _padded(about: dict[str, Any]) -> tuple[str, ...]:

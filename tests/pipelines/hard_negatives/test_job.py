@@ -304,7 +304,8 @@ def test_null_texts_and_ids_are_rejected_and_empty_captions_counted(
     assert lists_of(tmp_path / "out") == {"a": [], "c": []}
     captions_stage, lists_stage = json.loads((tmp_path / "out" / "funnel.json").read_text())
     assert captions_stage["rejects"] == {"no_text": 1, "no_id": 1}
-    assert captions_stage["in"] == captions_stage["out"] + 2
+    assert (captions_stage["in"], captions_stage["out"]) == (4, 2)
+    assert (lists_stage["in"], lists_stage["out"], lists_stage["rejects"]) == (2, 2, {})
     assert lists_stage["without_negatives"] == 2
 
 

@@ -277,7 +277,9 @@ def test_json_lines_are_read_by_their_keys(tmp_path: Path, picture: Picture) -> 
     content = [
         {"file_name": "a.jpg", "text": "a cat"},
         {"file_name": "a.jpg", "text": "a dog", "split": "val"},
-        {"file_name": "a.jpg", "text": ["a", "list"]},
+        {"file_name": "a.jpg", "text": ["one", "two", "one", {}]},
+        {"file_name": "a.jpg", "text": []},
+        {"file_name": ["a.jpg"], "text": "a list of images"},
         {"text": "no picture"},
     ]
     write(tmp_path / "metadata.jsonl", lines(content) + "{broken\n")
@@ -285,8 +287,33 @@ def test_json_lines_are_read_by_their_keys(tmp_path: Path, picture: Picture) -> 
     words += ["--image-column", "file_name", "--image-root", str(tmp_path)]
     assert main([*words, "--output", str(tmp_path / "out")]) == 0
     pairs = [(row["text"], row["split"]) for row in rows(tmp_path / "out", PAIRS)]
-    assert pairs == [("a cat", None), ("a dog", "val")]
-    assert [reason for _, reason in reasons(tmp_path / "out")] == [
-        *("bad_record", "no_id", "bad_record")
+    assert pairs == [("a cat", None), ("a dog", "val"), ("one", None), ("two", None)]
+    assert reasons(tmp_path / "out") == [
+        ("metadata.jsonl:3", "duplicate"),
+        ("metadata.jsonl:3", "bad_record"),
+        ("metadata.jsonl:4", "no_text"),
+        ("metadata.jsonl:5", "bad_record"),
+        ("metadata.jsonl:6", "no_id"),
+        ("metadata.jsonl:7", "bad_record"),
     ]
     assert main([*words, "--output", str(tmp_path / "other"), "--delimiter", ";"]) == 2
+
+
+def test_an_absolute_path_is_read_below_its_root_alone(tmp_path: Path, picture: Picture) -> None:
+    inside, outside = tmp_path / "photos/sub/a.jpg", tmp_path / "b.jpg"
+    for path in (inside, outside):
+        write(path, picture(9, 9))
+    (tmp_path / "photos/link.jpg").symlink_to(outside)
+    names = [
+        str(inside),
+        str(outside),
+        f"{tmp_path}/photos/../b.jpg",
+        f"{tmp_path}/photos/link.jpg",
+    ]
+    content = "".join(f"{name}\ta cat\n" for name in names)
+    write(tmp_path / "own.tsv", f"file\ttext\n{content}")
+    words = ["own", "--input", str(tmp_path / "own.tsv"), "--text-column", "text"]
+    words += ["--image-column", "file", "--image-root", str(tmp_path / "photos")]
+    assert main([*words, "--output", str(tmp_path / "out")]) == 0
+    assert [row["image_id"] for row in rows(tmp_path / "out", IMAGES)] == [str(inside)]
+    assert [reason for _, reason in reasons(tmp_path / "out")] == ["unsafe_path"] * 3

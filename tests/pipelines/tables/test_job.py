@@ -130,6 +130,34 @@ def test_filter_keeps_the_rows_of_which_a_condition_holds(
     assert verify_folder(out) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["filter", "--where", "score > 0.5"],
+        ["sample", "--rows", "2"],
+        ["remove", "--urls", "asked.txt"],
+        ["concat"],
+    ],
+)
+def test_each_table_s_rows_are_kept_or_counted_by_reason(
+    mined: str, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asked.txt").write_text("http://x/b.jpg\n")
+    more = [] if words[0] == "concat" else words[1:]
+    inputs = [mined, mined] if words[0] == "concat" else [mined]
+    assert main([words[0], *inputs, *more, "--output", "out"]) == 0
+    tables = {table.name: table for table in (PAIRS, IMAGES, NEGATIVES, ALIASES)}
+    stages = json.loads((tmp_path / "out/funnel.json").read_text())
+    assert {stage["stage"] for stage in stages} == set(tables)
+    for stage in stages:
+        table = tables[stage["stage"]]
+        assert stage["in"] == len(inputs) * read_table(mined, table).num_rows
+        assert stage["out"] == stage["in"] - sum(stage["rejects"].values())
+        found = list((tmp_path / "out").glob(f"{table.name}-*"))
+        assert stage["out"] == (read_table(tmp_path / "out", table).num_rows if found else 0)
+
+
 def test_filter_reads_earlier_versions_and_single_tables(tmp_path: Path, mined: str) -> None:
     out = tmp_path / "out"
     assert main(["filter", f"{mined}/pairs-*.parquet", "--where", "fold is None",

@@ -1,0 +1,133 @@
+"""Which columns of a Parquet file are read, and which split a file's name has."""
+
+import argparse
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from vlmill.pipelines.manifest.reading.columns import (
+    PICTURES,
+    guessed,
+    split_column,
+    text_columns,
+)
+from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.splits import use_of
+
+FILE_NAMES = ("filename",)  # columns of images where none has a usual name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns that are read. ``split_names`` are those of a split that is a class label.
+
+    ``by_end``: paths of another machine are looked for by their ends, as --images says where.
+    """
+
+    texts: tuple[str, ...]
+    image: str
+    id: str | None
+    split: str | None
+    split_names: tuple[str, ...] = ()
+    by_end: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns all columns, each once."""
+        optional = [name for name in (self.id, self.split) if name is not None]
+        return tuple(dict.fromkeys((*self.texts, self.image, *optional)))
+
+
+def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) -> Columns:
+    """Returns the columns that the flags name, or that have usual names. Raises InputError."""
+    names, said = schema.names, source.said
+    texts = text_columns(names, args.text_column, said)
+    usual = PICTURES if any(name in names for name in PICTURES) else FILE_NAMES
+    if args.image_column is None and not any(name in names for name in usual):
+        usual = PICTURES  # whose names the message gives
+    image = guessed(names, usual, args.image_column, "--image-column", said)
+    if args.id_column is not None:
+        guessed(names, (), args.id_column, "--id-column", said)
+        _check_type(schema, args.id_column, "--id-column", said, numbers=True)
+    split = None
+    if not args.no_split_column:
+        others = [*texts, image, *([args.id_column] if args.id_column else [])]
+        split = split_column(names, args.split_column, others, said)
+    labels = () if split is None else _label_names(schema, split)
+    if split is not None:
+        _check_type(schema, split, "--split-column", said, numbers=bool(labels))
+        if args.split is not None and args.split_column is None:
+            raise InputError(
+                f"--split {args.split}: {said} has the column {split}, which gives each row's "
+                f"split; add --split-column {split} (then only rows where it is empty are "
+                f"{args.split}) or --no-split-column (then all are)"
+            )
+    return Columns(texts=texts, image=image, id=args.id_column, split=split, split_names=labels)
+
+
+def _check_type(schema: pa.Schema, name: str, flag: str, said: str, *, numbers: bool) -> None:
+    kind = schema.field(name).type
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    texts = pa.types.is_string(inner) or pa.types.is_large_string(inner)
+    if not texts and not (numbers and pa.types.is_integer(inner)):
+        wanted = "text or whole numbers" if numbers else "text, or a class label with its names"
+        remedy = " or --no-split-column" if flag == "--split-column" else ""
+        raise InputError(
+            f"{said}: the column {name} is {kind}; want {wanted}: name another one, {flag} NAME"
+            f"{remedy}"
+        )
+
+
+def _label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
+    """Returns the names of a class label, which the schema's metadata holds; none for others."""
+    try:
+        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = about["info"]["features"][name]["names"]
+    except (ValueError, KeyError, TypeError):
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def resolved_options(columns: Columns) -> dict[str, Any]:
+    """Returns the columns as the options that name them."""
+    return {
+        "text_column": list(columns.texts),
+        "image_column": columns.image,
+        "id_column": columns.id,
+        "split_column": columns.split,
+    }
+
+
+def columns_said(columns: Columns) -> str:
+    """Returns a line on the columns that are read."""
+    listed = {"captions": ", ".join(columns.texts), "images": columns.image}
+    listed |= {"image_id": columns.id or "", "splits": columns.split or "the files' names"}
+    return f"columns: {'; '.join(f'{what}: {name}' for what, name in listed.items() if name)}"
+
+
+def split_of_name(source: Source) -> str | None:
+    """Returns the split that the name of a file or of its folders has as a word: test of
+    ``test-00000-of-00001.parquet``. Raises InputError where it has several.
+    """
+    words = re.split(r"[^A-Za-z0-9]+", source.name.rpartition(".")[0])
+    forms = [(w, w.rstrip("0123456789"), w.lower().removesuffix("ing")) for w in words if w]
+    known = [next((form for form in one if use_of(form)), None) for one in forms]
+    splits = {word.lower(): word for word in known if word is not None}
+    if len(splits) > 1:
+        raise InputError(
+            f"{source.said}: its name has the splits {' and '.join(splits.values())}; say which "
+            "its rows are of, --split NAME, or name a column, --split-column NAME"
+        )
+    return next(iter(splits.values()), None)
+
+
+def split_or_none(source: Source) -> str | None:
+    """Returns the split of a file's name, for rows whose own is empty; None for several."""
+    try:
+        return split_of_name(source)
+    except InputError:
+        return None
