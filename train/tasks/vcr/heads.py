@@ -14,7 +14,7 @@ from vlmill.models.places import Cells
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives.losses import IGNORED
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
 
 
 class ChoiceOutputs(NamedTuple):

@@ -65,7 +65,7 @@ from vlmill.train.tasks.vcr.heads import (
 )
 from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
 
 # The variants whose model has heads for categories and words.
 OWN_HEADS = ("vl-bert-vcr", "vl-bert-vcr-end-to-end")

@@ -38,7 +38,7 @@ from vlmill.train.tasks.vcr.examples import (
 )
 from vlmill.train.tasks.vcr.heads import mean_of_choices
 from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
 
 PEOPLE = "casey riley jessie jackie avery jaime peyton kerry jody kendall frankie pat quinn"
 THINGS = "what does do ? it barks purrs floats sings is a dog cat boat bird . and"
