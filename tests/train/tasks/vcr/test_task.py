@@ -377,8 +377,10 @@ def test_interberts_segments_are_those_of_the_texts_parts() -> None:
         ),
         labels={name: value.view(2, 4, 6) for name, value in texts.items()},
         pair_ids=("a", "b"),
-        **dict.fromkeys(["masked_tokens", "token_targets"], nothing),
-        **dict.fromkeys(["masked_regions", "class_targets"], nothing),
+        masked_tokens=nothing,
+        token_targets=nothing,
+        masked_regions=nothing,
+        class_targets=nothing,
         feature_targets=torch.zeros(0, trunk.region_width),
         matching=torch.ones(2),
     )
