@@ -80,8 +80,9 @@ def retrieval_vilbert_paper() -> TaskRecipe:
     return vilbert_paper(retrieval_vilbert(), variant="vilbert", model=vilbert_base())
 
 
-# InterBERT (arXiv:2003.13198, sec. 4): the same four, scored by the matching head of pretraining;
-# rate 4e-5, 20 epochs, and a moving average of the weights.
+# InterBERT (arXiv:2003.13198, sec. 4): the same four [code], or an image among three others
+# (paper), scored by the matching head of pretraining; rate 4e-5, 20 epochs, and a moving average of
+# the weights.
 
 
 def interbert_retrieval_stage() -> Pass:
