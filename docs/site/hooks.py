@@ -70,6 +70,7 @@ PAPER_AND_CODE = (
     ("vqa-vlmo-base-paper", "vqa-vlmo-base"),
     ("vcr-vilbert-paper", "vcr-vilbert"),
     ("vcr-vl-bert-paper-q2a", "vcr-vl-bert-q2a"),
+    ("vcr-interbert-paper", "vcr-interbert"),
     ("refcoco-vilbert-paper", "refcoco-vilbert"),
     ("refcoco-vl-bert-paper", "refcoco-vl-bert"),
     ("nlvr2-vlmo-base-paper", "nlvr2-vlmo-base"),

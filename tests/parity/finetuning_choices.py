@@ -33,7 +33,8 @@ from vlmill.train.tasks.vcr.collated import object_places
 from vlmill.train.tasks.vcr.examples import Question, cut_pieces, named_texts
 from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
-from vlmill.train.tasks.vcr.recipes import VcrSettings, vilbert_vcr_feeding
+from vlmill.train.tasks.vcr.recipes import vilbert_vcr_feeding
+from vlmill.train.tasks.vcr.settings import VcrSettings
 from vlmill.train.tasks.vcr.texts import MARK, NO_OBJECT, names_in_turn
 
 

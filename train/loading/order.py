@@ -18,6 +18,7 @@ from vlmill.train.recipes.parts import Loading
 
 ORDER_STAGE = 1 << 18  # apart from the stages whose pairs draw masks and negatives
 WINDOW_KEY = 1 << 32  # apart from the keys of an epoch's order
+TURN_STAGES = 1 << 12  # between the stages that lists in turns draw their orders as
 
 Visited = tuple[Ids, Counts]  # rows, and which visit of its pair each is
 
@@ -168,6 +169,39 @@ class PairOrder:
         lengths = self.lengths[[self.visit(place).row for place in places.tolist()]]
         batches = places[np.argsort(lengths, kind="stable")].reshape(self.loading.bucket, -1)
         return batches[self._permutation(group, 2 * WINDOW_KEY, len(batches))].ravel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlternatingOrder:
+    """Several endless lists that take turns: the pairs of a step are all of one of them.
+
+    Every batch is one of ``parts`` of a step. A list that is shorter than another comes round more
+    often.
+    """
+
+    orders: tuple[PairOrder, ...]
+    parts: int
+
+    @property
+    def rows(self) -> Ids:
+        """Returns the rows of all lists."""
+        return np.concatenate([order.rows for order in self.orders])
+
+    def batch(self, index: int) -> list[Visit]:
+        """Returns the pairs of batch ``index``, counted from 0."""
+        order, own = self._own(index)
+        return order.batch(own)
+
+    def spares(self, index: int, slot: int, parts: int) -> Iterator[Visit]:
+        """Returns the pairs of the same list that may replace one, as `PairOrder.spares` does."""
+        order, own = self._own(index)
+        return order.spares(own, slot, parts)
+
+    def _own(self, index: int) -> tuple[PairOrder, int]:
+        """Returns whose turn a batch is, and its number in that list."""
+        step, part = divmod(index, self.parts)
+        turn, which = divmod(step, len(self.orders))
+        return self.orders[which], turn * self.parts + part
 
 
 def _of_new_rows(visits: Iterable[Visit], met: set[int]) -> Iterator[Visit]:

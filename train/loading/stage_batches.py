@@ -15,13 +15,13 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.train.loading.arrays import Arrays
+from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.chosen import StagePairs, stage_rows
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.mixture import ROUND_EPOCH, mixture_of
-from vlmill.train.loading.order import PairOrder, Visit
+from vlmill.train.loading.order import TURN_STAGES, AlternatingOrder, PairOrder, Visit
 from vlmill.train.loading.pictures.boxed import boxed_picture
 from vlmill.train.loading.pictures.crop import UndecodablePicture, decode, training_pictures
 from vlmill.train.loading.random import Uniforms, streams
@@ -72,23 +72,44 @@ class StageBatches(Dataset[HostBatch], ABC):
     @property
     def size(self) -> int:
         """Pairs in a batch."""
-        return self.stage.batch_size // self.stage.accumulation // self.processes
+        return self.stage.batch_size // self._parts
+
+    @property
+    def _parts(self) -> int:
+        """Batches of a step."""
+        return self.stage.accumulation * self.processes
 
     @cached_property
-    def order(self) -> PairOrder:
+    def order(self) -> PairOrder | AlternatingOrder:
         """Says in which order the stage visits its pairs."""
+        rows = stage_rows(self.table, self.stage, self.splits)
+        turns = [group for group in self.in_turns(rows) if len(group)]
+        if len(turns) < 2:
+            return self._order_of(rows, self.stage_number)
+        orders = [
+            self._order_of(group, self.stage_number + number * TURN_STAGES)
+            for number, group in enumerate(turns)
+        ]
+        return AlternatingOrder(orders=tuple(orders), parts=self._parts)
+
+    def in_turns(self, rows: Ids) -> Sequence[Ids]:
+        """Returns the stage's rows in the groups that steps take turns at; one, unless a subclass
+        has more.
+        """
+        return (rows,)
+
+    def _order_of(self, rows: Ids, stage: int) -> PairOrder:
         loading, lengths = self.stage.loading, None
         if loading.bucket > 1:
             regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
             lengths = regions.astype(np.int64) * (1 << 20) + self.table.num_tokens
-        rows = stage_rows(self.table, self.stage, self.splits)
         return PairOrder(
             rows=rows,
             mixture=mixture_of(self.table, rows, self.stage.mixture),
             lengths=lengths,
             loading=loading,
             seed=self.seed,
-            stage=self.stage_number,
+            stage=stage,
             size=self.size,
         )
 
@@ -134,9 +155,8 @@ class StageBatches(Dataset[HostBatch], ABC):
         picture is left.
         """
         samples, undecodable = list[Sample](), list[Undecodable]()
-        parts = self.stage.accumulation * self.processes
         for slot, rows in enumerate(self.sampled(self.order.batch(index))):
-            spares = self.order.spares(index, slot, parts)
+            spares = self.order.spares(index, slot, self._parts)
             while isinstance(rows, Undecodable):
                 undecodable.append(rows)
                 if self.tolerance is not None:

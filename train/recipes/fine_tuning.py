@@ -20,6 +20,8 @@ TRIAL_RUN: dict[str, Any] = {
     "vocabulary_size": 4000,
 }
 FAMILY = re.compile("vl-bert(-paper)?")  # in the names of VL-BERT's recipes
+# Decay of the moving average of the weights in InterBERT's fine-tuning (arXiv:2003.13198; code).
+INTERBERT_AVERAGE = 0.9999
 BERT = "--init: BERT (train-vl convert --family bert --as bert-base)"
 
 
@@ -33,6 +35,16 @@ def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
         "warmup": 0.1,
     }
     return Optimizer(lr=lr, **(fields | changes))
+
+
+def interbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
+    """Returns InterBERT's [code]: ViLBERT's, with more epochs from which the rate drops."""
+    return vilbert_task_optimizer(lr, drops=(12.0, 16.0, 20.0, 22.0, 26.0), **changes)
+
+
+def interbert_paper_optimizer(lr: float) -> Optimizer:
+    """Returns InterBERT's by the paper (sec. 4.2): linear decay after 10,000 steps of warm-up."""
+    return Optimizer(lr=lr, warmup_steps=10_000)
 
 
 def vilbert_paper(recipe: TaskRecipe, **changes: Any) -> TaskRecipe:

@@ -20,6 +20,8 @@ from vlmill.train.recipes.parts import (
 )
 from vlmill.train.recipes.variants import training_of
 
+LEAST_DECAY = 0.5  # of an average of weights
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
@@ -160,7 +162,9 @@ class RunSettings:
     # Share of the pictures that may be undecodable: others take their pairs' places. More of them
     # end the run.
     max_bad: float = 0.01
-    average: float = 0.0  # rate of a moving average of the weights, for evaluation; 0: none
+    # Decay of a moving average of the weights, for evaluation: the share of its value that it keeps
+    # at a step. 0: none.
+    average: float = 0.0
     compile: bool = False  # torch.compile translates the step
     # Each layer is computed again in the backward pass instead of keeping what it needs.
     checkpoint_activations: bool = False
@@ -186,7 +190,7 @@ class RunSettings:
         return int(training.body_of(self.model).max_text_tokens)
 
     def __post_init__(self) -> None:
-        require_share("average", self.average)
+        self._check_average()
         require_share("max_bad", self.max_bad)
         if self.validate_every < 0 or self.validation_pairs < 1:
             raise ValueError("want validate_every from 0 up and validation_pairs above 0")
@@ -202,6 +206,16 @@ class RunSettings:
             raise ValueError("workers, seed and patience cannot be negative")
         if self.patience and not self.validate_every:
             raise ValueError(f"patience={self.patience}: validate_every=0 measures nothing; set it")
+
+    def _check_average(self) -> None:
+        """An average that forgets most of itself at a step is the weights, one that forgets
+        nothing never moves.
+        """
+        if self.average != 0 and not LEAST_DECAY <= self.average < 1:
+            raise ValueError(
+                f"average={self.average:g}: expected the decay of the moving average, from "
+                f"{LEAST_DECAY} to below 1 (InterBERT: 0.9999), or 0 for none"
+            )
 
     def _check_splits(self) -> None:
         """No pair is both trained on and validated on, be it in another stage."""

@@ -48,7 +48,7 @@ TASKS: dict[str, TaskHome] = {
     ),
     "vcr": TaskHome(
         examples="choices",
-        settings="vlmill.train.tasks.vcr.recipes.VcrSettings",
+        settings="vlmill.train.tasks.vcr.settings.VcrSettings",
         recipes="vlmill.train.tasks.vcr.recipes.RECIPES",
         task="vlmill.train.tasks.vcr.task.vcr",
     ),

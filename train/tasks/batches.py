@@ -42,6 +42,10 @@ class TaskBatches(StageBatches):
     training: bool
     blind: bool = False
 
+    def in_turns(self, rows: Ids) -> Sequence[Ids]:
+        """The groups that the task's steps take turns at."""
+        return self.task.in_turns(self.table, rows)
+
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """The samples of each visit, as the task makes them."""
         draws_of = self._draws(visits, self.stage_number)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -27,6 +27,7 @@ from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
@@ -118,6 +119,23 @@ def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
         )
 
 
+def require_variant(recipe: TaskRecipe, variants: Collection[str]) -> None:
+    """Raises InputError for a custom recipe's model that has no head for the task, or that reads a
+    token of its task, which only NLVR2 feeds.
+    """
+    if recipe.variant not in variants:
+        raise InputError(
+            f"variant={recipe.variant}: it has no head for {recipe.task}; expected one of "
+            f"{', '.join(variants)}"
+        )
+    num_tasks = getattr(training_of(recipe.variant).body_of(recipe.model), "num_tasks", 0)
+    if num_tasks and recipe.task != "nlvr2":
+        raise InputError(
+            f"model: num_tasks={num_tasks}, but {recipe.task} feeds no task token; use a model "
+            "with num_tasks=0"
+        )
+
+
 class LearntTask(ABC):
     """A task with its model's head, as it is learnt, and followed while it is.
 
@@ -164,6 +182,12 @@ class LearntTask(ABC):
     @abstractmethod
     def record(self) -> TaskRecord:
         """What its checkpoints say of it."""
+
+    def in_turns(self, table: SampleTable, rows: Ids) -> Sequence[Ids]:
+        """Returns the stage's rows in the groups that optimiser steps take turns at; one, unless a
+        task says otherwise.
+        """
+        return (rows,)
 
     def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The samples of an example; its text with its picture, unless a task says otherwise."""

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.train.loading.mixture import Mixture, SourcePairs
-from vlmill.train.loading.order import PairOrder
+from vlmill.train.loading.order import AlternatingOrder, PairOrder
 from vlmill.train.recipes import Loading, MixedSource, recipe_named
 
 
@@ -140,3 +140,18 @@ def test_pairs_that_an_epoch_repeats_leave_all_others_as_spares() -> None:
 def test_data_as_small_as_a_step_have_the_pairs_of_the_step_alone() -> None:
     assert {spare.row for spare in order(3, 4).spares(0, 1, 1)} == {0, 1, 2}
     assert next(order(5, 4).spares(0, 3, 1)).row not in {v.row for v in order(5, 4).batch(0)}
+
+
+def test_lists_take_turns_step_by_step() -> None:
+    """Two batches a step; the shorter list comes round sooner, each in its own order."""
+    first, second = order(10, 2), replace(order(6, 2), rows=np.arange(100, 106), stage=1)
+    made = AlternatingOrder(orders=(first, second), parts=2)
+    assert sorted(made.rows.tolist()) == [*range(10), *range(100, 106)]
+    found = [made.batch(index) for index in range(12)]
+    for index, batch in enumerate(found):
+        step, part = divmod(index, 2)
+        own = (first, second)[step % 2].batch(step // 2 * 2 + part)
+        assert [visit.row for visit in batch] == [visit.row for visit in own]
+    assert all((batch[0].row >= 100) == (index // 2 % 2 == 1) for index, batch in enumerate(found))
+    spare = next(made.spares(2, 0, 2))
+    assert spare.row >= 100 and spare.row not in {v.row for i in (2, 3) for v in made.batch(i)}

@@ -24,6 +24,11 @@ from vlmill.train.tasks.finetuning.job import TaskInputs
 ANSWERS = ("it barks .", "it purrs .", "it floats .", "it sings .")
 REASONS = ("it is a dog .", "it is a cat .", "it is a boat .", "[0] is a bird .")
 PLAIN = [-1]
+INTERBERT = (
+    *("model.trunk.width=16", "model.trunk.num_heads=2", "model.trunk.visual_num_heads=2"),
+    *("model.trunk.intermediate_width=32", "model.trunk.visual_intermediate_width=32"),
+    *("model.trunk.num_interaction_layers=1", "model.trunk.pooled_width=16"),
+)
 
 
 def choice_row(number: int, task: str = "q2a", **columns: Any) -> dict[str, Any]:
@@ -78,5 +83,5 @@ def world(folder: Path, count: int = 32) -> TaskInputs:
 
 def tiny(name: str = "vcr-vilbert-small", *changes: str) -> TaskRecipe:
     """A small recipe made smaller."""
-    sizes = TRUNK if "vilbert" in name else BODY
+    sizes = TRUNK if "vilbert" in name else INTERBERT if "interbert" in name else BODY
     return change_recipe(task_recipe_named(name), [*sizes, *USUAL, "steps=6", *changes])

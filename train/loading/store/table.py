@@ -107,7 +107,7 @@ class SampleTable:
         if sources:
             rows = rows[self.is_of(*sources)[rows]]
         if splits is not None:
-            rows = rows[self._is_among("split", splits)[rows]]
+            rows = rows[self.is_among("split", splits)[rows]]
         if kind == "pictures":
             return rows[np.unique(self.image_rows[rows], return_index=True)[1]]
         return rows[np.argsort(self.image_rows[rows], kind="stable")]
@@ -117,10 +117,12 @@ class SampleTable:
         bool [N].
         """
         missing = (None,) if NO_SOURCE in sources else ()
-        return self._is_among("source", (*sources, *missing))
+        return self.is_among("source", (*sources, *missing))
 
-    def _is_among(self, name: str, values: Collection[str | None]) -> Flags:
-        """Says of every row whether its value is one of these; null is a value."""
+    def is_among(self, name: str, values: Collection[str | None]) -> Flags:
+        """Says of every row whether its value of a column of texts is one of these, null among
+        them: bool [N].
+        """
         expected = pa.array(values, pa.string())
         flags = [pa.compute.is_in(column, value_set=expected) for column in self._columns[name]]
         among: Flags = pa.chunked_array(flags, pa.bool_()).to_numpy()

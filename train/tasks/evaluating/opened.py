@@ -19,6 +19,7 @@ from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import global_widths_of
 from vlmill.train.loading.store.pairs import Examples
+from vlmill.train.recipes.parts import Optimizer
 from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, recipes_of
 from vlmill.train.recipes.variants import named, training_of
@@ -111,8 +112,8 @@ def open_evaluation(options: EvaluationOptions, loaded: LoadedCheckpoint | None 
 
 
 def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
-    """How the checkpoint is fed: as it was trained, or, converted, as the task's first recipe of
-    its model says.
+    """Returns how the checkpoint is fed: as it was trained, by whichever recipe, or, converted, as
+    the task's first recipe of its model says.
 
     Raises InputError for a checkpoint of another task, or without the task's head.
     """
@@ -123,6 +124,8 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
             f"one of {task}"
         )
     recipe = next((one for one in recipes_of(task) if one.variant == loaded.variant), None)
+    if recipe is None and loaded.task is not None:
+        recipe = own_recipe(loaded, task)
     if recipe is None or (loaded.task is None and loaded.training.stage):
         raise InputError(
             f"{who} is {with_article(loaded.variant)}, which was not fine-tuned for {task}; "
@@ -138,6 +141,22 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     if loaded.task is not None and loaded.task.settings:
         settings = from_plain(type(settings), loaded.task.settings, who)
     return dataclasses.replace(recipe, model=loaded.config, stages=stages, settings=settings)
+
+
+def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
+    """Returns a recipe for a model that none of the task's recipes has: it was trained by a custom
+    one (``--config``). What evaluation reads is what the checkpoint records.
+    """
+    stage = Pass(name=loaded.training.stage, steps=0, batch_size=1, optimizer=Optimizer(lr=1.0))
+    return TaskRecipe(
+        name=loaded.training.recipe,
+        task=task,
+        variant=loaded.variant,
+        model=loaded.config,
+        stages=(stage,),
+        settings=named(TASKS[task].settings)(),
+        starts_from=(),
+    )
 
 
 def as_asked(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:

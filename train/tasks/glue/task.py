@@ -46,9 +46,10 @@ from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import BEST_SCORE
 from vlmill.train.tasks.glue.texts import joined, pieces_of
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_variant
 
 LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "label_id", "score")])
+VARIANTS = ("bert-text", "interbert-text", "vlmo-text")
 
 
 @dataclass(kw_only=True)
@@ -245,6 +246,7 @@ def glue(
         raise InputError(f"--labels {labels}: glue's classes are known; drop it")
     if recipe.blind:
         raise InputError("blind=true: glue shows no picture; drop it")
+    require_variant(recipe, VARIANTS)
     task = Glue(settings=recipe.settings, max_tokens=longest_text(recipe, init))
     there = sources_of(examples)
     if task.source not in there:

@@ -36,7 +36,7 @@ from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.nlvr2.evaluation import evaluated
 from vlmill.train.tasks.nlvr2.recipes import PICTURES, Nlvr2Settings
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_variant
 
 LABELS = pa.schema([STATEMENTS.schema.field("label_id"), *SECOND])
 
@@ -205,4 +205,5 @@ def nlvr2(
     """The task of a recipe. Raises InputError for a list of labels."""
     if labels is not None:
         raise InputError(f"--labels {labels}: nlvr2 tells false from true; drop it")
+    require_variant(recipe, HEADS)
     return Nlvr2(settings=recipe.settings, variant=recipe.variant)

@@ -52,12 +52,14 @@ from vlmill.train.tasks.task import (
     Reading,
     Task,
     require_kind,
+    require_variant,
     without_features,
 )
 
 LABELS = pa.schema([("box", pa.list_(pa.float32()))])
 # The variants that are this head.
 OWN_HEADS = ("vl-bert-refcoco", "vl-bert-refcoco-end-to-end")
+VARIANTS = ("vilbert-tasks", "interbert-tasks", "vilbert-12in1-tasks", *OWN_HEADS)
 SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the same box
 OUTSIDE_PX = 1.0  # a box that reaches further out of its picture is another picture's
 
@@ -286,5 +288,6 @@ def refcoco(
     if labels is not None:
         raise InputError(f"--labels {labels}: refcoco has no list of labels; drop it")
     settings: Any = recipe.settings
+    require_variant(recipe, VARIANTS)
     require_kind(recipe, from_pixels=isinstance(recipe.model, VlBertEndToEndConfig))
     return Refcoco(settings=settings, variant=recipe.variant, feeding=recipe.stages[0].feeding)

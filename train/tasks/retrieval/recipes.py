@@ -28,8 +28,11 @@ from vlmill.train.recipes.feeding import (
     vilbert_retrieval_feeding,
 )
 from vlmill.train.recipes.fine_tuning import (
+    INTERBERT_AVERAGE,
     TRIAL_RUN,
     from_bert,
+    interbert_paper_optimizer,
+    interbert_task_optimizer,
     vilbert_paper,
     vilbert_task_optimizer,
 )
@@ -41,7 +44,6 @@ from vlmill.train.tasks.retrieval.vlmo_recipes import VLMO_RECIPES, retrieval_vl
 
 REGIONS = "regions of the pictures"
 NEAR = f"{REGIONS}; --negatives: their nearest pictures"
-AVERAGE = 1e-4  # InterBERT: of the weights, 0.9999 of what it was [both]
 
 # ViLBERT (arXiv:1908.02265, sec. 3.3): a caption and its picture among another caption, another
 # picture and a caption of one of the 100 nearest pictures; batch 64, 20 epochs, rate 2e-5.
@@ -78,8 +80,9 @@ def retrieval_vilbert_paper() -> TaskRecipe:
     return vilbert_paper(retrieval_vilbert(), variant="vilbert", model=vilbert_base())
 
 
-# InterBERT (arXiv:2003.13198, sec. 4): the same four, scored by the matching head of pretraining;
-# rate 4e-5, 20 epochs, and a moving average of the weights.
+# InterBERT (arXiv:2003.13198, sec. 4): the same four [code], or an image among three others
+# (paper), scored by the matching head of pretraining; rate 4e-5, 20 epochs, and a moving average of
+# the weights.
 
 
 def interbert_retrieval_stage() -> Pass:
@@ -90,7 +93,7 @@ def interbert_retrieval_stage() -> Pass:
         epoch_steps="ceil",
         batch_size=64,
         feeding=interbert_retrieval_feeding(),
-        optimizer=vilbert_task_optimizer(4e-5, drops=(12.0, 16.0, 20.0, 22.0, 26.0)),
+        optimizer=interbert_task_optimizer(4e-5),
     )
 
 
@@ -105,7 +108,7 @@ def of_interbert(name: str, trunk: InterBertConfig, loss: Loss, stage: Pass, by:
         RetrievalSettings(losses=(loss,)),
         f"Retrieval with InterBERT, {by}",
         f"{NEAR}; --init: a pretrained InterBERT",
-        average=AVERAGE,
+        average=INTERBERT_AVERAGE,
     )
 
 
@@ -116,26 +119,33 @@ def retrieval_interbert() -> TaskRecipe:
 
 
 def retrieval_interbert_paper() -> TaskRecipe:
-    """By the paper: one of four, batches of 32, linear decay after 10,000 steps (sec. 4.2)."""
+    """By the paper: the image among three others, drawn at random, for a caption; batches of 32,
+    linear decay after 10,000 steps (sec. 4.2).
+    """
     stage = replace(
         interbert_retrieval_stage(),
         batch_size=32,
-        optimizer=Optimizer(lr=4e-5, warmup_steps=10_000),
+        optimizer=interbert_paper_optimizer(4e-5),
     )
     by = "by the paper's text"
-    return of_interbert("retrieval-interbert-paper", interbert_paper(), "softmax", stage, by)
+    recipe = of_interbert("retrieval-interbert-paper", interbert_paper(), "softmax", stage, by)
+    return replace(
+        recipe,
+        settings=replace(recipe.settings, negatives="pictures"),
+        needs=f"{REGIONS}; --init: a pretrained InterBERT",
+    )
 
 
 def retrieval_interbert_chinese() -> TaskRecipe:
-    """TaoMultimodal (sec. 5): titles of 36 characters, 16 regions; the rest, and the pool of near
-    pictures, as on Flickr30k [choice].
+    """TaoMultimodal (sec. 5): titles of 36 characters, 16 regions; negatives as the released code
+    has them on Flickr30k, the rest as the paper [choice].
     """
     like = interbert_retrieval_stage()
     stage = replace(
         like,
         batch_size=32,
         feeding=replace(like.feeding, max_tokens=38, max_regions=16),
-        optimizer=Optimizer(lr=4e-5, warmup_steps=10_000),
+        optimizer=interbert_paper_optimizer(4e-5),
     )
     recipe = of_interbert(
         "retrieval-interbert-chinese", interbert_chinese(), "softmax", stage, "on TaoMultimodal"

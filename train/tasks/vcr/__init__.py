@@ -2,5 +2,6 @@
 
 Reading order: ``task`` (what is read and learnt), ``examples`` and ``texts`` (the texts of a row),
 ``categories``, ``outlines`` and ``named`` (of its objects), ``collated`` (a batch of them),
-``heads``, ``recipes``, ``evaluation``, ``metrics`` and ``submission``.
+``heads``, ``settings``, ``recipes`` and ``interbert_recipes``, ``evaluation``, ``metrics`` and
+``submission``.
 """

@@ -16,7 +16,7 @@ from vlmill.train.objectives.losses import IGNORED
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.vcr.categories import WHOLE, category_of
 from vlmill.train.tasks.vcr.examples import ChoiceSample
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
 
 
 def choice_tensors(

@@ -16,7 +16,7 @@ from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.vocabulary import CLS, MASK, SEP
 from vlmill.train.tasks.vcr.outlines import Outline, outlines_of
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
 from vlmill.train.tasks.vcr.submission import CHOICES
 from vlmill.train.tasks.vcr.texts import (
     BETWEEN,

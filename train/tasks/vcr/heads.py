@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlmill.models.interbert.config import InterBertConfig
 from vlmill.models.places import Cells
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives.losses import IGNORED
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
 
 
 class ChoiceOutputs(NamedTuple):
@@ -56,12 +57,14 @@ def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutput
 
 
 def pooled_scores(model: Any, batch: Batch) -> Float[Tensor, "B C"]:
-    """ViLBERT and its baseline: a linear layer on what is pooled of each pair; the picture's
-    regions are embedded once for its choices.
+    """ViLBERT, its baseline and InterBERT: a linear layer on what is pooled of each pair; the
+    image's regions are embedded once for its choices.
     """
     labels, inputs = batch.labels, batch.inputs
     choices = labels["tokens"].shape[1]
-    regions = model.trunk.embed_regions(inputs.region_features, inputs.region_locations)
+    # InterBERT's segments of modalities are for captions; those of a choice are the text's parts.
+    fed = {"of_captions": False} if isinstance(model.trunk.config, InterBertConfig) else {}
+    regions = model.trunk.embed_regions(inputs.region_features, inputs.region_locations, **fed)
     encoded = model.trunk.encode(
         labels["tokens"].flatten(0, 1),
         labels["token_mask"].flatten(0, 1),

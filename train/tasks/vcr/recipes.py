@@ -5,9 +5,10 @@ regions' features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
+from vlmill.models.interbert.config import InterBertTasksConfig, interbert_small
 from vlmill.models.vilbert.config import (
     VilbertTasksConfig,
     vilbert_base,
@@ -24,7 +25,6 @@ from vlmill.models.vlbert.config import (
 )
 from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
 from vlmill.train.recipes.fine_tuning import (
-    PUBLISHED_RUN,
     TRIAL_RUN,
     from_bert,
     from_pixels,
@@ -33,78 +33,17 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_paper,
     vilbert_task_optimizer,
 )
-from vlmill.train.recipes.parts import Feeding, Masking, Optimizer
+from vlmill.train.recipes.parts import Feeding, Optimizer
 from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.tasks.vcr.interbert_recipes import INTERBERT_RECIPES, vcr_interbert
+from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, SUBTASKS, VcrSettings, vcr_recipe
 
-SUBTASKS = ("q2a", "qa2r")
 SMALL_PX = 128  # a side of the pictures of trials
 # Few steps of pretraining, in which all words have the whole picture's vector, leave the scale of
 # words' visual vectors at 0.005, and 600 steps of VCR at 0.006: no text shows which objects it
 # names.
 SMALL_SCALE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class VcrSettings:
-    """The fields that VCR alone has."""
-
-    # What is learnt and measured: answers to questions, rationales given the right answer, or both
-    # by one model (ViLBERT), whose batches hold both [choice; the code takes turns].
-    subtasks: tuple[str, ...] = SUBTASKS
-    # How a text says objects. "names": a person's name is drawn for each question, [SEP] stands
-    # between question and answer, a text has 60 tokens, with an answer 80 (ViLBERT). "tags":
-    # persons' names come in turn, "and" between several, question and answer follow each other, and
-    # each word piece of a name has its object's visual vector (VL-BERT).
-    texts: Literal["names", "tags"] = "names"
-    # Tokens of a question with a choice: of "names" with [CLS] and [SEP], of "tags" without.
-    max_tokens: int = 60
-    max_tokens_with_answer: int = 80
-    # What one choice cuts from the question stays cut for the later ones (ViLBERT's code); with
-    # "tags" for all of them in any case (VL-BERT's code).
-    shared_cut: bool = False
-    # Which objects are shown: ``all``, as in all released runs, or those alone that question and
-    # choices name, in the order in which they are named first (an option of VL-BERT's code, there
-    # `ONLY_USE_RELEVANT_DETS`). Texts count those that are shown.
-    objects: Literal["all", "named"] = "all"
-    # Each choice right or wrong by itself (VL-BERT's code), or one of four (the papers).
-    loss: Literal["softmax", "sigmoid"] = "softmax"
-    # Whose categories are guessed besides: of ``all`` regions, with nothing masked (VL-BERT's
-    # code), of those that are ``masked`` (its paper), or of none.
-    regions: Literal["none", "all", "masked"] = "none"
-    words: bool = False  # masked words are guessed, too (its ablation); model.masked_words=true
-    masking: Masking = field(default_factory=Masking)  # of both
-    # Of an evaluation: the folder of one of the other sub-task's checkpoint (`--scores`).
-    scores: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.subtasks or set(self.subtasks) - set(SUBTASKS):
-            raise ValueError(f"settings.subtasks={list(self.subtasks)}: want q2a, qa2r or both")
-        if min(self.max_tokens, self.max_tokens_with_answer) < 8:
-            raise ValueError("settings.max_tokens: want at least 8, and as many with an answer")
-
-
-NEEDS = "regions of VCR's pictures at detected and at annotated boxes"
-LONGEST = 512  # of what is stored; `VcrSettings` says how long the texts are that are read
-
-
-def vcr_recipe(
-    name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
-) -> TaskRecipe:
-    """What the published runs share."""
-    fields: dict[str, Any] = PUBLISHED_RUN | {
-        "validation_pairs": 10_000,
-    }
-    return TaskRecipe(
-        name=name,
-        task="vcr",
-        variant=variant,
-        model=model,
-        starts_from=starts_from,
-        stages=(stage,),
-        **(fields | changes),
-    )
-
 
 # ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on what is pooled; batch 64, rate 2e-5.
 
@@ -121,14 +60,18 @@ def vilbert_vcr_feeding() -> Feeding:
 
 
 def vcr_vilbert() -> TaskRecipe:
-    """As released: one model for answers and rationales."""
+    """As released: one model for answers and rationales, whose steps take turns.
+
+    The code warms up over a tenth of the iterations, each of which has an update for either
+    sub-task: a twentieth of the updates.
+    """
     stage = Pass(
         name="vcr",
         epochs=20,
         epoch_steps="ceil",
         batch_size=64,
         feeding=vilbert_vcr_feeding(),
-        optimizer=vilbert_task_optimizer(2e-5),
+        optimizer=vilbert_task_optimizer(2e-5, warmup=0.05),
     )
     return vcr_recipe(
         "vcr-vilbert",
@@ -136,7 +79,7 @@ def vcr_vilbert() -> TaskRecipe:
         VilbertTasksConfig(trunk=vilbert_base(), num_answers=1),
         ("vilbert", "vilbert-tasks"),
         stage,
-        settings=VcrSettings(shared_cut=True),
+        settings=VcrSettings(shared_cut=True, in_turns=True),
         about="VCR with ViLBERT, answers and rationales by one model, as released",
         needs=f"{NEEDS}; --init: a pretrained ViLBERT",
     )
@@ -249,11 +192,13 @@ def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskReci
 # For trials on a CPU.
 
 
-def small_vcr(name: str, like: TaskRecipe, model: Any, **settings: Any) -> TaskRecipe:
+def small_vcr(
+    name: str, like: TaskRecipe, model: Any, lr: float = 3e-4, **settings: Any
+) -> TaskRecipe:
     """``like`` in minutes on a CPU, for some thousand questions, answers and rationales at once."""
     (stage,) = like.stages
     fast = replace(
-        stage, steps=600, epochs=None, batch_size=32, accumulation=1, optimizer=Optimizer(lr=3e-4)
+        stage, steps=600, epochs=None, batch_size=32, accumulation=1, optimizer=Optimizer(lr=lr)
     )
     settings |= {"subtasks": SUBTASKS, "max_tokens": 40, "max_tokens_with_answer": 56}
     return replace(
@@ -263,6 +208,7 @@ def small_vcr(name: str, like: TaskRecipe, model: Any, **settings: Any) -> TaskR
         stages=(fast,),
         settings=replace(like.settings, **settings),
         about=f"VCR with {name.removeprefix('vcr-').removesuffix('-small')} for trials on a CPU",
+        average=0.0,
         **TRIAL_RUN,
     )
 
@@ -271,7 +217,14 @@ def vcr_vilbert_small() -> TaskRecipe:
     """With a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, num_answers=1, dropout=0.0)
-    return small_vcr("vcr-vilbert-small", vcr_vilbert(), model)
+    return small_vcr("vcr-vilbert-small", vcr_vilbert(), model, in_turns=False)
+
+
+def vcr_interbert_small() -> TaskRecipe:
+    """With a small InterBERT."""
+    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = InterBertTasksConfig(trunk=trunk, dropout=0.0)
+    return small_vcr("vcr-interbert-small", vcr_interbert(), model, 2e-4)
 
 
 def vcr_vl_bert_small() -> TaskRecipe:
@@ -321,7 +274,9 @@ RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "vcr-single-stream-from-bert": lambda: from_bert(on_single_stream(vcr_vilbert())),
     **_of_vl_bert("q2a"),
     **_of_vl_bert("qa2r"),
+    **INTERBERT_RECIPES,
     "vcr-vilbert-small": vcr_vilbert_small,
+    "vcr-interbert-small": vcr_interbert_small,
     "vcr-vl-bert-small": vcr_vl_bert_small,
     "vcr-vl-bert-end-to-end-small": vcr_vl_bert_end_to_end_small,
 }

@@ -25,7 +25,7 @@ from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
-from vlmill.train.loading.arrays import Array
+from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
@@ -43,7 +43,14 @@ from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_kind
+from vlmill.train.tasks.task import (
+    Evaluated,
+    Predicted,
+    Reading,
+    Task,
+    require_kind,
+    require_variant,
+)
 from vlmill.train.tasks.vcr.collated import choice_tensors
 from vlmill.train.tasks.vcr.evaluation import evaluated
 from vlmill.train.tasks.vcr.examples import COLUMNS as LABELLED
@@ -65,10 +72,11 @@ from vlmill.train.tasks.vcr.heads import (
 )
 from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
 
 # The variants whose model has heads for categories and words.
 OWN_HEADS = ("vl-bert-vcr", "vl-bert-vcr-end-to-end")
+VARIANTS = ("vilbert-tasks", "interbert-tasks", "vilbert-12in1-tasks", *OWN_HEADS)
 OWN_BOXES = ("annotated", "examples")  # the objects' own boxes, and in their order
 
 
@@ -128,6 +136,13 @@ class Vcr(Task):
     def record(self) -> TaskRecord:
         """The head means the same for all data."""
         return TaskRecord(name=self.name)
+
+    def in_turns(self, table: SampleTable, rows: Ids) -> Sequence[Ids]:
+        """Returns the rows of each sub-task where these take turns, in the settings' order."""
+        if not self.settings.in_turns:
+            return (rows,)
+        subtasks = dict.fromkeys(self.settings.subtasks)
+        return [rows[table.is_among("task", [subtask])[rows]] for subtask in subtasks]
 
     def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The question with its picture and the texts of its choices; what is wrong with a row
@@ -295,6 +310,7 @@ def vcr(
     """The task of a recipe. Raises InputError for settings that the model cannot learn."""
     if labels is not None:
         raise InputError(f"--labels {labels}: vcr has no list of labels; drop it")
+    require_variant(recipe, VARIANTS)
     settings: VcrSettings = recipe.settings
     has_heads = recipe.variant in OWN_HEADS
     if not has_heads and (settings.regions != "none" or settings.words):

@@ -44,7 +44,7 @@ from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.mirrored import mirrored_text, sides_of
 from vlmill.train.tasks.scores import by_id, require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_variant
 from vlmill.train.tasks.vlbert_texts import SpecialIds, vqa_text
 from vlmill.train.tasks.vqa.answers import answers_for, say_what_is_left_out
 from vlmill.train.tasks.vqa.evaluation import evaluated, targets_of_row
@@ -271,6 +271,7 @@ def vqa(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Vqa:
     """The task of a recipe on a table of questions; ``labels`` is a file of answers."""
+    require_variant(recipe, HEADS)
     settings: VqaSettings = recipe.settings
     answers = answers_for(examples, labels, init, min_questions=settings.min_questions)
     say_what_is_left_out(examples, answers)

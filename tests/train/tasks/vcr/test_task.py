@@ -14,18 +14,29 @@ from tests.factories import Tables, write_images
 from tests.train.tasks.choices import choice_row, rows_of, tiny, world, write_choices
 from tests.train.tasks.expressions import write_boxes
 
+from vlmill.models import MODELS
+from vlmill.models.inputs import VLInputs
+from vlmill.models.interbert.config import InterBertTasksConfig, interbert_small
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.joined_regions import JoinedRegions
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.cli import main
+from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.joined import joined_regions
 from vlmill.train.loading.sample import Sample, take_regions
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.run.saving import PREPARED
+from vlmill.train.tasks.batches import TaskBatches
+from vlmill.train.tasks.finetuning.job import (
+    TaskInputs,
+    finetune,
+    open_task,
+    prepare_examples,
+)
 from vlmill.train.tasks.vcr.categories import WHOLE, category_of
 from vlmill.train.tasks.vcr.collated import choice_tensors
 from vlmill.train.tasks.vcr.examples import (
@@ -36,9 +47,10 @@ from vlmill.train.tasks.vcr.examples import (
     Question,
     texts_of,
 )
-from vlmill.train.tasks.vcr.heads import mean_of_choices
+from vlmill.train.tasks.vcr.heads import mean_of_choices, pooled_scores
 from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
-from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.settings import VcrSettings
+from vlmill.train.tasks.vcr.task import Vcr
 
 PEOPLE = "casey riley jessie jackie avery jaime peyton kerry jody kendall frankie pat quinn"
 THINGS = "what does do ? it barks purrs floats sings is a dog cat boat bird . and"
@@ -165,7 +177,7 @@ def test_each_choice_by_itself_by_hand() -> None:
     assert mean_of_choices(logits, right).item() == pytest.approx(7 / 8 * math.log(2))
 
 
-NAMES = ("vilbert", "vl-bert")
+NAMES = ("vilbert", "vl-bert", "interbert")
 
 
 def evaluate(inputs: TaskInputs, run: Path, output: Path, *more: str) -> int:
@@ -310,6 +322,71 @@ def test_vl_berts_switches_train(tmp_path: Path, changes: tuple[str, ...]) -> No
     finetune(tiny("vcr-vl-bert-small", "steps=2", *changes), inputs, tmp_path / "out")
     lines = [line for line in read_log(tmp_path / "out" / "log.jsonl") if "loss" in line]
     assert len(lines) == 2 and all(math.isfinite(line["loss"]) for line in lines)
+
+
+def test_steps_take_turns_between_answers_and_rationales(tmp_path: Path) -> None:
+    recipe = tiny("vcr-interbert-small", "batch_size=4", "accumulation=2")
+    assert recipe.settings.in_turns
+    task, sources = open_task(recipe, world(tmp_path, 16), speaks=False)
+    prepare_examples(recipe, sources, task, tmp_path / "out", {}, fresh=False)
+    (stage,) = recipe.stages
+
+    def tasks(settings: VcrSettings) -> list[set[str]]:
+        task = Vcr(settings=settings, variant=recipe.variant, feeding=stage.feeding)
+        batches = TaskBatches(
+            samples=tmp_path / "out" / PREPARED,
+            stage=stage,
+            stage_number=0,
+            seed=0,
+            task=task,
+            training=True,
+        )
+        table = batches.table
+        return [
+            {table.value("task", visit.row) for visit in batches.order.batch(index)}
+            for index in range(24)  # of two questions, two a step: both sub-tasks twice
+        ]
+
+    in_turns = tasks(recipe.settings)
+    assert in_turns == [{("q2a", "qa2r")[index // 2 % 2]} for index in range(24)]
+    mixed = tasks(dataclasses.replace(recipe.settings, in_turns=False))
+    assert {"q2a", "qa2r"} in mixed
+
+
+def test_interberts_segments_are_those_of_the_texts_parts() -> None:
+    """Those that tell regions from captions are not added (the paper's model)."""
+    trunk = interbert_small(width=16, num_heads=2, visual_num_heads=2, modality_segments=True)
+    model = MODELS["interbert-tasks"].model(InterBertTasksConfig(trunk=trunk)).eval()
+    draws = torch.Generator().manual_seed(0)
+    inputs = VLInputs(
+        tokens=torch.randint(5, 99, (8, 6), generator=draws),
+        token_mask=torch.ones(8, 6, dtype=torch.bool),
+        region_features=torch.rand(8, 3, trunk.region_width, generator=draws),
+        region_locations=torch.rand(8, 3, 5, generator=draws),
+        region_mask=torch.ones(8, 3, dtype=torch.bool),
+        segments=torch.tensor([[0, 0, 0, 1, 1, 1]] * 8),
+    )
+    of_images = ("region_features", "region_locations", "region_mask")
+    for name in of_images:  # four choices of two images
+        getattr(inputs, name).copy_(getattr(inputs, name)[::4].repeat_interleave(4, dim=0))
+    texts = {name: getattr(inputs, name) for name in ("tokens", "token_mask", "segments")}
+    nothing = torch.zeros(0, dtype=torch.int64)
+    batch = Batch(
+        inputs=dataclasses.replace(
+            inputs, **{name: getattr(inputs, name)[::4] for name in (*of_images, *texts)}
+        ),
+        labels={name: value.view(2, 4, 6) for name, value in texts.items()},
+        pair_ids=("a", "b"),
+        masked_tokens=nothing,
+        token_targets=nothing,
+        masked_regions=nothing,
+        class_targets=nothing,
+        feature_targets=torch.zeros(0, trunk.region_width),
+        matching=torch.ones(2),
+    )
+    with torch.no_grad():
+        expected = model.scores(model(inputs).pooled).view(2, 4)
+        torch.testing.assert_close(pooled_scores(model, batch), expected)
 
 
 def test_vilbert_learns_what_an_object_is(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""The fields of VCR's recipes, and what its published runs share."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vlmill.train.recipes.fine_tuning import PUBLISHED_RUN
+from vlmill.train.recipes.parts import Masking
+from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.tasks import TaskRecipe
+
+SUBTASKS = ("q2a", "qa2r")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VcrSettings:
+    """The fields that VCR alone has."""
+
+    # What is learnt and measured: answers to questions, rationales given the right answer, or both
+    # by one model (ViLBERT, InterBERT).
+    subtasks: tuple[str, ...] = SUBTASKS
+    # Of several sub-tasks, each optimiser step is of one, and they take turns (the codes of ViLBERT
+    # and InterBERT). Otherwise a batch holds rows of all.
+    in_turns: bool = False
+    # How a text says objects. "names": a person's name is drawn for each question, [SEP] stands
+    # between question and answer, a text has 60 tokens, with an answer 80 (ViLBERT). "tags":
+    # persons' names come in turn, "and" between several, question and answer follow each other, and
+    # each word piece of a name has its object's visual vector (VL-BERT).
+    texts: Literal["names", "tags"] = "names"
+    # Tokens of a question with a choice: of "names" with [CLS] and [SEP], of "tags" without.
+    max_tokens: int = 60
+    max_tokens_with_answer: int = 80
+    # What one choice cuts from the question stays cut for the later ones (ViLBERT's code); with
+    # "tags" for all of them in any case (VL-BERT's code).
+    shared_cut: bool = False
+    # Which objects are shown: ``all``, as in all released runs, or those alone that question and
+    # choices name, in the order in which they are named first (an option of VL-BERT's code, there
+    # `ONLY_USE_RELEVANT_DETS`). Texts count those that are shown.
+    objects: Literal["all", "named"] = "all"
+    # Each choice right or wrong by itself (VL-BERT's code), or one of four (the papers).
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    # Whose categories are guessed besides: of ``all`` regions, with nothing masked (VL-BERT's
+    # code), of those that are ``masked`` (its paper), or of none.
+    regions: Literal["none", "all", "masked"] = "none"
+    words: bool = False  # masked words are guessed, too (its ablation); model.masked_words=true
+    masking: Masking = field(default_factory=Masking)  # of both
+    # Of an evaluation: the folder of one of the other sub-task's checkpoint (`--scores`).
+    scores: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.subtasks or set(self.subtasks) - set(SUBTASKS):
+            raise ValueError(f"settings.subtasks={list(self.subtasks)}: want q2a, qa2r or both")
+        if min(self.max_tokens, self.max_tokens_with_answer) < 8:
+            raise ValueError("settings.max_tokens: want at least 8, and as many with an answer")
+
+
+NEEDS = "regions of VCR's pictures at detected and at annotated boxes"
+LONGEST = 512  # of what is stored; `VcrSettings` says how long the texts are that are read
+
+
+def vcr_recipe(
+    name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
+) -> TaskRecipe:
+    """What the published runs share."""
+    fields: dict[str, Any] = PUBLISHED_RUN | {
+        "validation_pairs": 10_000,
+    }
+    return TaskRecipe(
+        name=name,
+        task="vcr",
+        variant=variant,
+        model=model,
+        starts_from=starts_from,
+        stages=(stage,),
+        **(fields | changes),
+    )
