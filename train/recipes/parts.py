@@ -186,7 +186,7 @@ class Optimizer:
     schedule: Literal["linear", "cosine", "constant", "milestones"] = "linear"
     drops: tuple[float, ...] = ()
     drop_factor: float = 0.1
-    warmup: float = 0.1  # share of the steps, without its fraction
+    warmup: float = 0.1  # share of the steps; rounded down to whole steps, but not for bert-adam
     warmup_steps: int | None = None  # in place of the share
     end: float = 0.0  # share of the peak that the schedule goes down to
     # The first step's number: 0, so that its rate under warm-up is 0 (the codes of BERT, ViLBERT,

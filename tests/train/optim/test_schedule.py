@@ -25,6 +25,34 @@ def test_drops_at_epochs_by_hand() -> None:
         Optimizer(lr=1.0, drops=(12,))
 
 
+def test_bert_adams_warm_up_is_a_share_of_the_steps_and_others_have_whole_steps() -> None:
+    """By the reference's formula on t = step / steps: t / warmup, then (t - 1) / (warmup - 1), or 1
+    for the constant schedule; a quarter of 9 steps is 2.25 steps.
+    """
+    shares = [step / 9 for step in range(9)]
+    for schedule, after in (("linear", lambda t: (t - 1) / (0.25 - 1)), ("constant", lambda t: 1)):
+        expected = [t / 0.25 if t < 0.25 else after(t) for t in shares]
+        bert = Optimizer(lr=1.0, kind="bert-adam", warmup=0.25, schedule=schedule)
+        rates = [learning_rate(s, steps=9, settings=bert) for s in range(1, 10)]
+        assert rates == pytest.approx(expected)
+    adamw = Optimizer(lr=1.0, warmup=0.25)
+    rates = [learning_rate(s, steps=9, settings=adamw) for s in range(1, 5)]
+    assert rates == pytest.approx([0, 1 / 2, 1, 6 / 7])
+
+
+def test_drops_multiply_bert_adams_warm_up() -> None:
+    """ViLBERT's and InterBERT's fine-tuning: 0.1 of 45 steps is 4.5 steps."""
+    settings = Optimizer(lr=1.0, kind="bert-adam", schedule="milestones", drops=(2,), warmup=0.1)
+    rates = [learning_rate(s, steps=45, settings=settings, epoch_steps=9.0) for s in (5, 6, 19)]
+    assert rates == pytest.approx([4 / 4.5, 1, 0.1])
+
+
+def test_a_warm_up_in_whole_steps_is_not_a_share() -> None:
+    settings = Optimizer(lr=1.0, kind="bert-adam", warmup=0.25, warmup_steps=3)
+    rates = [learning_rate(s, steps=9, settings=settings) for s in (1, 2, 3, 4)]
+    assert rates == pytest.approx([0, 1 / 3, 2 / 3, 1])
+
+
 def test_steps_counted_from_1() -> None:
     settings = Optimizer(lr=1.0, warmup=0.2, first_step=1)
     rates = [learning_rate(s, steps=10, settings=settings) for s in range(1, 11)]
