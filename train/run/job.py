@@ -26,7 +26,12 @@ from vlmill.train.run.cost import checkpoints_bytes
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.loop import Stopped
 from vlmill.train.run.model import allowed_changes, first_model
-from vlmill.train.run.planning import plan_stages, said_visits, say_what_never_peaks
+from vlmill.train.run.planning import (
+    plan_stages,
+    said_visits,
+    say_what_never_peaks,
+    trained_images,
+)
 from vlmill.train.run.preparing import RECIPE, prepare
 from vlmill.train.run.pretraining import Pretraining
 from vlmill.train.run.report import write_report
@@ -121,7 +126,8 @@ def open_runner(
     changes = allowed_changes(recipe, sources.init)
     config = replaced(model_config(recipe, words, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits)
+    table = SampleTable(output / PREPARED)
+    stages = plan_stages(recipe, table, sources.splits)
     learning = Pretraining(tokenizer=words, picture_tokenizer=sources.picture_tokenizer)
     return Runner(
         recipe,
@@ -131,5 +137,5 @@ def open_runner(
         stages,
         accelerator,
         learning,
-        partial(first_model, recipe, sources),
+        partial(first_model, recipe, sources, trained_images(recipe, table, sources.splits)),
     )

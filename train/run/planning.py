@@ -6,6 +6,8 @@ import numpy as np
 
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.chosen import stage_rows, text_rows
 from vlmill.train.loading.mixture import sources_of
 from vlmill.train.loading.store.splits import SplitPlan, Splits
@@ -82,6 +84,19 @@ def visits_of(
         for rows in (stage_rows(table, stage, splits), texts)
     )
     return pairs, beside
+
+
+def trained_images(recipe: RunSettings, table: SampleTable, plan: SplitPlan) -> Ids:
+    """Returns the rows, in the table of regions, of all images that stages with regions are trained
+    on: int64 [N], rising.
+    """
+    visited = [
+        table.image_rows[stage_rows(table, stage, splits)]
+        for stage, splits in zip(recipe.stages, plan.training, strict=True)
+        if stage.feeding.reads_regions
+    ]
+    rows = np.unique(np.concatenate([NO_ROWS, *visited]))
+    return rows[rows != ABSENT]
 
 
 def _refuse_without_pairs(
