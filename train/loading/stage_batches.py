@@ -90,6 +90,7 @@ class StageBatches(Dataset[HostBatch], ABC):
             seed=self.seed,
             stage=self.stage_number,
             size=self.size,
+            parts=self.stage.accumulation * self.processes,
         )
 
     @cached_property

@@ -231,7 +231,7 @@ class Loading:
     # Larger data are cut into runs of so many pairs whose pictures lie side by side; a window is as
     # many runs from anywhere.
     block: int = 64
-    # So many batches are formed at once, of pairs of like lengths, and shuffled. For VLMo on GPUs,
+    # So many steps are formed at once, of pairs of like lengths, and shuffled. For VLMo on GPUs,
     # which computes its padding there: other models pack rows, and buckets bring nothing.
     bucket: int = 1
     pad_to: int = 1  # with buckets: lengths are padded to a multiple

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.files.outputs import prepare_output
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
+from vlmill.train.checkpoints.state import num_processes
 from vlmill.train.loading.features import features_of
 from vlmill.train.objectives import pretraining as objectives
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
@@ -491,6 +494,62 @@ def test_parts_of_a_step_are_added_up(tables: Tables, recipe: Recipe, tmp_path: 
     for one, other in zip(logged(tmp_path / "whole"), logged(tmp_path / "parts"), strict=True):
         losses = {name: value for name, value in one.items() if name.startswith("loss")}
         assert losses == pytest.approx({name: other[name] for name in losses}, rel=1e-4)
+
+
+def test_a_start_that_fails_before_step_1_does_not_claim_its_output(
+    tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, out = tables.write(), tmp_path / "out"
+    for wrong, message in (("sources=[none]", "no pair of source"), ("share=1e-9", "no pair")):
+        with pytest.raises(InputError, match=message):
+            pretrain(change_recipe(recipe, [wrong]), inputs, out)
+        assert (out / "prepared").exists()
+    with monkeypatch.context() as broken:
+        kill_at(1, broken)
+        with pytest.raises(Killed):
+            pretrain(change_recipe(recipe, ["optimizer.lr=9"]), inputs, out)
+    corrected = change_recipe(recipe, ["steps=3", "save_every=9"])
+    with monkeypatch.context() as broken:
+        kill_at(3, broken)
+        with pytest.raises(Killed):
+            pretrain(corrected, inputs, out)
+    with pytest.raises(InputError, match="seed was 0 and is 1"):  # steps were made, none is saved
+        pretrain(change_recipe(corrected, ["seed=1"]), inputs, out)
+    pretrain(corrected, inputs, out)
+    assert sorted(saved_steps(out)) == [3] and [x["step"] for x in logged(out)] == [1, 2, 3]
+    assert verify_folder(out) == []
+
+
+def test_a_failed_start_gives_way_to_training_alone(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    """The tables of another job have no checkpoint either."""
+    inputs, out = tables.write(), tmp_path / "out"
+    prepare_output(out, job="manifest own", settings={})
+    write_shard(out, REJECTS, [])
+    with pytest.raises(InputError, match="holds the output of manifest own"):
+        pretrain(recipe, inputs, out)
+    assert list(out.glob("rejects-*"))
+
+
+def test_more_or_fewer_processes_than_before_are_a_warning(
+    tables: Tables,
+    recipe: Recipe,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, out = tables.write(), tmp_path / "out"
+    kill_at(5, monkeypatch)
+    with pytest.raises(Killed):
+        pretrain(recipe, inputs, out)
+    monkeypatch.undo()
+    path = saved_steps(out)[4] / "training_state.safetensors"
+    state = load_file(path)
+    assert num_processes(state) == 1
+    save_file(state | {"rng.cpu.1": state["rng.cpu.0"].clone()}, path)
+    pretrain(recipe, inputs, out)
+    assert "trained by 2 processes and continues with 1: steps have the" in capsys.readouterr().err
 
 
 def test_an_output_of_something_else_is_left_alone(
