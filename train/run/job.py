@@ -27,9 +27,11 @@ from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_m
 from vlmill.train.run.loop import Stopped
 from vlmill.train.run.model import allowed_changes, first_model
 from vlmill.train.run.planning import (
+    count_visited,
     plan_stages,
     said_visits,
     say_what_never_peaks,
+    share_words,
     trained_images,
 )
 from vlmill.train.run.preparing import RECIPE, prepare
@@ -93,6 +95,11 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
         require_room(checkpoints_bytes(runner), output, force=force)
         write_text(output / RECIPE, to_yaml(runner.recipe))
         for run in runner.stages:
+            if run.share is not None:
+                visited, pairs = run.share
+                unit = "images" if run.stage.feeding.kind == "pictures" else "pairs"
+                chosen = share_words(run.stage)
+                say(f"stage {run.stage.name}: {chosen} visits {visited:,} of {pairs:,} {unit}")
             if run.stage.mixture:
                 say(f"stage {run.stage.name}: an epoch visits {said_visits(run.visits)}")
     try:
@@ -109,7 +116,11 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
         table, tokenizer = SampleTable(output / PREPARED), Tokenizer.from_str(made.tokenizer)
         criterion = runner.learning.criterion
         write_report(output, runner.recipe, table, tokenizer, counts, criterion)
-        said = runner.saving.finish(runner.done, rejects, settings, counts)
+        pairs = str(counts["kept"])
+        if any(run.share is not None for run in runner.stages):
+            visited = count_visited(runner.stages, table, runner.sources.splits)
+            pairs = f"{visited} of {pairs}"
+        said = runner.saving.finish(runner.done, rejects, settings, counts, pairs)
         runner.rejecting.forget()
     accelerator.wait_for_everyone()
     return said

@@ -46,7 +46,8 @@ class StageRun:
     """A stage with its place in the run: its step 1 is the run's step ``offset + 1``.
 
     ``epoch_steps``: the steps of an epoch. ``visits``: its pairs, by source. ``sources``: theirs,
-    and those of the texts that come beside pairs.
+    and those of the texts that come beside pairs. ``share``: of a stage that visits a part of its
+    pairs (`Pass.share`, `Pass.max_pairs`), how many that are, and of how many.
     """
 
     stage: Pass
@@ -56,6 +57,7 @@ class StageRun:
     epoch_steps: float = 0.0
     visits: Mapping[str, int] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
+    share: tuple[int, int] | None = None
 
     @property
     def last(self) -> int:

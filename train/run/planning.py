@@ -63,6 +63,7 @@ def plan_stages(
                 epoch_steps=stage.steps_of_epoch(count),
                 visits=visits,
                 sources=tuple(sorted(visits.keys() | texts.keys())),
+                share=count_share(table, stage, plan.training[number]),
             )
         )
     return runs
@@ -84,6 +85,31 @@ def visits_of(
         for rows in (stage_rows(table, stage, splits), texts)
     )
     return pairs, beside
+
+
+def count_share(table: SampleTable, stage: Pass, splits: Splits) -> tuple[int, int] | None:
+    """Returns how many pairs ``share`` and ``max_pairs`` have a stage visit, and of how many; None
+    of a stage that has neither.
+    """
+    if stage.share == 1 and stage.max_pairs is None:
+        return None
+    pairs = table.rows_of(stage.sources, stage.feeding.kind, splits)
+    return len(stage_rows(table, stage, splits)), len(pairs)
+
+
+def share_words(stage: Pass) -> str:
+    """Returns the fields by which a stage visits a part of its pairs, as they are given."""
+    share = [f"share={stage.share:g}"] if stage.share < 1 else []
+    most = [] if stage.max_pairs is None else [f"max_pairs={stage.max_pairs}"]
+    return " ".join(share + most)
+
+
+def count_visited(stages: Sequence[StageRun], table: SampleTable, plan: SplitPlan) -> int:
+    """Returns how many pairs any of the stages visits."""
+    is_visited = np.zeros(len(table), dtype=np.bool_)
+    for run in stages:
+        is_visited[stage_rows(table, run.stage, plan.training[run.number])] = True
+    return int(is_visited.sum())
 
 
 def trained_images(recipe: RunSettings, table: SampleTable, plan: SplitPlan) -> Ids:
