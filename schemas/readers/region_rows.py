@@ -138,7 +138,7 @@ def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
 
 def is_in_range(array: Array) -> bool:
     """Returns whether an array of numbers holds finite ones of at most :data:`LARGEST` alone."""
-    return bool((np.abs(array, dtype=np.float32) <= LARGEST).all())
+    return bool((np.abs(array) <= np.float32(LARGEST)).all())  # as float32 also of float16
 
 
 def from_stored(array: Array, dtype: str) -> Array:
