@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import say
 from vlmill.schemas.console.cost import require_room
 from vlmill.schemas.console.trackers import require_trackers
 from vlmill.schemas.files.atomic import write_text
@@ -29,9 +28,8 @@ from vlmill.train.run.model import allowed_changes, first_model
 from vlmill.train.run.planning import (
     count_visited,
     plan_stages,
-    said_visits,
+    say_visits,
     say_what_never_peaks,
-    share_words,
     trained_images,
 )
 from vlmill.train.run.preparing import RECIPE, prepare
@@ -94,14 +92,7 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
         say_what_never_peaks(runner.stages)
         require_room(checkpoints_bytes(runner), output, force=force)
         write_text(output / RECIPE, to_yaml(runner.recipe))
-        for run in runner.stages:
-            if run.share is not None:
-                visited, pairs = run.share
-                unit = "images" if run.stage.feeding.kind == "pictures" else "pairs"
-                chosen = share_words(run.stage)
-                say(f"stage {run.stage.name}: {chosen} visits {visited:,} of {pairs:,} {unit}")
-            if run.stage.mixture:
-                say(f"stage {run.stage.name}: an epoch visits {said_visits(run.visits)}")
+        say_visits(runner.stages)
     try:
         runner.train()
     except Stopped:
@@ -118,8 +109,7 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
         write_report(output, runner.recipe, table, tokenizer, counts, criterion)
         pairs = str(counts["kept"])
         if any(run.share is not None for run in runner.stages):
-            visited = count_visited(runner.stages, table, runner.sources.splits)
-            pairs = f"{visited} of {pairs}"
+            pairs = f"{count_visited(runner.stages, table, runner.sources.splits)} of {pairs}"
         said = runner.saving.finish(runner.done, rejects, settings, counts, pairs)
         runner.rejecting.forget()
     accelerator.wait_for_everyone()

@@ -97,11 +97,19 @@ def count_share(table: SampleTable, stage: Pass, splits: Splits) -> tuple[int, i
     return len(stage_rows(table, stage, splits)), len(pairs)
 
 
-def share_words(stage: Pass) -> str:
-    """Returns the fields by which a stage visits a part of its pairs, as they are given."""
-    share = [f"share={stage.share:g}"] if stage.share < 1 else []
-    most = [] if stage.max_pairs is None else [f"max_pairs={stage.max_pairs}"]
-    return " ".join(share + most)
+def say_visits(stages: Sequence[StageRun]) -> None:
+    """Prints how many pairs the stages visit that do not visit each of theirs once an epoch."""
+    for run in stages:
+        stage = run.stage
+        if run.share is not None:
+            share = [f"share={stage.share:g}"] if stage.share < 1 else []
+            most = [] if stage.max_pairs is None else [f"max_pairs={stage.max_pairs}"]
+            visited, pairs = run.share
+            unit = "images" if stage.feeding.kind == "pictures" else "pairs"
+            fields = " ".join(share + most)
+            say(f"stage {stage.name}: {fields} visits {visited:,} of {pairs:,} {unit}")
+        if stage.mixture:
+            say(f"stage {stage.name}: an epoch visits {said_visits(run.visits)}")
 
 
 def count_visited(stages: Sequence[StageRun], table: SampleTable, plan: SplitPlan) -> int:
@@ -121,8 +129,9 @@ def trained_images(recipe: RunSettings, table: SampleTable, plan: SplitPlan) -> 
         for stage, splits in zip(recipe.stages, plan.training, strict=True)
         if stage.feeding.reads_regions
     ]
-    rows = np.unique(np.concatenate([NO_ROWS, *visited]))
-    return rows[rows != ABSENT]
+    rows: Ids = np.unique(np.concatenate([NO_ROWS, *visited]))
+    present: Ids = rows[rows != ABSENT]
+    return present
 
 
 def _refuse_without_pairs(

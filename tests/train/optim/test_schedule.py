@@ -1,5 +1,7 @@
 """The rate of each step of a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from vlmill.train.optim.schedule import constant, cosine, learning_rate, milestones, polynomial
@@ -30,11 +32,13 @@ def test_bert_adams_warm_up_is_a_share_of_the_steps_and_others_have_whole_steps(
     for the constant schedule; a quarter of 9 steps is 2.25 steps.
     """
     shares = [step / 9 for step in range(9)]
-    for schedule, after in (("linear", lambda t: (t - 1) / (0.25 - 1)), ("constant", lambda t: 1)):
-        expected = [t / 0.25 if t < 0.25 else after(t) for t in shares]
-        bert = Optimizer(lr=1.0, kind="bert-adam", warmup=0.25, schedule=schedule)
-        rates = [learning_rate(s, steps=9, settings=bert) for s in range(1, 10)]
-        assert rates == pytest.approx(expected)
+    rising = [t / 0.25 for t in shares if t < 0.25]
+    linear = Optimizer(lr=1.0, kind="bert-adam", warmup=0.25)
+    rates = [learning_rate(s, steps=9, settings=linear) for s in range(1, 10)]
+    assert rates == pytest.approx([*rising, *((t - 1) / (0.25 - 1) for t in shares[3:])])
+    constant = replace(linear, schedule="constant")
+    rates = [learning_rate(s, steps=9, settings=constant) for s in range(1, 10)]
+    assert rates == pytest.approx([*rising, *[1] * 6])
     adamw = Optimizer(lr=1.0, warmup=0.25)
     rates = [learning_rate(s, steps=9, settings=adamw) for s in range(1, 5)]
     assert rates == pytest.approx([0, 1 / 2, 1, 6 / 7])

@@ -25,10 +25,11 @@ from vlmill.train.checkpoints.state import num_processes
 from vlmill.train.loading.features import features_of
 from vlmill.train.objectives import pretraining as objectives
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
-from vlmill.train.run import job, loop
+from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.loop import NonFiniteLoss
+from vlmill.train.run.model import first_model
 from vlmill.train.run.preparing import longest_alone
 
 if TYPE_CHECKING:
@@ -472,15 +473,14 @@ def test_weights_that_are_not_finite_are_named(
     tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = tables.write()
-    build = job.first_model
 
     def broken(*args: Any) -> torch.nn.Module:
-        model = build(*args)
+        model = first_model(*args)
         with torch.no_grad():
-            model.region_embedding.feature.bias[0] = float("inf")
+            model.get_parameter("region_embedding.feature.bias")[0] = float("inf")
         return model
 
-    monkeypatch.setattr(job, "first_model", broken)
+    monkeypatch.setattr("vlmill.train.run.job.first_model", broken)
     named = r"step 1: .*model was not finite before the step \(.*region_embedding.feature.bias\)"
     with pytest.raises(NonFiniteLoss, match=named):
         pretrain(recipe, inputs, tmp_path / "out")
