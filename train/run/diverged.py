@@ -1,4 +1,4 @@
-"""What a run that stops at a loss that is not finite says of it."""
+"""The message of a run that stops at a loss that is not finite."""
 
 from collections.abc import Mapping, Sequence
 
