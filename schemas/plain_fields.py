@@ -116,10 +116,11 @@ def override(config: T, assignments: Sequence[str]) -> T:
     Members of a list are counted from 0: ``stages.1.steps=10``. Raises InputError for an unknown
     field, with the nearest name, and for a value of the wrong type.
     """
-    return replaced(config, map(_parsed, assignments))
+    return replaced(config, map(parse_assignment, assignments))
 
 
-def _parsed(assignment: str) -> tuple[str, Any]:
+def parse_assignment(assignment: str) -> tuple[str, Any]:
+    """Returns the dotted path and the YAML value of ``path=value``."""
     path, _, text = assignment.partition("=")
     try:
         return path, read_document(text).value

@@ -52,8 +52,8 @@ was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of 
 step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init. SIGTERM and SIGUSR1
 save and exit with status 0, or what --stopped-status says.
 
-Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: steps, batch_size,
-optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
+Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: steps or epochs,
+batch_size, optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
 With several stages say which: stages.1.steps=100.
 
 Pairs of a split for validation or test (val, dev, test, testA, ...: docs/training.md) are not

@@ -25,8 +25,8 @@ from vlmill.schemas.files.paths import path_of, readable
 from vlmill.schemas.files.places import PlacesWriter, binary_columns
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
-# Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN or
-# infinite.
+# Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN,
+# infinite or so large that it overflows (`region_rows.LARGEST`).
 FINITE = "vlmill.finite"
 SOFTWARE = f"vlmill {vlmill.__version__}"
 

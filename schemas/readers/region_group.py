@@ -19,6 +19,7 @@ from vlmill.schemas.readers.region_rows import (
     RegionRow,
     are_finite,
     from_stored,
+    is_in_range,
 )
 from vlmill.schemas.tables import REGIONS, breaks_contract
 
@@ -124,10 +125,14 @@ class RegionGroup:
         )
 
     def is_finite(self, number: int) -> bool:
-        """Says whether all numbers of a row are finite: boxes, scores and arrays. Reads it."""
+        """Says whether all numbers of a row are finite and none overflows: boxes, also as shares of
+        the image's size, scores and arrays. Reads it.
+        """
         row = self.row(number, SCORES)
+        if min(row.width, row.height) < 1:
+            return False
         small = (row.boxes, *(getattr(row, name) for name in SCORES))
-        if not all(np.isfinite(array).all() for array in small if array is not None):
+        if not all(is_in_range(array) for array in small if array is not None):
             return False
         for name in ARRAYS:
             stored = self.stored_bytes(name, number)

@@ -92,33 +92,53 @@ def region_arrays(
 def to_stored(values: Array, dtype: str) -> Array:
     """Values rounded to ``dtype`` (half to even), as the array whose bytes are stored.
 
-    Raises ValueError for values that it cannot hold.
+    Raises ValueError for values that it cannot hold, and for larger ones than :data:`LARGEST`.
     """
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
             array = np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
-        finite = are_finite(array.reshape(-1).view(np.uint8), dtype)
+        finite = are_finite(_bytes_of(array), dtype)
     else:
-        bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
+        exact = np.ascontiguousarray(values, dtype="<f4")
+        bits = exact.view("<u4")
         rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)
         array = (rounded >> 16).astype("<u2")
-        # Not finite before, or rounded up to infinity: all exponent bits set.
-        finite = not ((bits & 0x7F800000 == 0x7F800000) | (array & 0x7F80 == 0x7F80)).any()
+        # Before, as rounding takes some NaN to 0, and after, as it may round up beyond the largest.
+        finite = are_finite(_bytes_of(exact), "float32") and are_finite(_bytes_of(array), dtype)
     if not finite:
-        raise ValueError(f"values that {dtype} cannot hold")
+        raise ValueError(f"values that {dtype} cannot hold, or above {LARGEST:g}")
     return array
 
 
-# All of these bits are set in numbers that are not finite, and in no others.
-EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
+def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+# Larger numbers overflow float32 once a model has multiplied them. Detectors' are below 1e3.
+LARGEST = 1e10
+_LARGEST_BITS = int(np.float32(LARGEST).view(np.uint32))
+# The bits of a number without its sign, and those of the largest one. A number has larger bits the
+# larger it is, and infinity and NaN have larger ones than all numbers.
+MAGNITUDES = {
+    "float16": (0x7FFF, 0x7BFF),
+    "bfloat16": (0x7FFF, _LARGEST_BITS >> 16),
+    "float32": (0x7FFFFFFF, _LARGEST_BITS),
+}
 
 
 def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
-    """Says whether the stored bytes of an array of ``dtype`` hold finite numbers alone."""
-    mask = EXPONENTS[dtype]
+    """Returns whether the stored bytes of an array of ``dtype`` are finite numbers of at most
+    :data:`LARGEST`.
+    """
+    mask, largest = MAGNITUDES[dtype]
     # By their bits: NumPy asks float16 one by one.
     bits = np.frombuffer(stored, np.dtype(f"<u{FEATURE_DTYPES[dtype].itemsize}"))
-    return not ((bits & mask) == mask).any()
+    return not ((bits & mask) > largest).any()
+
+
+def is_in_range(array: Array) -> bool:
+    """Returns whether an array of numbers holds finite ones of at most :data:`LARGEST` alone."""
+    return bool((np.abs(array) <= np.float32(LARGEST)).all())  # as float32 also of float16
 
 
 def from_stored(array: Array, dtype: str) -> Array:
@@ -132,7 +152,8 @@ def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
     """Encodes rows as a table of the regions contract; ``dtype``: of features and class_probs.
 
     Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
-    not finite (after conversion: 70,000 overflows float16). The table says that they are.
+    not finite (after conversion: 70,000 overflows float16) or above :data:`LARGEST`. The table says
+    that they are.
     """
     schema = REGIONS.schema.with_metadata({FINITE: "true"})
     return pa.Table.from_pylist([_encode(row, dtype) for row in rows], schema=schema)
@@ -153,8 +174,8 @@ def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
         ("a class's score", row.class_scores),
         ("an attribute's score", row.attribute_scores),
     ):
-        if array is not None and not np.isfinite(array).all():
-            raise ValueError(f"{row.image_id}: {name} is not finite")
+        if array is not None and not is_in_range(array):
+            raise ValueError(f"{row.image_id}: {name} is not finite, or above {LARGEST:g}")
     numbers = row.class_prob_ids
     if numbers is not None and (row.class_probs is None or row.class_probs.shape != numbers.shape):
         raise ValueError(f"{row.image_id}: class_prob_ids without class_probs of the same shape")
@@ -185,7 +206,8 @@ def _to_bytes(row: RegionRow, name: str, dtype: str) -> bytes | None:
     array: Array | None = getattr(row, name)
     if array is None:
         return None
+    hint = "" if dtype == "float32" else "; store them as float32"
     try:
         return to_stored(array, dtype).tobytes()
     except ValueError as error:
-        raise ValueError(f"{row.image_id}: {name} has {error}; store them as float32") from None
+        raise ValueError(f"{row.image_id}: {name} has {error}{hint}") from None

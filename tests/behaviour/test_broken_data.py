@@ -5,23 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from tests.behaviour.test_end_to_end import batches as end_to_end_batches
 from tests.behaviour.test_end_to_end import tiny, write_rows
-from tests.factories import write_photographs
+from tests.factories import caption, write_photographs
 from tests.train.run.test_job import Killed, assert_same_run, kill_at
 
+from vlmill.models import VARIANTS
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import to_yaml
-from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.tables import REJECTS
+from vlmill.schemas.readers.region_rows import LARGEST
+from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
+from vlmill.schemas.tables import REGIONS, REJECTS
+from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
+from vlmill.train.loading.features import features_of
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
+from vlmill.train.run.model import feature_statistics
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -32,6 +39,11 @@ def run(recipe: Recipe, tables: Tables, *more: str) -> int:
     config.write_text(to_yaml(recipe))
     where = ["--pairs", tables.pairs, "--output", str(tables.folder / "run")]
     return main(["pretrain", "--config", str(config), *where, *more])
+
+
+def tiny_recipe(name: str, *changes: str) -> Recipe:
+    """A small recipe with fewer layers, in steps of four pairs."""
+    return change_recipe(recipe_named(name), ["batch_size=4", "vocabulary_size=90", *changes])
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -53,7 +65,59 @@ def test_features_that_are_not_finite_stop_before_an_update(
     changed = change_recipe(recipe, ["stages.0.negative_share=0", f"workers={workers}"])
     assert run(changed, tables, "--regions", tables.regions) == 2
     line = last_line(capsys)
-    assert "picture-3: features or boxes are not finite; extract these regions again" in line
+    assert "picture-3: features or boxes are not finite, or above 1e+10; extract" in line
+
+
+@pytest.mark.parametrize("variant", ["vilbert", "vl-bert", "imagebert", "interbert"])
+def test_a_bad_number_costs_its_image_alone(
+    variant: str, tables: Tables, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a table whose writer does not vouch for its numbers. The largest number that is accepted
+    trains.
+    """
+    tables.write(8)
+    arrays = region_arrays(dtype="float32", feature_dim=16)
+    plain = encode_regions(list(RegionReader(tables.regions)), dtype="float32").to_pylist()
+    for row, number in {1: np.nan, 3: -np.inf, 5: 3e38, 6: LARGEST}.items():
+        features = np.frombuffer(plain[row]["features"], np.float32).copy()
+        features[5] = number
+        plain[row]["features"] = features.tobytes()
+    write_shard(tables.regions, REGIONS, plain, arrays=arrays)
+    made = tiny_recipe(f"{variant}-small", "steps=2", "optimizer.warmup=0")
+    assert made.standardise_features
+    assert run(made, tables, "--regions", tables.regions) == 0
+    assert "2 steps on 5 pairs; 3 rejected (3 not_finite)" in capsys.readouterr().out
+    rejects = read_table(tables.folder / "run", REJECTS).to_pylist()
+    named = {"picture-1", "picture-3", "picture-5"}
+    assert {(row["reason"], row["detail"]) for row in rejects} == {("not_finite", n) for n in named}
+
+
+def test_statistics_are_those_of_accepted_training_pairs_alone(
+    tables: Tables, tmp_path: Path
+) -> None:
+    """Neither rejected images, nor those of other splits or beyond the share, count."""
+    rows = [(f"picture-{i}", f"{caption(i)} and {i} birds" if i != 2 else "") for i in range(8)]
+    splits = {"split": [*["train"] * 5, "val", "test", "test"]}
+    tables.write_pairs(rows, splits)
+    tables.write_regions([f"picture-{i}" for i in range(10)], empty=("picture-4",))
+    made = tiny_recipe("imagebert-small", "steps=0")
+    pretrain(made, Inputs(pairs=tables.pairs, regions=tables.regions), tmp_path / "run")
+    embedding = load_checkpoint(tmp_path / "run").model.region_embedding.feature
+    reader = RegionReader(tables.regions)
+    mean, std = feature_statistics(reader, np.array([0, 1, 3]))
+    features = np.concatenate([features_of(reader[f"picture-{i}"], 100) for i in (0, 1, 3)])
+    torch.testing.assert_close(mean, torch.from_numpy(features.mean(0)))
+    torch.manual_seed(made.seed)
+    fresh = VARIANTS["imagebert"].model(load_checkpoint(tmp_path / "run").config)
+    fresh.standardise_regions(mean, std)
+    torch.testing.assert_close(embedding.weight, fresh.region_embedding.feature.weight)
+    torch.testing.assert_close(embedding.bias, fresh.region_embedding.feature.bias)
+
+
+def test_no_box_leaves_features_as_they_are(tables: Tables) -> None:
+    tables.write_regions(["a"], empty=("a",))
+    mean, std = feature_statistics(RegionReader(tables.regions), np.array([0]))
+    assert mean.tolist() == [0.0] * 16 and std.tolist() == [1.0] * 16
 
 
 SMALL_VLMO = (

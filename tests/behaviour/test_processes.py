@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ def launch(
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-9000:]
+    sys.stderr.write(done.stderr)
     return output
 
 
@@ -185,18 +187,42 @@ def test_two_processes_continue_what_two_left(
     short = change_recipe(recipe, ["batch_size=8", "steps=4"])
     whole = train(tmp_path / make(tmp_path, "whole"), tables, short, 2)
     part = train(tmp_path / make(tmp_path, "part"), tables, short, 2)
-    # As if it had been killed after step 2.
-    (part / "_manifest.json").unlink()
-    for folder in (part / "checkpoints").iterdir():
-        if folder.name != "step-00000002":
-            for path in folder.iterdir():
-                path.unlink()
-            folder.rmdir()
+    cut_to_step_2(part)
     part = train(tmp_path / "part", tables, short, 2)
     losses = [
         [json.dumps(line["loss"]) for line in read_log(o / "log.jsonl")] for o in (whole, part)
     ]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_continues_with_a_warning(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One goes on with what two left, and two with what one left, as if nothing had changed: also
+    where a step's pairs are sorted by length.
+    """
+    tables.write()
+    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=4"]
+    short = change_recipe(recipe, [*still, "loading.bucket=2"])
+    runs = {count: train(tmp_path, tables, short, count) for count in (1, 2)}
+    assert_same(runs[1], runs[2])
+    expected = shutil.copytree(runs[1], tmp_path / "expected")
+    for before, after in ((1, 2), (2, 1)):
+        cut_to_step_2(runs[before])
+        part = runs[before].rename(tmp_path / make(tmp_path, f"then-{after}") / f"of-{after}")
+        capfd.readouterr()
+        assert_same(expected, train(part.parent, tables, short, after))
+        said = "process and" if before == 1 else "processes and"
+        assert f"trained by {before} {said} continues with {after}" in capfd.readouterr().err
+
+
+def cut_to_step_2(output: Path) -> None:
+    """As if the run had been killed after step 2."""
+    (output / "_manifest.json").unlink()
+    for folder in (output / "checkpoints").iterdir():
+        if folder.name != "step-00000002":
+            shutil.rmtree(folder)
 
 
 def make(folder: Path, name: str) -> str:

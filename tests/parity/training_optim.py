@@ -33,7 +33,12 @@ def bert_factor(schedule: str, done: int, settings: Mapping[str, Any]) -> float:
         schedule in BERT_SCHEDULES,
         f"config.json: schedule {schedule!r}: a run has {', '.join(BERT_SCHEDULES)}",
     )
-    ours = Optimizer(lr=1.0, schedule=BERT_SCHEDULES[schedule], warmup=settings["warmup"])
+    ours = Optimizer(
+        kind="bert-adam",
+        lr=1.0,
+        schedule=BERT_SCHEDULES[schedule],
+        warmup=settings["warmup"],
+    )
     return learning_rate(done + 1, steps=settings["t_total"], settings=ours)
 
 

@@ -6,7 +6,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vlmill.schemas.errors import InputError
 from vlmill.train.devices.gather import laid_out_like, whole
 
 
@@ -36,6 +35,11 @@ def training_state(
     return state
 
 
+def num_processes(state: Mapping[str, Tensor]) -> int:
+    """Returns how many processes wrote a training state."""
+    return sum(name.startswith("rng.cpu.") for name in state)
+
+
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Returns the state dict, each tensor whole where processes hold parts of it; all have to call
     this.
@@ -49,17 +53,10 @@ def restore_training_state(
     state: Mapping[str, Tensor],
     accelerator: Accelerator,
 ) -> None:
-    """Put back what :func:`training_state` gave.
-
-    Raises InputError if another number of processes wrote it.
+    """Puts back what :func:`training_state` gave; a process that it has no random state of keeps
+    the one that it has.
     """
     process = accelerator.process_index
-    if f"rng.cpu.{process}" not in state:
-        processes = sum(name.startswith("rng.cpu.") for name in state)
-        raise InputError(
-            f"--output: the checkpoint is of a run with {processes} processes; continue with as "
-            "many, or use --fresh"
-        )
     fused = any(group.get("fused") for group in optimizer.param_groups)
     for name, parameter in model.named_parameters():
         for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):
@@ -71,6 +68,7 @@ def restore_training_state(
         scales = accelerator.scaler.state_dict()
         saved = {key: type(value)(state[f"scaler.{key}"].item()) for key, value in scales.items()}
         accelerator.scaler.load_state_dict(saved)
-    torch.set_rng_state(state[f"rng.cpu.{process}"])
+    if f"rng.cpu.{process}" in state:
+        torch.set_rng_state(state[f"rng.cpu.{process}"])
     if torch.cuda.is_available() and f"rng.cuda.{process}" in state:
         torch.cuda.set_rng_state(state[f"rng.cuda.{process}"])

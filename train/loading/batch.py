@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.region_rows import LARGEST
 from vlmill.train.loading.pictures.boxed import picture_regions_of
 from vlmill.train.loading.stored import StoredFeatures
 from vlmill.train.loading.undecodable import NAMED, Undecodable
@@ -99,15 +100,15 @@ class HostBatch:
         tensors = {name: torch.from_numpy(array) for name, array in state["tensors"].items()}
         vars(self).update(state | {"tensors": tensors})
 
-    def not_finite(self) -> list[str]:
-        """Pictures with features or boxes that are not finite: read when something went wrong."""
+    def not_finite(self, *, quick: bool = False) -> list[str]:
+        """Returns the images that :func:`not_finite` finds by their features or boxes."""
         names = ("features", "region_locations", "global_features")
         of_pictures = [self.tensors[name] for name in names if name in self.tensors]
-        return not_finite(self.image_ids, *of_pictures)
+        return not_finite(self.image_ids, *of_pictures, quick=quick)
 
     def checked(self) -> "HostBatch":
         """Returns the batch. Raises InputError for pictures that :meth:`not_finite` names."""
-        if bad := self.not_finite():
+        if bad := self.not_finite(quick=True):
             raise InputError(said_of(bad))
         return self
 
@@ -198,15 +199,20 @@ class HostBatch:
         return whole.scatter_(1, tensors["class_prob_ids"].long(), probs)
 
 
-def not_finite(image_ids: Sequence[str], *of_pictures: Tensor) -> list[str]:
-    """Finds the pictures with a value that is not finite in one of the tensors, each [B, ...]."""
+def not_finite(image_ids: Sequence[str], *of_pictures: Tensor, quick: bool = False) -> list[str]:
+    """Returns the images with a value that is not finite, or above `region_rows.LARGEST`, in one of
+    the tensors, each [B, ...].
+
+    A ``quick`` look takes a hundredth of the time, and misses large values that add up to little.
+    """
     is_bad = torch.zeros(len(image_ids), dtype=torch.bool)
     for tensor in of_pictures:
         rows = tensor[: len(image_ids)].flatten(1)
-        # A sum of finite numbers is finite, but for an overflow; it is read a hundred times as
-        # fast as every number is asked.
-        for at in torch.nonzero(~torch.isfinite(rows.sum(1, dtype=torch.float32))).flatten():
-            is_bad[at] |= not bool(torch.isfinite(rows[at]).all())
+        suspects = ~is_bad
+        if quick:  # NaN and infinity are never lost in a sum
+            suspects &= ~(rows.sum(1, dtype=torch.float32).abs() <= LARGEST)
+        for at in torch.nonzero(suspects).flatten():
+            is_bad[at] = not bool((rows[at].float().abs() <= LARGEST).all())
     return [image_id for image_id, bad in zip(image_ids, is_bad.tolist(), strict=True) if bad]
 
 
@@ -214,7 +220,8 @@ def said_of(image_ids: Sequence[str]) -> str:
     """Says to a user which pictures :func:`not_finite` names, and what to do."""
     more = f" and {len(image_ids) - NAMED} others" if len(image_ids) > NAMED else ""
     return (
-        f"--regions: {', '.join(image_ids[:NAMED])}{more}: features or boxes are not finite; "
+        f"--regions: {', '.join(image_ids[:NAMED])}{more}: features or boxes are not finite, or "
+        f"above {LARGEST:g}; "
         "extract these regions again, or leave their pairs out"
     )
 

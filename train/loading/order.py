@@ -38,7 +38,8 @@ class PairOrder:
     """The endless list of a stage's pairs.
 
     ``rows`` are their rows in the table, in the order in which their pictures lie; ``lengths``, by
-    which batches of like lengths are sorted, is of all rows of the table; ``size`` is of a batch.
+    which batches of like lengths are sorted, is of all rows of the table; ``size`` is of a batch,
+    of which ``parts`` make a step. A step has the same pairs in any number of parts.
     An epoch of up to ``loading.window`` pairs is shuffled as a whole. A ``mixture`` of ``rows``
     says which of them each epoch visits, and how often; else each once.
     """
@@ -49,6 +50,7 @@ class PairOrder:
     seed: int
     stage: int
     size: int
+    parts: int = 1
     mixture: Mixture | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -57,11 +59,11 @@ class PairOrder:
 
     def batch(self, index: int) -> list[Visit]:
         """Returns the pairs of batch ``index``, counted from 0."""
-        group, within = divmod(index, self.loading.bucket)
+        first = index * self.size
         if self.loading.bucket == 1:
-            first = index * self.size
             return [self.visit(place) for place in range(first, first + self.size)]
-        places = self._buckets(group)[within * self.size : (within + 1) * self.size]
+        group, within = divmod(first, self._bucket)
+        places = self._buckets(group)[within : within + self.size]
         return [self.visit(place) for place in places.tolist()]
 
     def visit(self, place: int) -> Visit:
@@ -104,6 +106,11 @@ class PairOrder:
     def count(self) -> int:
         """Visits of an epoch."""
         return len(self.rows) if self.mixture is None else self.mixture.in_an_epoch
+
+    @property
+    def _bucket(self) -> int:
+        """Pairs in a bucket: of whole steps."""
+        return self.loading.bucket * self.parts * self.size
 
     @property
     def _window(self) -> int:
@@ -159,13 +166,12 @@ class PairOrder:
         return rows[order], repeats[order]
 
     def _make_bucket(self, group: int) -> Ids:
-        """Places of a group of batches, batch by batch.
+        """Places of a group of steps, step by step.
 
         Pairs stay in their group, and thus in their epoch but for the group that two epochs share.
         """
         assert self.lengths is not None
-        first, count = group * self.loading.bucket * self.size, self.loading.bucket * self.size
-        places = np.arange(first, first + count)
+        places = np.arange(group * self._bucket, (group + 1) * self._bucket)
         lengths = self.lengths[[self.visit(place).row for place in places.tolist()]]
         batches = places[np.argsort(lengths, kind="stable")].reshape(self.loading.bucket, -1)
         return batches[self._permutation(group, 2 * WINDOW_KEY, len(batches))].ravel()

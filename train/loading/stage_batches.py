@@ -111,6 +111,7 @@ class StageBatches(Dataset[HostBatch], ABC):
             seed=self.seed,
             stage=stage,
             size=self.size,
+            parts=self.stage.accumulation * self.processes,
         )
 
     @cached_property

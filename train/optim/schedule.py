@@ -53,14 +53,25 @@ def milestones(at: float, *, warmup: float, drops: Sequence[float], factor: floa
     return constant(at, warmup=warmup) * float(factor**reached)
 
 
+def warmup_length(steps: int, settings: Optimizer) -> float:
+    """Returns the length of the warm-up of a stage of ``steps``, in steps.
+
+    A share of the steps is used unrounded by BertAdam, which compares the share of the steps done
+    with it (the codes of ViLBERT and InterBERT: 2.25 of 9 steps); the others truncate it to whole
+    steps, as VLMo's code does.
+    """
+    if settings.warmup_steps is not None:
+        return settings.warmup_steps
+    share = settings.warmup * steps
+    return share if settings.kind == "bert-adam" else int(share)
+
+
 def learning_rate(step: int, *, steps: int, settings: Optimizer, epoch_steps: float = 0.0) -> float:
     """Returns the rate of step 1..``steps`` of a stage, as its optimizer's settings say.
 
     ``epoch_steps``: the steps of an epoch, in which drops are counted.
     """
-    rising = settings.warmup_steps
-    if rising is None:
-        rising = int(settings.warmup * steps)
+    rising = warmup_length(steps, settings)
     at = step - 1 + settings.first_step
     if settings.schedule == "constant":
         return settings.lr * constant(at, warmup=rising)

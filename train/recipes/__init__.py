@@ -8,13 +8,13 @@ tell what a recipe costs.
 """
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import override
+from vlmill.schemas.plain_fields import parse_assignment, replaced
 from vlmill.train.recipes.bert import bert_base_recipe, bert_large_recipe, bert_small_recipe
 from vlmill.train.recipes.imagebert import (
     imagebert,
@@ -174,9 +174,24 @@ def change_recipe(recipe: R, assignments: Sequence[str]) -> R:
     """Apply ``field=value`` assignments.
 
     With one stage its fields can be written without ``stages.0.``, so that ``steps=100`` works on
-    every recipe of one stage.
+    every recipe of one stage. ``epochs=2`` replaces the recipe's own ``steps``, and ``steps=100``
+    its ``epochs``. Raises InputError for a stage that is given both.
     """
-    return override(recipe, [_full_path(recipe, assignment) for assignment in assignments])
+    changes = [parse_assignment(_full_path(recipe, assignment)) for assignment in assignments]
+    return replaced(recipe, [*changes, *_replaced_lengths(dict(changes)).items()])
+
+
+def _replaced_lengths(changes: Mapping[str, Any]) -> dict[str, None]:
+    """Returns null for the length of each stage, in steps or in epochs, that another replaces."""
+    others = {"steps": "epochs", "epochs": "steps"}
+    lengths: dict[str, None] = {}
+    for path, value in changes.items():
+        stage, _, field = path.rpartition(".")
+        if stage.startswith("stages.") and value is not None and field in others:
+            other = f"{stage}.{others[field]}"
+            if other not in changes:
+                lengths[other] = None
+    return lengths
 
 
 def _full_path(recipe: RunSettings, assignment: str) -> str:

@@ -186,7 +186,7 @@ class Optimizer:
     schedule: Literal["linear", "cosine", "constant", "milestones"] = "linear"
     drops: tuple[float, ...] = ()
     drop_factor: float = 0.1
-    warmup: float = 0.1  # share of the steps, without its fraction
+    warmup: float = 0.1  # share of the steps; rounded down to whole steps, but not for bert-adam
     warmup_steps: int | None = None  # in place of the share
     end: float = 0.0  # share of the peak that the schedule goes down to
     # The first step's number: 0, so that its rate under warm-up is 0 (the codes of BERT, ViLBERT,
@@ -231,7 +231,7 @@ class Loading:
     # Larger data are cut into runs of so many pairs whose pictures lie side by side; a window is as
     # many runs from anywhere.
     block: int = 64
-    # So many batches are formed at once, of pairs of like lengths, and shuffled. For VLMo on GPUs,
+    # So many steps are formed at once, of pairs of like lengths, and shuffled. For VLMo on GPUs,
     # which computes its padding there: other models pack rows, and buckets bring nothing.
     bucket: int = 1
     pad_to: int = 1  # with buckets: lengths are padded to a multiple

@@ -45,7 +45,8 @@ class Pass:
     # seed, and a smaller share is a part of a larger one. ``max_pairs`` is the most of these.
     share: float = 1.0
     max_pairs: int | None = None
-    steps: int | None = None  # its length; null: ``epochs`` says it
+    # Its length: one of the two; 0 writes the untrained checkpoint.
+    steps: int | None = None
     epochs: float | None = None
     # An epoch's steps: as many as its pairs fill, the last one with the next epoch's (exact), those
     # that they fill alone (floor, the scripts of ViLBERT and InterBERT), or one more for the rest
@@ -73,6 +74,11 @@ class Pass:
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
             raise ValueError(f"stage {self.name}: give steps or epochs")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                f"stage {self.name} has steps={self.steps} and epochs={self.epochs:g}; give one of "
+                "them"
+            )
         if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
             raise ValueError(f"stage {self.name}: steps and epochs cannot be negative")
         for name in ("batch_size", "accumulation"):

@@ -23,6 +23,7 @@ from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.cost import checkpoints_bytes, measure
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.job import open_runner
+from vlmill.train.run.loop import StageRun
 from vlmill.train.run.planning import say_what_never_peaks
 from vlmill.train.run.preparing import prepare
 from vlmill.train.run.runner import Runner
@@ -123,6 +124,17 @@ def of_sample(recipe: Recipe, share: float) -> Recipe:
     return dataclasses.replace(recipe, validate_every=0, stages=stages)
 
 
+def visited_of(run: StageRun, share: float) -> dict[str, str]:
+    """Returns how many pairs a stage with a share visits, by its name; nothing of another stage.
+    ``share``: pairs for one of the sample.
+    """
+    if run.share is None:
+        return {}
+    visited, pairs = (round(count * share) for count in run.share)
+    about = "" if share == 1 else "about "
+    return {f"stage {run.stage.name}": f"visits {about}{visited:,} of {pairs:,} pairs"}
+
+
 def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) -> Estimate:
     """Steps of each stage at its measured rate; ``share``: pairs, or a task's examples, for one of
     the sample.
@@ -144,6 +156,7 @@ def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) 
         "--regions": regions and f"{len(regions):,} pictures",
         "--images": images and f"{len(images):,} pictures",
         "--negatives": sources.inputs.negatives or sources.inputs.neighbours,
+        **{name: count for run in runner.stages for name, count in visited_of(run, share).items()},
         "steps": f"{total:,}",
     }
     last = "; the rate is the last stage's" if len(runner.stages) > 1 else ""

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import say
 from vlmill.schemas.console.cost import require_room
 from vlmill.schemas.console.trackers import require_trackers
 from vlmill.schemas.files.atomic import write_text
@@ -26,7 +25,13 @@ from vlmill.train.run.cost import checkpoints_bytes
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.loop import Stopped
 from vlmill.train.run.model import allowed_changes, first_model
-from vlmill.train.run.planning import plan_stages, said_visits, say_what_never_peaks
+from vlmill.train.run.planning import (
+    count_visited,
+    plan_stages,
+    say_visits,
+    say_what_never_peaks,
+    trained_images,
+)
 from vlmill.train.run.preparing import RECIPE, prepare
 from vlmill.train.run.pretraining import Pretraining
 from vlmill.train.run.report import write_report
@@ -87,9 +92,7 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
         say_what_never_peaks(runner.stages)
         require_room(checkpoints_bytes(runner), output, force=force)
         write_text(output / RECIPE, to_yaml(runner.recipe))
-        for run in runner.stages:
-            if run.stage.mixture:
-                say(f"stage {run.stage.name}: an epoch visits {said_visits(run.visits)}")
+        say_visits(runner.stages)
     try:
         runner.train()
     except Stopped:
@@ -104,7 +107,10 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
         table, tokenizer = SampleTable(output / PREPARED), Tokenizer.from_str(made.tokenizer)
         criterion = runner.learning.criterion
         write_report(output, runner.recipe, table, tokenizer, counts, criterion)
-        said = runner.saving.finish(runner.done, rejects, settings, counts)
+        pairs = str(counts["kept"])
+        if any(run.share is not None for run in runner.stages):
+            pairs = f"{count_visited(runner.stages, table, runner.sources.splits)} of {pairs}"
+        said = runner.saving.finish(runner.done, rejects, settings, counts, pairs)
         runner.rejecting.forget()
     accelerator.wait_for_everyone()
     return said
@@ -121,7 +127,8 @@ def open_runner(
     changes = allowed_changes(recipe, sources.init)
     config = replaced(model_config(recipe, words, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits)
+    table = SampleTable(output / PREPARED)
+    stages = plan_stages(recipe, table, sources.splits)
     learning = Pretraining(tokenizer=words, picture_tokenizer=sources.picture_tokenizer)
     return Runner(
         recipe,
@@ -131,5 +138,5 @@ def open_runner(
         stages,
         accelerator,
         learning,
-        partial(first_model, recipe, sources),
+        partial(first_model, recipe, sources, trained_images(recipe, table, sources.splits)),
     )

@@ -19,10 +19,11 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing
 from vlmill.train.devices.throughput import Throughput
-from vlmill.train.loading.batch import HostBatch, said_of
+from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes.spec import Pass
+from vlmill.train.run.diverged import explain
 
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 
@@ -31,7 +32,9 @@ CountLabels = Callable[[HostBatch], Mapping[str, int]]
 
 
 class NonFiniteLoss(ArithmeticError):
-    """A loss or gradient is NaN or infinite; the message names the step and its pairs."""
+    """A loss or gradient is NaN or infinite; the message names the step, and the images, weights
+    or losses that are not finite.
+    """
 
 
 class Stopped(Exception):
@@ -43,7 +46,8 @@ class StageRun:
     """A stage with its place in the run: its step 1 is the run's step ``offset + 1``.
 
     ``epoch_steps``: the steps of an epoch. ``visits``: its pairs, by source. ``sources``: theirs,
-    and those of the texts that come beside pairs.
+    and those of the texts that come beside pairs. ``share``: of a stage that visits a part of its
+    pairs (`Pass.share`, `Pass.max_pairs`), how many that are, and of how many.
     """
 
     stage: Pass
@@ -53,6 +57,7 @@ class StageRun:
     epoch_steps: float = 0.0
     visits: Mapping[str, int] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
+    share: tuple[int, int] | None = None
 
     @property
     def last(self) -> int:
@@ -210,7 +215,7 @@ def train_step(
     *totals, norm = torch.cat([accelerator.reduce(values, reduction="sum"), norm_of_all]).tolist()
     named = dict(zip(sums, totals[: len(sums)], strict=True))
     if not math.isfinite(named["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
-        raise NonFiniteLoss(_not_finite(step, named["loss"], norm, parts))
+        raise NonFiniteLoss(explain(step, named, norm, parts, module, accelerator))
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
     numbers = {"loss" if name == "loss" else f"loss/{name}": loss for name, loss in named.items()}
@@ -261,14 +266,3 @@ def clip_gradients(training: Training, stage: Pass) -> Tensor:
         return torch.zeros(1, device=training.accelerator.device)
     total: Tensor = norm.detach().float().reshape(1)
     return total
-
-
-def _not_finite(step: int, loss: float, norm: float, parts: Sequence[HostBatch]) -> str:
-    said = f"step {step}: loss {loss}, gradient norm {norm}; no update was made. "
-    if bad := [image_id for part in parts for image_id in part.not_finite()]:
-        return said + said_of(bad)
-    pairs = [pair for part in parts for pair in part.pair_ids]
-    return said + (
-        f"Look at the features of these pairs' pictures, or lower optimizer.lr: "
-        f"{', '.join(pairs[:16])}{' ...' if len(pairs) > 16 else ''}"
-    )

@@ -1,7 +1,6 @@
 """A run begins with this model: its sizes, its weights and its tokenizer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,9 @@ from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.plain_fields import flatten, to_plain
+from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import features_of
 from vlmill.train.loading.store.pairs import PicturesAlone, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
@@ -28,7 +29,7 @@ from vlmill.train.recipes import RECIPES, Recipe, RunSettings
 from vlmill.train.recipes.variants import named, training_of
 from vlmill.train.run.inputs import Sources, same_words
 
-PICTURES_MEASURED, MAX_REGIONS = 1000, 100
+IMAGES_MEASURED, MAX_REGIONS = 1000, 100
 
 
 MISSING = object()
@@ -95,17 +96,19 @@ def _refuse_others(
             )
 
 
-def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
+def first_model(recipe: Recipe, sources: Sources, trained_images: Ids) -> nn.Module:
     """Returns the model of a run's first step: new weights, or those of ``--init``.
 
-    Raises InputError for a checkpoint that does not fit the recipe's model.
+    ``trained_images`` are the rows of the regions of all images that are trained on. Raises
+    InputError for a checkpoint that does not fit the recipe's model.
     """
     refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = VARIANTS[recipe.variant].model(recipe.model)
     init = sources.init
     if recipe.standardise_features and (init is None or init.variant != recipe.variant):
-        fresh.standardise_regions(*feature_statistics(sources))  # type: ignore[operator]
+        statistics = feature_statistics(sources.reader, trained_images)
+        fresh.standardise_regions(*statistics)  # type: ignore[operator]
     if init is None:
         return fresh
     try:
@@ -215,17 +218,21 @@ def make_tokenizer(recipe: RunSettings, sources: Sources, chosen: Rows = FOR_TRA
     return train_vocabulary(texts(), recipe.vocabulary_size)
 
 
-def feature_statistics(sources: Sources) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation by dimension, float32 [D], over the first pictures with boxes.
+def feature_statistics(reader: RegionReader, rows: Ids) -> tuple[Tensor, Tensor]:
+    """Returns mean and standard deviation by dimension, float32 [D], over the regions of the first
+    images that are trained on and have a box: ``rows`` of the table, rising.
 
     A dimension that hardly varies gets a twentieth of the mean deviation, lest it be blown up.
+    Without any box, mean 0 and deviation 1.
     """
-    pictures = (i for i in sources.reader.image_ids if i not in sources.facts.empty)
-    count, total, squares = 0, np.float64(0), np.float64(0)
-    for image_id in islice(pictures, PICTURES_MEASURED):
-        features = features_of(sources.reader[image_id], MAX_REGIONS).astype(np.float64)
+    with_boxes = rows[reader.box_counts()[rows] > 0]
+    count, total, squares = 0, np.zeros(reader.feature_dim), np.zeros(reader.feature_dim)
+    for row in with_boxes[:IMAGES_MEASURED].tolist():
+        features = features_of(reader.row(row), MAX_REGIONS).astype(np.float64)
         count += len(features)
         total, squares = total + features.sum(0), squares + (features**2).sum(0)
+    if not count:
+        return torch.zeros(reader.feature_dim), torch.ones(reader.feature_dim)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     std = np.maximum(std, 0.05 * std.mean()) if std.any() else np.ones_like(std)

@@ -6,6 +6,8 @@ import numpy as np
 
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.chosen import stage_rows, text_rows
 from vlmill.train.loading.mixture import sources_of
 from vlmill.train.loading.store.splits import SplitPlan, Splits
@@ -61,6 +63,7 @@ def plan_stages(
                 epoch_steps=stage.steps_of_epoch(count),
                 visits=visits,
                 sources=tuple(sorted(visits.keys() | texts.keys())),
+                share=count_share(table, stage, plan.training[number]),
             )
         )
     return runs
@@ -82,6 +85,53 @@ def visits_of(
         for rows in (stage_rows(table, stage, splits), texts)
     )
     return pairs, beside
+
+
+def count_share(table: SampleTable, stage: Pass, splits: Splits) -> tuple[int, int] | None:
+    """Returns how many pairs ``share`` and ``max_pairs`` have a stage visit, and of how many; None
+    of a stage that has neither.
+    """
+    if stage.share == 1 and stage.max_pairs is None:
+        return None
+    pairs = table.rows_of(stage.sources, stage.feeding.kind, splits)
+    return len(stage_rows(table, stage, splits)), len(pairs)
+
+
+def say_visits(stages: Sequence[StageRun]) -> None:
+    """Prints how many pairs the stages visit that do not visit each of theirs once an epoch."""
+    for run in stages:
+        stage = run.stage
+        if run.share is not None:
+            share = [f"share={stage.share:g}"] if stage.share < 1 else []
+            most = [] if stage.max_pairs is None else [f"max_pairs={stage.max_pairs}"]
+            visited, pairs = run.share
+            unit = "images" if stage.feeding.kind == "pictures" else "pairs"
+            fields = " ".join(share + most)
+            say(f"stage {stage.name}: {fields} visits {visited:,} of {pairs:,} {unit}")
+        if stage.mixture:
+            say(f"stage {stage.name}: an epoch visits {said_visits(run.visits)}")
+
+
+def count_visited(stages: Sequence[StageRun], table: SampleTable, plan: SplitPlan) -> int:
+    """Returns how many pairs any of the stages visits."""
+    is_visited = np.zeros(len(table), dtype=np.bool_)
+    for run in stages:
+        is_visited[stage_rows(table, run.stage, plan.training[run.number])] = True
+    return int(is_visited.sum())
+
+
+def trained_images(recipe: RunSettings, table: SampleTable, plan: SplitPlan) -> Ids:
+    """Returns the rows, in the table of regions, of all images that stages with regions are trained
+    on: int64 [N], rising.
+    """
+    visited = [
+        table.image_rows[stage_rows(table, stage, splits)]
+        for stage, splits in zip(recipe.stages, plan.training, strict=True)
+        if stage.feeding.reads_regions
+    ]
+    rows: Ids = np.unique(np.concatenate([NO_ROWS, *visited]))
+    present: Ids = rows[rows != ABSENT]
+    return present
 
 
 def _refuse_without_pairs(

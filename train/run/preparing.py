@@ -1,6 +1,7 @@
 """A run's samples are prepared from its tables, once for all of its processes."""
 
 import dataclasses
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -11,22 +12,26 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.console.trackers import MLFLOW, STATE, TENSORBOARD, WANDB
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.checkpoints import CHECKPOINTS
+from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.loading.store.files import Preparation, remember, remembered
 from vlmill.train.loading.store.pairs import PicturesAlone, flag_of
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm, WhatToPrepare, prepare_samples
 from vlmill.train.loading.store.splits import Rows, drawn_below, said_of
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import WhichPairs, require_pictures, sample_ids, unit_keys
-from vlmill.train.recipes import RunSettings
+from vlmill.train.recipes import Recipe, RunSettings
+from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.model import make_tokenizer
 from vlmill.train.run.rejecting import UNDECODABLE
@@ -50,9 +55,7 @@ def prepare(
 
     None if the run has finished before.
     """
-    if fresh:
-        _remove_run(output)
-    state = prepare_output(output, job=recipe.job, settings=settings, fresh=fresh)
+    state = _claim(output, recipe.job, settings, fresh=fresh)
     if state is State.FINISHED:
         return None
     if before := remembered(output / PREPARED, output):
@@ -98,6 +101,35 @@ def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None
             f"warning: {both} of the {len(pictures)} pictures that are validated on are trained on "
             "with other captions"
         )
+
+
+def _claim(output: Path, job: str, settings: dict[str, Any], *, fresh: bool) -> State:
+    """Makes ``output`` ready for the run. An earlier start that made no step gives way, whatever
+    its settings were.
+
+    Raises InputError as `prepare_output`.
+    """
+    if not fresh:
+        try:
+            return prepare_output(output, job=job, settings=settings)
+        except InputError:
+            if not _made_no_step(output):
+                raise
+    _remove_run(output)
+    return prepare_output(output, job=job, settings=settings, fresh=True)
+
+
+def _made_no_step(output: Path) -> bool:
+    """Returns whether ``output`` holds a start of training alone, that ended before its first step
+    or in it: no step is logged and no checkpoint is there.
+    """
+    try:
+        job = json.loads((output / PLAN).read_text(encoding="utf-8"))["job"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    is_ours = job in {f"train-vl {kind.command}" for kind in (Recipe, TaskRecipe)}
+    made = (output / MANIFEST).exists() or saved_steps(output) or read_log(output / LOG)
+    return is_ours and not made
 
 
 def _remove_run(output: Path) -> None:

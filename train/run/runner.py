@@ -16,7 +16,7 @@ from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.console.stopping import StopRequest, any_of
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import TaskRecord
-from vlmill.train.checkpoints.state import restore_training_state
+from vlmill.train.checkpoints.state import num_processes, restore_training_state
 from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.devices.setup import COMPUTED_IN, compiled, recompute_activations, wrapped
 from vlmill.train.devices.throughput import Throughput, without_values
@@ -104,6 +104,7 @@ class Runner:
         total, is_first = self.stages[-1].last, self.accelerator.is_main_process
         if self.saving.resumes and is_first:
             say(f"continues {self.output} after step {self.done} of {total}")
+            self._warn_of_other_processes()
         with (
             Progress(
                 total=total,
@@ -129,10 +130,21 @@ class Runner:
                 if self.done < run.last and not self.enough(run):
                     self._train_stage(run, log, progress, stop)
 
+    def _warn_of_other_processes(self) -> None:
+        before, now = num_processes(self.state), self.accelerator.num_processes
+        if before != now:
+            say(
+                f"warning: --output was trained by {before} process{'' if before == 1 else 'es'} "
+                f"and continues with {now}: steps have the same pairs and rates, but each process "
+                "draws its own dropout, so losses differ as far as that goes"
+            )
+
     def _train_stage(self, run: StageRun, log: Log, progress: Progress, stop: StopRequest) -> None:
         done = self.done - run.offset
         training = self.build_training(run)
-        torch.manual_seed(self.recipe.seed + run.number + (self.accelerator.process_index << 16))
+        process = self.accelerator.process_index
+        # With ``done``: a process that the checkpoint does not know draws no numbers again.
+        torch.manual_seed(self.recipe.seed + run.number + (process << 16) + (done << 32))
         if done:
             restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
         held_out = self.batches.num_held_out(run)

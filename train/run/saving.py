@@ -146,10 +146,15 @@ class Saving:
         return min(ranks, key=lambda step: (ranks[step], step)) if ranks else None
 
     def finish(
-        self, last: int, rejects: Shard, settings: dict[str, Any], counts: Counter[str]
+        self,
+        last: int,
+        rejects: Shard,
+        settings: dict[str, Any],
+        counts: Counter[str],
+        pairs: str,
     ) -> str:
-        """Leave the best checkpoint at the top, and the manifest, which says that all is done after
-        step ``last``.
+        """Leaves the best checkpoint at the top, and the manifest, which says that all is done
+        after step ``last``. Returns a sentence on the run; ``pairs`` is how many were trained on.
         """
         best = self.best(last)
         chosen = step_folder(self.output, last if best is None else best)
@@ -162,6 +167,6 @@ class Saving:
         rejected = f"; {rejects.rows} rejected ({reason_counts(counts)})" if rejects.rows else ""
         which = "" if best is None else f" (best of the validated ones, {self.measured[best]:.4f})"
         return (
-            f"{self.recipe.name}: {last} steps on {counts['kept']} pairs{rejected}; "
+            f"{self.recipe.name}: {last} steps on {pairs} pairs{rejected}; "
             f"checkpoint {chosen}{which}"
         )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import footer_of
 from vlmill.schemas.files.shards import ShardWriter, is_marked_finite, write_shard
+from vlmill.schemas.readers.region_rows import LARGEST
 from vlmill.schemas.readers.regions import (
     RegionReader,
     RegionRow,
@@ -158,7 +159,7 @@ def test_columns_without_their_probabilities_are_refused() -> None:
 def test_bfloat16_rounds_to_nearest(value: float) -> None:
     exact = np.array([value], np.float32)
     expected = torch.from_numpy(exact).bfloat16()
-    if not expected.isfinite():
+    if max(abs(value), abs(expected.item())) > LARGEST:
         with pytest.raises(ValueError, match="bfloat16 cannot hold"):
             to_stored(exact, "bfloat16")
         return
@@ -168,9 +169,9 @@ def test_bfloat16_rounds_to_nearest(value: float) -> None:
     assert from_stored(to_stored(once, "bfloat16"), "bfloat16").tolist() == once.tolist()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.1e10, -3e38])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_what_is_not_finite_is_never_stored(value: float, dtype: str) -> None:
+def test_what_is_not_finite_or_overflows_is_never_stored(value: float, dtype: str) -> None:
     with pytest.raises(ValueError, match=dtype):
         to_stored(np.array([value], np.float32), dtype)
 
@@ -186,12 +187,16 @@ def test_what_the_writer_does_not_vouch_for_is_looked_at(
     plain = table.to_pylist()
     plain.append({**plain[0], "image_id": "c", name: None})
     infinity = {"float16": b"\x00\xfc", "bfloat16": b"\x80\xff", "float32": b"\x00\x00\x80\xff"}
-    plain[1][name] = plain[1][name][: -len(infinity[dtype])] + infinity[dtype]
+    overflow = infinity | {"bfloat16": b"\x80\x7e", "float32": b"\x00\x00\x80\xfe"}  # 2e38
+    for bad, last in ((1, infinity[dtype]), (3, overflow[dtype])):
+        plain.insert(bad, {**plain[0], "image_id": f"bad-{bad}"})
+        plain[bad][name] = plain[bad][name][: -len(last)] + last
     arrays = region_arrays(dtype=dtype, feature_dim=6, class_probs_dim=3)
     about: dict[str, Any] = {"arrays": arrays, "compression": compression}
     write_shard(tmp_path / "theirs", REGIONS, plain, **about)
     reader = RegionReader(tmp_path / "theirs")
-    assert [reader.is_finite(number) for number in (0, 1, 2, 1)] == [True, False, True, False]
+    expected = [True, False, True, False, True, False]
+    assert [reader.is_finite(number) for number in (0, 1, 2, 3, 4, 1)] == expected
     assert [pickle.loads(pickle.dumps(reader)).is_finite(n) for n in (0, 1)] == [True, False]
     write_shard(tmp_path / "ours", REGIONS, table, **about)
     reader = RegionReader(tmp_path / "ours")
@@ -199,13 +204,15 @@ def test_what_the_writer_does_not_vouch_for_is_looked_at(
 
 
 def test_scores_and_boxes_are_looked_at_too(tmp_path: Path) -> None:
-    plain = encode_regions([row(i, 1) for i in ("a", "b", "c")], dtype="float16").to_pylist()
+    plain = encode_regions([row(i, 1) for i in "abcde"], dtype="float16").to_pylist()
     plain[1]["class_scores"] = [float("inf")]
     plain[2]["boxes"] = [[0.0, 0.0, float("inf"), 1.0]]
+    plain[3]["boxes"] = [[0.0, 0.0, 1e30, 1.0]]
+    plain[4]["width"] = 0  # boxes are fed as shares of it
     arrays = region_arrays(dtype="float16", feature_dim=6, class_probs_dim=3)
     write_shard(tmp_path, REGIONS, plain, arrays=arrays)
     reader = RegionReader(tmp_path)
-    assert [reader.is_finite(number) for number in range(3)] == [True, False, False]
+    assert [reader.is_finite(number) for number in range(5)] == [True, *[False] * 4]
 
 
 def test_a_row_of_a_marked_shard_is_not_read_again(
@@ -230,7 +237,7 @@ def test_one_table_that_is_not_marked_takes_the_mark_from_its_shard(tmp_path: Pa
 
 
 def test_bfloat16_features_are_read_as_float32(tmp_path: Path) -> None:
-    features = np.array([[1.0, -2.5, 0.0, 3.140625, 1e30, 1e-30]], np.float32)
+    features = np.array([[1.0, -2.5, 0.0, 3.140625, 1e9, 1e-30]], np.float32)
     arrays = region_arrays(dtype="bfloat16", feature_dim=6)
     given_row = row("a", 1, features=features, class_probs=None, global_feature=features[0])
     with ShardWriter(tmp_path, REGIONS, 0, 1, arrays=arrays) as writer:

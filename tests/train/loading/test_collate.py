@@ -222,17 +222,19 @@ def test_a_row_without_features_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1e30])
 def test_pictures_that_are_not_finite_are_found(dtype: torch.dtype, value: float) -> None:
-    features = torch.full((3, 4, 2), torch.finfo(dtype).max, dtype=dtype)  # their sum is none
+    largest = min(torch.finfo(dtype).max, 9.9e9)  # the sum of such is above what is allowed
+    features = torch.full((3, 4, 2), largest, dtype=dtype)
     boxes = torch.zeros(2, 4, 5)
     assert not_finite(["a", "b"], features, boxes) == []
-    features[2] = value  # a row without a picture
+    features[2] = torch.tensor(value).to(dtype)  # a row without a picture
     assert not_finite(["a", "b"], features, boxes) == []
-    features[1, 3, 1] = value
+    features[1, 3, 1] = torch.tensor(value).to(dtype)
     assert not_finite(["a", "b"], features, boxes) == ["b"]
     boxes[0, 0, 0] = value
     assert not_finite(["a", "b"], features, boxes) == ["a", "b"]
+    assert not_finite(["a", "b"], features, boxes, quick=True) == ["a", "b"]
     assert not_finite([], features[:0]) == not_finite(["a"], features[:1, :0]) == []
 
 

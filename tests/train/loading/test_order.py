@@ -49,6 +49,18 @@ def test_a_batch_does_not_depend_on_what_was_asked_before() -> None:
     assert forward == backward
 
 
+@given(bucket=st.integers(1, 4), parts=st.integers(1, 4), size=st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_a_step_has_the_same_pairs_in_any_number_of_parts(
+    bucket: int, parts: int, size: int
+) -> None:
+    whole = order(50, size * parts, window=10, block=3, bucket=bucket)
+    cut = replace(whole, size=size, parts=parts)
+    for step in range(12):
+        visits = [v for part in range(parts) for v in cut.batch(step * parts + part)]
+        assert [(v.epoch, v.row) for v in visits] == [(v.epoch, v.row) for v in whole.batch(step)]
+
+
 def test_small_data_are_shuffled_as_a_whole_and_epochs_and_seeds_differ() -> None:
     made = order(100)
     first, second = list(made.epoch(0)), list(made.epoch(1))

@@ -205,7 +205,7 @@ def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables
     path.write_bytes(data)
     made = list(batch_loader(batches, 0, 3, workers=1))
     assert {image_id for batch in made for image_id in batch.not_finite()} == {"picture-0"}
-    with pytest.raises(InputError, match="picture-0: features or boxes are not finite; extract"):
+    with pytest.raises(InputError, match="picture-0: features or boxes are not finite"):
         [batches.assembled(index) for index in range(3)]
 
 

@@ -1,5 +1,7 @@
 """The rate of each step of a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from vlmill.train.optim.schedule import constant, cosine, learning_rate, milestones, polynomial
@@ -23,6 +25,36 @@ def test_drops_at_epochs_by_hand() -> None:
     assert rates == pytest.approx([0, 0.5, 1, 1, 0.1, 0.01])
     with pytest.raises(ValueError, match="want drops"):
         Optimizer(lr=1.0, drops=(12,))
+
+
+def test_bert_adams_warm_up_is_a_share_of_the_steps_and_others_have_whole_steps() -> None:
+    """By the reference's formula on t = step / steps: t / warmup, then (t - 1) / (warmup - 1), or 1
+    for the constant schedule; a quarter of 9 steps is 2.25 steps.
+    """
+    shares = [step / 9 for step in range(9)]
+    rising = [t / 0.25 for t in shares if t < 0.25]
+    linear = Optimizer(lr=1.0, kind="bert-adam", warmup=0.25)
+    rates = [learning_rate(s, steps=9, settings=linear) for s in range(1, 10)]
+    assert rates == pytest.approx([*rising, *((t - 1) / (0.25 - 1) for t in shares[3:])])
+    constant = replace(linear, schedule="constant")
+    rates = [learning_rate(s, steps=9, settings=constant) for s in range(1, 10)]
+    assert rates == pytest.approx([*rising, *[1] * 6])
+    adamw = Optimizer(lr=1.0, warmup=0.25)
+    rates = [learning_rate(s, steps=9, settings=adamw) for s in range(1, 5)]
+    assert rates == pytest.approx([0, 1 / 2, 1, 6 / 7])
+
+
+def test_drops_multiply_bert_adams_warm_up() -> None:
+    """ViLBERT's and InterBERT's fine-tuning: 0.1 of 45 steps is 4.5 steps."""
+    settings = Optimizer(lr=1.0, kind="bert-adam", schedule="milestones", drops=(2,), warmup=0.1)
+    rates = [learning_rate(s, steps=45, settings=settings, epoch_steps=9.0) for s in (5, 6, 19)]
+    assert rates == pytest.approx([4 / 4.5, 1, 0.1])
+
+
+def test_a_warm_up_in_whole_steps_is_not_a_share() -> None:
+    settings = Optimizer(lr=1.0, kind="bert-adam", warmup=0.25, warmup_steps=3)
+    rates = [learning_rate(s, steps=9, settings=settings) for s in (1, 2, 3, 4)]
+    assert rates == pytest.approx([0, 1 / 3, 2 / 3, 1])
 
 
 def test_steps_counted_from_1() -> None:

@@ -148,7 +148,7 @@ def test_the_steps_of_epochs_by_hand() -> None:
         for kind in ("exact", "floor", "ceil")
     }
     assert lengths == {"exact": [34, 7, 0], "floor": [30, 10, 0], "ceil": [40, 10, 0]}
-    assert replace(stage, steps=7).length(1000) == 7
+    assert replace(stage, steps=7, epochs=None).length(1000) == 7
 
 
 def test_a_published_family_counts_steps_in_one_way() -> None:

@@ -16,6 +16,7 @@ from vlmill.schemas.plain_fields import (
     to_yaml,
 )
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
+from vlmill.train.recipes.tasks import task_recipes
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -84,9 +85,52 @@ def test_members_of_a_list_are_counted_from_0() -> None:
     assert (recipe.stages[1].steps, recipe.stages[0].sources) == (7, ())
 
 
+@pytest.mark.parametrize("name", ["imagebert-small", "vilbert-hour"])
+def test_epochs_replace_a_recipes_steps(name: str) -> None:
+    (stage,) = change_recipe(recipe_named(name), ["epochs=2"]).stages
+    assert (stage.steps, stage.epochs) == (None, 2.0)
+    assert stage.length(pairs=96) == 2 * 96 // stage.batch_size
+    (stage,) = change_recipe(recipe_named(name), ["stages.0.epochs=0"]).stages
+    assert stage.length(pairs=96) == 0
+    (stage,) = change_recipe(recipe_named(name), ["epochs=null"]).stages
+    assert stage.steps == recipe_named(name).stages[0].steps  # nothing was given
+
+
+def test_epochs_count_in_every_task_recipe() -> None:
+    for make in task_recipes().values():
+        (stage,) = change_recipe(make(), ["epochs=3", "epochs=2"]).stages
+        assert (stage.steps, stage.epochs) == (None, 2.0)
+
+
+def test_steps_replace_a_recipes_epochs_in_the_stage_that_they_name() -> None:
+    first, second = recipe_named("imagebert").stages
+    changed = change_recipe(recipe_named("imagebert"), ["stages.1.steps=7"]).stages
+    assert (changed[0].steps, changed[0].epochs) == (None, first.epochs)
+    assert second.epochs and (changed[1].steps, changed[1].epochs) == (7, None)
+
+
+def test_a_stage_that_is_given_steps_and_epochs_is_refused_with_both(tmp_path: Path) -> None:
+    both = "stage pairs has steps=600 and epochs=2; give one of them"
+    with pytest.raises(InputError, match=both):
+        change_recipe(recipe_named("imagebert-small"), ["epochs=2", "stages.0.steps=600"])
+    plain = to_plain(recipe_named("imagebert-small"))
+    plain["stages"][0] |= {"steps": 600, "epochs": 2}
+    with pytest.raises(InputError, match=f"stages.0: {both}"):
+        from_plain(Recipe, plain)
+    recipe = change_recipe(recipe_named("imagebert-small"), ["epochs=2"])
+    (tmp_path / "mine.yaml").write_text(to_yaml(recipe))
+    again = from_plain(Recipe, read_yaml(tmp_path / "mine.yaml"))
+    assert again == recipe
+    (stage,) = change_recipe(again, ["steps=5"]).stages
+    assert (stage.steps, stage.epochs) == (5, None)
+
+
 @pytest.mark.parametrize(
     ("name", "assignment", "message"),
     [
+        ("imagebert-small", "epochs=-1", "cannot be negative"),
+        ("imagebert-small", "epochs=two", "stages.0.epochs: want a number, got 'two'"),
+        ("imagebert", "epochs=2", "has 2 stages; say which, as in stages.0.epochs=2"),
         ("imagebert-small", "stpes=1", "did you mean stages.0.steps?"),
         ("imagebert-small", "lr=1e-3", "did you mean stages.0.optimizer.lr?"),
         ("imagebert-small", "learning_rate=1", "did you mean stages.0.optimizer.lr?"),

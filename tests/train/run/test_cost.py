@@ -113,6 +113,7 @@ def test_the_most_pairs_of_a_stage_are_those_of_all_pairs(
     stage = dataclasses.replace(recipe.stages[0], steps=None, epochs=4.0, max_pairs=6)
     estimate = estimate_run(dataclasses.replace(recipe, stages=(stage,)), tables.write())
     assert estimate.inputs["steps"] == "6"  # four epochs of 6 pairs, 4 a step
+    assert estimate.inputs["stage pairs"] == "visits about 6 of 12 pairs"
 
 
 def test_a_sample_of_captions_has_all_of_a_picture(

@@ -2,22 +2,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.files.outputs import prepare_output
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
+from vlmill.train.checkpoints.state import num_processes
 from vlmill.train.loading.features import features_of
 from vlmill.train.objectives import pretraining as objectives
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
@@ -25,6 +29,7 @@ from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.loop import NonFiniteLoss
+from vlmill.train.run.model import first_model
 from vlmill.train.run.preparing import longest_alone
 
 if TYPE_CHECKING:
@@ -447,7 +452,7 @@ def test_a_vocabulary_file_is_used(tables: Tables, recipe: Recipe, tmp_path: Pat
         pretrain(recipe, both, tmp_path / "other")
 
 
-def test_a_loss_that_is_not_finite_names_step_and_pairs(
+def test_a_loss_that_is_not_finite_names_the_loss_and_no_innocent_image(
     tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = tables.write()
@@ -458,9 +463,27 @@ def test_a_loss_that_is_not_finite_names_step_and_pairs(
         return {**found, "mrfr": found["mrfr"] * float("nan")}
 
     monkeypatch.setattr(objectives, "region_losses", broken)
-    with pytest.raises(NonFiniteLoss, match=r"step 1: loss nan.*[0-9a-f]{32}, [0-9a-f]{32}"):
+    with pytest.raises(NonFiniteLoss, match=r"step 1: loss nan, .*mrfr nan.*optimizer.lr") as error:
         pretrain(recipe, inputs, tmp_path / "out")
     assert not saved_steps(tmp_path / "out")
+    assert "picture-" not in str(error.value) and not re.search("[0-9a-f]{32}", str(error.value))
+
+
+def test_weights_that_are_not_finite_are_named(
+    tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = tables.write()
+
+    def broken(*args: Any) -> torch.nn.Module:
+        model = first_model(*args)
+        with torch.no_grad():
+            model.get_parameter("region_embedding.feature.bias")[0] = float("inf")
+        return model
+
+    monkeypatch.setattr("vlmill.train.run.job.first_model", broken)
+    named = r"step 1: .*model was not finite before the step \(.*region_embedding.feature.bias\)"
+    with pytest.raises(NonFiniteLoss, match=named):
+        pretrain(recipe, inputs, tmp_path / "out")
 
 
 def test_parts_of_a_step_are_added_up(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
@@ -471,6 +494,62 @@ def test_parts_of_a_step_are_added_up(tables: Tables, recipe: Recipe, tmp_path: 
     for one, other in zip(logged(tmp_path / "whole"), logged(tmp_path / "parts"), strict=True):
         losses = {name: value for name, value in one.items() if name.startswith("loss")}
         assert losses == pytest.approx({name: other[name] for name in losses}, rel=1e-4)
+
+
+def test_a_start_that_fails_before_step_1_does_not_claim_its_output(
+    tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, out = tables.write(), tmp_path / "out"
+    for wrong, message in (("sources=[none]", "no pair of source"), ("share=1e-9", "no pair")):
+        with pytest.raises(InputError, match=message):
+            pretrain(change_recipe(recipe, [wrong]), inputs, out)
+        assert (out / "prepared").exists()
+    with monkeypatch.context() as broken:
+        kill_at(1, broken)
+        with pytest.raises(Killed):
+            pretrain(change_recipe(recipe, ["optimizer.lr=9"]), inputs, out)
+    corrected = change_recipe(recipe, ["steps=3", "save_every=9"])
+    with monkeypatch.context() as broken:
+        kill_at(3, broken)
+        with pytest.raises(Killed):
+            pretrain(corrected, inputs, out)
+    with pytest.raises(InputError, match="seed was 0 and is 1"):  # steps were made, none is saved
+        pretrain(change_recipe(corrected, ["seed=1"]), inputs, out)
+    pretrain(corrected, inputs, out)
+    assert sorted(saved_steps(out)) == [3] and [x["step"] for x in logged(out)] == [1, 2, 3]
+    assert verify_folder(out) == []
+
+
+def test_a_failed_start_gives_way_to_training_alone(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    """The tables of another job have no checkpoint either."""
+    inputs, out = tables.write(), tmp_path / "out"
+    prepare_output(out, job="manifest own", settings={})
+    write_shard(out, REJECTS, [])
+    with pytest.raises(InputError, match="holds the output of manifest own"):
+        pretrain(recipe, inputs, out)
+    assert list(out.glob("rejects-*"))
+
+
+def test_more_or_fewer_processes_than_before_are_a_warning(
+    tables: Tables,
+    recipe: Recipe,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, out = tables.write(), tmp_path / "out"
+    kill_at(5, monkeypatch)
+    with pytest.raises(Killed):
+        pretrain(recipe, inputs, out)
+    monkeypatch.undo()
+    path = saved_steps(out)[4] / "training_state.safetensors"
+    state = load_file(path)
+    assert num_processes(state) == 1
+    save_file(state | {"rng.cpu.1": state["rng.cpu.0"].clone()}, path)
+    pretrain(recipe, inputs, out)
+    assert "trained by 2 processes and continues with 1: steps have the" in capsys.readouterr().err
 
 
 def test_an_output_of_something_else_is_left_alone(

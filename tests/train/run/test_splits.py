@@ -20,6 +20,7 @@ from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import loop
+from vlmill.train.run.dry_run import estimate_run
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.saving import HELD_OUT, PREPARED
@@ -162,7 +163,7 @@ def test_what_was_rejected_was_not_trained_on(
 
 
 def test_a_share_is_the_same_pairs_for_every_seed_and_all_that_is_trained_on(
-    tables: Tables, recipe: Recipe, tmp_path: Path
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = write(tables, ["train"] * 30 + ["val"] * 4, per_picture=2)
     loaded = []
@@ -176,7 +177,15 @@ def test_a_share_is_the_same_pairs_for_every_seed_and_all_that_is_trained_on(
     assert set(first.pairs.tolist()) < set(keys(ids[:30]))
     assert loaded[0].training.step == -(-len(first.pairs) // 4)  # an epoch of what is visited
     assert loaded[0].training.validation_loss is not None
-    pretrain(short(recipe, "share=0.5", "max_pairs=4"), inputs_of(tables), tmp_path / "fewer")
+    count = len(first.pairs)
+    assert f"stage pairs: share=0.5 visits {count} of 30 pairs" in capsys.readouterr().err
+    said = pretrain(
+        short(recipe, "share=0.5", "max_pairs=4"), inputs_of(tables), tmp_path / "fewer"
+    )
+    assert "1 steps on 4 of 30 pairs; 4 rejected" in said
+    assert "share=0.5 max_pairs=4 visits 4 of 30 pairs" in capsys.readouterr().err
+    half = estimate_run(short(recipe, "share=0.5"), inputs_of(tables)).inputs
+    assert half["stage pairs"] == f"visits {count} of 30 pairs"
     fewer = load_checkpoint(tmp_path / "fewer").trained_on
     assert fewer is not None and len(fewer.pairs) == 4
     assert set(fewer.pairs.tolist()) < set(first.pairs.tolist())

@@ -24,7 +24,7 @@ from vlmill.train.recipes.tasks import TASKS, TaskRecipe
 from vlmill.train.recipes.variants import named
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.job import carry_out, prepare_once, said_finished
-from vlmill.train.run.planning import plan_stages
+from vlmill.train.run.planning import plan_stages, trained_images
 from vlmill.train.run.preparing import prepare
 from vlmill.train.run.runner import Runner
 from vlmill.train.run.saving import PREPARED
@@ -148,7 +148,8 @@ def open_task_runner(
     """The run on the samples that were prepared, its model sized by the checkpoint and the data."""
     config = task_config(recipe, sources, words.get_vocab_size(), task.sizes)
     recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits, "--examples")
+    table = SampleTable(output / PREPARED)
+    stages = plan_stages(recipe, table, sources.splits, "--examples")
     return Runner(
         recipe,
         sources,
@@ -157,7 +158,13 @@ def open_task_runner(
         stages,
         accelerator,
         FineTuning(task=task, blind=recipe.blind),
-        partial(first_task_model, recipe, sources, task.label_pieces(words)),
+        partial(
+            first_task_model,
+            recipe,
+            sources,
+            task.label_pieces(words),
+            trained_images(recipe, table, sources.splits),
+        ),
         dataclasses.replace(task.record, blind=recipe.blind, settings=to_plain(recipe.settings)),
     )
 

@@ -17,6 +17,7 @@ from vlmill.models.vlmo.stages import start_from as start_vlmo
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipes
 from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.inputs import Sources
@@ -144,9 +145,10 @@ def check_regions(body: Any, sources: Sources) -> None:
 
 
 def first_task_model(
-    recipe: TaskRecipe, sources: Sources, labels: Sequence[Sequence[int]]
+    recipe: TaskRecipe, sources: Sources, labels: Sequence[Sequence[int]], trained_images: Ids
 ) -> nn.Module:
-    """The model of a run's first step. ``labels``: the word pieces of what the head tells apart.
+    """Returns the model of a run's first step. ``labels``: the word pieces of what the head tells
+    apart. ``trained_images``: the rows of the regions of all images that are trained on.
 
     Raises InputError for a checkpoint that does not fit.
     """
@@ -156,7 +158,7 @@ def first_task_model(
     init, body = sources.init, training_of(recipe.variant).body_of(recipe.model)
     if recipe.standardise_features and (init is None or init.variant == "bert"):
         trunk = training_of(recipe.variant).body_of(fresh)
-        trunk.standardise_regions(*feature_statistics(sources))
+        trunk.standardise_regions(*feature_statistics(sources.reader, trained_images))
     if init is None:
         return fresh
     try:

@@ -18,6 +18,7 @@ from vlmill.models.places import Places
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.joining import Join
+from vlmill.schemas.readers.region_rows import is_in_range
 from vlmill.schemas.readers.regions import ABSENT, RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Array, Ids
@@ -116,14 +117,16 @@ class RegionPictures:
         return faults
 
     def fault(self, image_id: str) -> Reason | None:
-        """Returns features or boxes that are not finite, among those that the model is fed."""
+        """Returns the reject reason for features or boxes that are not finite, or overflow, among
+        those that the model is fed; None without such.
+        """
         row = self._reader.row(self._rows([image_id])[0])
         count, order = chosen_regions(row, self._feeding)
         fed = slice(count) if order is None else order
         parts = [row.boxes[fed], *([] if row.features is None else [row.features[fed]])]
         if self._global_features:
             parts.append(global_feature_of(row))
-        return None if all(np.isfinite(part).all() for part in parts) else Reason.NOT_FINITE
+        return None if all(map(is_in_range, parts)) else Reason.NOT_FINITE
 
     def fed_boxes(self, image_id: str) -> tuple[Array, int, int]:
         """Returns the boxes that the model is fed of a picture, [R, 4] in pixels, its width and
