@@ -8,11 +8,11 @@ from vlmill.models import PRESETS
 from vlmill.models.config_checks import nearest
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import WHOLE
-from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 CONFIGS = ("config.json", "bert_config.json")
-VOCABULARIES = ("vocab.txt",)
+VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
 # What a new model can start from: the names of `vlmill.train.convert.conversion.STARTS`.
 STARTS = ("beit", "bert", "vit")
@@ -78,7 +78,7 @@ def _require_free(output: Path) -> None:
         return
     except NotADirectoryError:
         raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
-    if not names <= {MODEL, SETTINGS, VOCABULARY, WHOLE}:
+    if not names <= {MODEL, SETTINGS, VOCABULARY, TOKENIZER, WHOLE}:
         raise InputError(f"--output {output} holds other files; give a new folder")
 
 

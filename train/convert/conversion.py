@@ -30,7 +30,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.plain_fields import flatten, override, to_plain
+from vlmill.schemas.plain_fields import override
 from vlmill.train.checkpoints.files import (
     TrainingRecord,
     load_checkpoint,
@@ -51,7 +51,8 @@ from vlmill.train.convert.arguments import (
 from vlmill.train.convert.backbone import check_backbone, start_region_network
 from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
 from vlmill.train.convert.published import read_published_config, read_weights
-from vlmill.train.loading.vocabulary import read_vocabulary
+from vlmill.train.convert.words import fitting_vocabulary, published_tokenizer, vocabulary_sizes
+from vlmill.train.loading.vocabulary import vocabulary_files
 
 
 class Start(NamedTuple):
@@ -80,7 +81,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     weights = weights_file(args.checkpoint)
     path = beside(args.vocab, weights, VOCABULARIES)
-    tokenizer = read_vocabulary(path) if path is not None else None
+    tokenizer = None if path is None else published_tokenizer(args, path, weights)
     try:
         if args.preset is None:
             converted = _load(args, weights, words)
@@ -97,8 +98,9 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     if args.to == "reference":
         _export(args, converted.model)
     else:
-        files = {"--checkpoint": weights, "--backbone": args.backbone, "--vocab": path}
-        inputs = [file_input(flag, file) for flag, file in files.items() if file is not None]
+        files = [("--checkpoint", weights), ("--backbone", args.backbone)]
+        files += [("--vocab", file) for file in vocabulary_files(path)] if path is not None else []
+        inputs = [file_input(flag, file) for flag, file in files if file is not None]
         print(_write(args, converted, tokenizer, inputs))
     return 0
 
@@ -165,13 +167,7 @@ def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokeni
     """``config`` with as many words as the checkpoint's table has, or else the vocabulary."""
     tables = [len(t) for name, t in state.items() if name.endswith("word_embeddings.weight")]
     sizes = [*tables, *([tokenizer.get_vocab_size()] if tokenizer is not None else [])]
-    return override(config, [f"{field}={sizes[0]}" for field in _words_of(config) if sizes])
-
-
-def _words_of(config: Any) -> dict[str, int]:
-    """The field (at any depth) that says how many words the model has, with its value."""
-    fields = flatten(to_plain(config))
-    return {name: size for name, size in fields.items() if name.split(".")[-1] == "vocab_size"}
+    return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
 
 
 def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
@@ -206,24 +202,6 @@ def _export(args: argparse.Namespace, model: nn.Module) -> None:
     print(f"{args.output}: {len(tensors)} tensors in the layout of {args.family}")
 
 
-def _vocabulary_of(args: argparse.Namespace, model: Any, tokenizer: Tokenizer | None) -> Tokenizer:
-    """The vocabulary that goes into a folder: the model's, or one for the stages after BEiT."""
-    sizes = _words_of(model.config)
-    if tokenizer is None:
-        which = "that was published with it" if sizes else "of the texts to come"
-        raise InputError(
-            f"--vocab: none was given and none is beside {args.checkpoint}; give the vocab.txt "
-            f"{which}, or --output FILE{SUFFIX} for the weights alone"
-        )
-    size = next(iter(sizes.values()), tokenizer.get_vocab_size())
-    if size != tokenizer.get_vocab_size():
-        raise InputError(
-            f"--vocab has {tokenizer.get_vocab_size()} tokens, the checkpoint {size}; give the "
-            "vocabulary that belongs to it"
-        )
-    return tokenizer
-
-
 def _write(
     args: argparse.Namespace,
     converted: Converted,
@@ -242,7 +220,7 @@ def _write(
             f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "
             "as which training takes a tokenizer of pictures"
         )
-    tokenizer = _vocabulary_of(args, model, tokenizer)
+    tokenizer = fitting_vocabulary(args, model, tokenizer)
     save_checkpoint(
         output,
         variant=variant,

@@ -427,3 +427,46 @@ def test_ours_is_exported_by_its_own_family_only(
     out = str(tmp_path / "x.safetensors")
     assert convert(start, "--to", "reference", "--output", out) == 2
     assert "is of imagebert; it has no official layout" in capsys.readouterr().err
+
+
+def test_a_table_with_more_rows_than_tokens_converts(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (published / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY[:45]))
+    (published / "added_tokens.json").write_text(json.dumps({"[DEC]": 46}))
+    for words in ([], ["--as", "imagebert-base", *FIELDS]):
+        output = tmp_path / f"ours{len(words)}"
+        assert convert(published, *words, "--output", str(output)) == 0
+        told = capsys.readouterr().err
+        assert "has 47 tokens, the checkpoint's table 50 rows; the 3 at its end" in told
+        loaded = load_checkpoint(output)
+        assert loaded.tokenizer.get_vocab_size() == loaded.config.vocab_size == 50
+        assert loaded.tokenizer.encode("word1 [DEC]").ids == [2, 6, 46, 3]
+        assert (output / "vocab.txt").read_text().splitlines()[45:] == [
+            *("[unused0]", "[DEC]", "[unused1]", "[unused2]", "[unused3]")
+        ]
+    (published / "added_tokens.json").write_text(json.dumps({"[DEC]": 50}))
+    assert convert(published, "--output", str(tmp_path / "more")) == 2
+    assert "--vocab has 51 tokens, the checkpoint 50" in capsys.readouterr().err
+
+
+def test_a_run_keeps_how_texts_are_prepared(
+    published: Path, tmp_path: Path, tables: Tables, recipe: Recipe
+) -> None:
+    (published / "tokenizer_config.json").write_text(json.dumps({"strip_accents": False}))
+    start, run = tmp_path / "start", tmp_path / "run"
+    assert convert(published, "--as", "imagebert-base", *FIELDS, "--output", str(start)) == 0
+    tables.write()
+    of_that_model = dataclasses.replace(recipe, model=load_checkpoint(start).config)
+    (tmp_path / "tiny.yaml").write_text(to_yaml(of_that_model))
+    arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", tables.pairs]
+    arguments += ["--regions", tables.regions, "--init", str(start), "steps=1"]
+    assert main([*arguments, "--output", str(run)]) == 0
+    for folder in (start, run, run / "checkpoints" / "step-00000001"):
+        assert load_checkpoint(folder).tokenizer.normalizer.strip_accents is False
+    # The same command goes on from it, and a vocabulary beside its settings is one to train with.
+    assert main([*arguments, "--output", str(run)]) == 0
+    arguments[-3:-1] = ["--vocab", str(run / "vocab.txt")]
+    assert main([*arguments, "--output", str(tmp_path / "second")]) == 0
+    second = load_checkpoint(tmp_path / "second")
+    assert second.tokenizer.normalizer.strip_accents is False
