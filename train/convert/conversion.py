@@ -26,6 +26,7 @@ from vlmill.models.published import (
     read_reference,
 )
 from vlmill.models.registry import variant_of
+from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.files.digests import file_input
@@ -49,7 +50,13 @@ from vlmill.train.convert.arguments import (
     weights_file,
 )
 from vlmill.train.convert.backbone import check_backbone, start_region_network
-from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
+from vlmill.train.convert.origins import (
+    Converted,
+    explain,
+    start_warnings,
+    summary,
+    unused_tensors,
+)
 from vlmill.train.convert.published import read_published_config, read_weights
 from vlmill.train.convert.words import fitting_vocabulary, published_tokenizer, vocabulary_sizes
 from vlmill.train.loading.vocabulary import vocabulary_files
@@ -143,7 +150,8 @@ def _start(
 ) -> Converted:
     """A new model that starts from BERT, BEiT or a ViT."""
     start, experts = STARTS[args.family], chosen_experts(words)
-    state = start.prepare(read_weights(weights))
+    published = read_weights(weights)
+    state = start.prepare(published)
     changes = preset_changes(words)
     config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)
     check_backbone(args, config)
@@ -151,12 +159,14 @@ def _start(
     variant = next(v for v in VARIANTS.values() if v.config is type(config))
     model: nn.Module = variant.model(config).eval()
     try:
-        origins = start.initialise(model, state, *([] if experts is None else [experts]))
+        origins = start.initialise(model, published, *([] if experts is None else [experts]))
     except CheckpointMismatch:
         raise
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
+    for warning in start_warnings(state, origins, unused):
+        say(f"warning: {warning}")
     if args.backbone is not None:
         of_network, beside_it = start_region_network(args, model)
         origins, unused = origins | of_network, unused + beside_it

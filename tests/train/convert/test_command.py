@@ -211,6 +211,43 @@ def test_vlmo_starts_from_a_vit(tables: Tables, tmp_path: Path, capsys: Any) -> 
     assert "model.modality_experts=False: --init" in capsys.readouterr().err
 
 
+def vit_state() -> dict[str, torch.Tensor]:
+    """A ViT of `SIZES_OF_VIT`, as timm names it."""
+    beit = VARIANTS["beit"].model(override(preset("beit-base"), SIZES_OF_VIT))
+    unlike = ("lm_head", "mask_token", "rel_pos")
+    state = {
+        name: tensor.clone()
+        for name, tensor in export_reference("beit", beit).items()
+        if not name.startswith(unlike) and not name.endswith(("q_bias", "v_bias"))
+    }
+    biases = {f"blocks.{layer}.attn.qkv.bias": torch.arange(48.0) for layer in range(2)}
+    return state | biases | {"pos_embed": torch.randn(1, 5, 16)}
+
+
+def test_what_a_vit_has_besides_is_named(tmp_path: Path, capsys: Any) -> None:
+    def told(status: int, more: dict[str, torch.Tensor], *fields: str) -> str:
+        save_file(vit_state() | more, tmp_path / "vit.safetensors")
+        words = [*SIZES_OF_VIT[:-1], "first_vl_layer=1", "max_text_tokens=8", *fields]
+        arguments = ["--as", "vlmo-base-paper", *words, "--explain"]
+        assert convert(tmp_path / "vit.safetensors", *arguments, family="vit") == status
+        error: str = capsys.readouterr().err
+        return error
+
+    assert told(0, {}) == ""
+    registers = {"reg_token": torch.ones(1, 4, 16), "pos_embed": torch.ones(1, 4, 16)}
+    assert "reg_token is unused: VLMo has no register tokens" in told(0, registers)
+    scales = {f"blocks.{n}.ls{i}.gamma": torch.ones(16) for n in range(2) for i in (1, 2)}
+    assert "blocks.0.ls1.gamma: the checkpoint's layers have scales" in told(2, scales)
+    assert told(0, scales, "layer_scale=0.1") == ""
+    told_new = told(0, {}, "layer_scale=0.1")
+    assert "new, as the checkpoint has no blocks.0.gamma_1: encoder.layers.0.attention" in told_new
+    relative = told(0, {}, "relative_positions=true", "absolute_positions=false")
+    assert "pos_embed is unused: the model has no absolute positions" in relative
+    assert "norm_pre.weight has no place in VLMo" in told(2, {"norm_pre.weight": torch.ones(16)})
+    deeper = {"blocks.2.norm1.weight": torch.ones(16), "blocks.3.norm1.weight": torch.ones(16)}
+    assert "has 4 layers, the model takes 2: layers 2 to 3 (from 0) are unused" in told(0, deeper)
+
+
 @pytest.mark.parametrize(
     ("family", "words", "message"),
     [
