@@ -37,6 +37,9 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:
         raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+    if args.seed is not None and args.preset is None:
+        raise InputError(f"--seed {args.seed}: only new weights are drawn; give --as PRESET too")
+    _check_export(args, words)
     _check_experts(args, chosen_experts(words))
     if words and args.preset is None and str(args.config) not in PRESETS:
         raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
@@ -48,6 +51,19 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         _require_free(args.output)
     if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
         weights_file(args.checkpoint)
+
+
+def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Refuse what a checkpoint of ours, which has everything, would make no use of."""
+    if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
+        return
+    given = {"--config": args.config, "--vocab": args.vocab, "--explain": args.explain or None}
+    unused = [flag for flag, value in given.items() if value is not None]
+    if unused or words:
+        raise InputError(
+            f"{(*unused, *words)[0]}: {args.checkpoint} is vlmill's own checkpoint, which is "
+            "exported as it is; leave it out"
+        )
 
 
 def _check_experts(args: argparse.Namespace, experts: str | None) -> None:

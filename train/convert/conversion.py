@@ -57,7 +57,7 @@ from vlmill.train.convert.origins import (
     summary,
     unused_tensors,
 )
-from vlmill.train.convert.published import read_published_config, read_weights
+from vlmill.train.convert.published import check_source, read_published_config, read_weights
 from vlmill.train.convert.words import fitting_vocabulary, published_tokenizer, vocabulary_sizes
 from vlmill.train.loading.vocabulary import vocabulary_files
 
@@ -100,6 +100,9 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise InputError(_in_one_line(args.checkpoint, error)) from None
     if args.explain:
         print("\n".join(explain(converted)))
+    kept = args.output is not None and args.output.suffix != SUFFIX and args.to != "reference"
+    if args.vocab is not None and args.preset is None and not kept:
+        say(f"warning: --vocab {args.vocab} has no effect: only a folder keeps a vocabulary")
     if args.output is None:
         return 0
     if args.to == "reference":
@@ -155,7 +158,7 @@ def _start(
     changes = preset_changes(words)
     config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)
     check_backbone(args, config)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed or 0)
     variant = next(v for v in VARIANTS.values() if v.config is type(config))
     model: nn.Module = variant.model(config).eval()
     try:
@@ -164,6 +167,7 @@ def _start(
         raise
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
+    check_source(beside(args.config, weights, CONFIGS), config)
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
     for warning in start_warnings(state, origins, unused):
         say(f"warning: {warning}")

@@ -160,8 +160,9 @@ def test_positions_of_registers_are_taken_out() -> None:
     state = vit().state_dict()
     ours = tiny()
     initialise_from_vit(ours, with_registers(state))
-    expected = state["vit.embeddings.position_embeddings"]
-    assert torch.equal(ours.encoder.patch_embedding.position, expected)
+    position = ours.encoder.patch_embedding.position
+    assert position is not None
+    assert torch.equal(position, state["vit.embeddings.position_embeddings"])
 
 
 @pytest.mark.parametrize(

@@ -507,3 +507,30 @@ def test_a_run_keeps_how_texts_are_prepared(
     assert main([*arguments, "--output", str(tmp_path / "second")]) == 0
     second = load_checkpoint(tmp_path / "second")
     assert second.tokenizer.normalizer.strip_accents is False
+
+
+def test_what_shapes_do_not_tell_is_compared(published: Path, tmp_path: Path, capsys: Any) -> None:
+    """With other heads or another activation the same tensors would mean something else."""
+    words = ["--as", "imagebert-base", *FIELDS, "--explain"]
+    config = json.loads((published / "bert_config.json").read_text())
+    assert convert(published, *words, "num_heads=2") == 2
+    told = "bert_config.json: num_attention_heads=4, the new model has 2; add num_heads=4"
+    assert told in capsys.readouterr().err
+    (tmp_path / "other.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    assert convert(published, *words, "--config", str(tmp_path / "other.json")) == 2
+    assert "other.json: hidden_act=relu, the new model has gelu" in capsys.readouterr().err
+
+
+def test_arguments_without_effect_are_named(published: Path, tmp_path: Path, capsys: Any) -> None:
+    ours, back = tmp_path / "ours", str(tmp_path / "back.safetensors")
+    assert convert(published, "--output", str(ours)) == 0
+    capsys.readouterr()
+    export = ("--to", "reference", "--output", back)
+    vocabulary = str(published / "vocab.txt")
+    for words in (["--vocab", vocabulary], ["--config", vocabulary], ["--explain"]):
+        assert convert(ours, *export, *words) == 2
+        assert f"{words[0]}: {ours} is vlmill's own checkpoint" in capsys.readouterr().err
+    assert convert(published, "--output", str(tmp_path / "x"), "--seed", "3") == 2
+    assert "--seed 3: only new weights are drawn" in capsys.readouterr().err
+    assert convert(published, "--vocab", vocabulary, "--output", back) == 0
+    assert f"--vocab {vocabulary} has no effect" in capsys.readouterr().err
