@@ -15,7 +15,6 @@ from vlmill.models.beit.published import rename as beit_name
 from vlmill.models.convert.files import read_state, unwrapped
 from vlmill.models.from_beit import Experts, initialise_from_patches
 from vlmill.models.from_bert import Origin
-from vlmill.models.vlmo.config import VlmoConfig
 
 PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
 # Layer scales, as timm's and DINOv2's, and transformers' DINOv2.
@@ -112,9 +111,9 @@ def initialise_from_vit(
     theirs = canonical(state)
     if any("relative_position_bias_table" in name for name in theirs):
         raise ValueError("these are BEiT's weights, with relative positions; give --family beit")
-    config = getattr(getattr(model, "encoder", None), "config", None)
-    if POSITIONS in theirs and isinstance(config, VlmoConfig):
+    side = getattr(getattr(getattr(model, "encoder", None), "config", None), "side", None)
+    if POSITIONS in theirs and side is not None:
         registers = num_registers(theirs)
-        theirs[POSITIONS] = with_class_position(theirs[POSITIONS], registers, config.side)
+        theirs[POSITIONS] = with_class_position(theirs[POSITIONS], registers, side)
     published = {rename(name): name for name in state}
     return initialise_from_patches(model, theirs, "ViT", experts, published)

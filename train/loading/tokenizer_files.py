@@ -97,15 +97,15 @@ def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
         where = f"{flag} {folder / FULL}"
         vocabulary = _full_vocabulary(files[FULL], where)
         normalizer = _bert_normalizer(files[FULL], where)
-        given = {key: normalizer[name] for key, (name, _) in RULES.items() if name in normalizer}
-        rules |= _rules(given, where)
+        settings = {key: normalizer[name] for key, (name, _) in RULES.items() if name in normalizer}
+        rules |= _rules(settings, where)
         _add(added, _listed_tokens(files[FULL].get("added_tokens") or [], where), where)
     if ADDED in files:
         where = f"{flag} {folder / ADDED}"
         tokens = {_token_id(number, where): name for name, number in files[ADDED].items()}
         if len(tokens) < len(files[ADDED]):
             raise InputError(f"{where}: two tokens have one id; give each its own")
-        # Those of tokenizer.json have more settings.
+        # tokenizer.json gives more settings of a token.
         _add(added, {n: AddedToken(t) for n, t in tokens.items() if n not in added}, where)
     if CONFIG in files:
         where = f"{flag} {folder / CONFIG}"
@@ -164,17 +164,17 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _rules(given: Mapping[str, Any], where: str) -> dict[str, bool | None]:
+def _rules(settings: Mapping[str, Any], where: str) -> dict[str, bool | None]:
     """Returns the arguments of the normalizer by the keys of tokenizer_config.json.
 
     null is "not given", but for ``strip_accents``: there it is "where texts are lower-cased".
     """
-    for key, value in given.items():
+    for key, value in settings.items():
         if value is not None and not isinstance(value, bool):
             raise InputError(f"{where}: {key}={value!r}, expected true or false")
     return {
         RULES[key][1]: value
-        for key, value in given.items()
+        for key, value in settings.items()
         if value is not None or key == "strip_accents"
     }
 

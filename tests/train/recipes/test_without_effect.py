@@ -44,7 +44,7 @@ def test_of_pretraining(recipe: str, words: list[str], reasons: list[str]) -> No
         ("refcoco-vilbert-small", "settings.choose_whole=true", None),
         ("vcr-vilbert-small", "settings.masking.words=0.2", "words=false and regions=none"),
         ("retrieval-vilbert-small", "settings.margin=0.1", "losses=['softmax']"),
-        ("retrieval-imagebert-losses", "settings.margin=0.1", None),
+        ("retrieval-imagebert-all-losses", "settings.margin=0.1", None),
         ("retrieval-vilbert-small", "settings.nearest=false", None),
         ("retrieval-vlmo-small", "settings.num_candidates=3", "negatives=batch"),
         ("glue-bert-small", "settings.scores=runs/*", "it is of evaluations alone"),
