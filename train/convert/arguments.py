@@ -10,7 +10,10 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import WHOLE
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
 CONFIGS = ("config.json", "bert_config.json")
 VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
@@ -110,7 +113,9 @@ def weights_file(checkpoint: Path) -> Path:
         )
     files = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
     if not files:
-        raise InputError(f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS)}; give the file")
+        raise InputError(
+            f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS[:2])}; give the file"
+        )
     return files[0]
 
 

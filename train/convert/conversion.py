@@ -13,6 +13,7 @@ from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.beit.published import BEIT
 from vlmill.models.bert.published import BERT, DECODER_BIAS
 from vlmill.models.config_checks import nearest
+from vlmill.models.convert.files import INDEX, shard_files
 from vlmill.models.convert.names import DECODER
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
@@ -108,7 +109,9 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     if args.to == "reference":
         _export(args, converted.model)
     else:
-        files = [("--checkpoint", weights), ("--backbone", args.backbone)]
+        shards = shard_files(weights) if weights.name.endswith(INDEX) else []
+        files = [*(("--checkpoint", file) for file in (weights, *shards))]
+        files += [("--backbone", args.backbone)]
         files += [("--vocab", file) for file in vocabulary_files(path)] if path is not None else []
         inputs = [file_input(flag, file) for flag, file in files if file is not None]
         print(_write(args, converted, tokenizer, inputs))

@@ -21,7 +21,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     file = Path(os.fspath(path))  # of a store: its copy
     try:
         return read_state(file)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise InputError(f"--checkpoint {error}".replace(str(file), str(path))) from None
 
 
