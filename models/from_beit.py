@@ -1,6 +1,7 @@
 """VLMo starts from BEiT here (arXiv:2111.02358, sec. 3.4; released code)."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,11 @@ from vlmill.models.vlmo.published import block_links
 # without texts of their own).
 Experts = Literal["image", "all"]
 TABLES = "blocks.*.attn.relative_position_bias_table"  # of all layers, side by side
+# Tensors of layers and, around them, of what patches pass through; positions are resized instead.
+BLOCK = re.compile(r"^blocks\.(\d+)\.")
+AROUND = re.compile(r"^(norm_pre|patch_embed(?!\.proj\.))\.")
+WITHOUT_EFFECT = re.compile(r"relative_position_(bias_table|index)$")
+GAMMA = re.compile(r"\.gamma_[12]$")
 
 
 def initialise_from_beit(
@@ -47,17 +53,23 @@ def initialise_from_beit(
 
 
 def initialise_from_patches(
-    model: nn.Module, state: dict[str, Tensor], family: str, experts: Experts
+    model: nn.Module,
+    state: dict[str, Tensor],
+    family: str,
+    experts: Experts,
+    published: Mapping[str, str] | None = None,
 ) -> dict[str, Origin]:
     """Copies what a transformer over patches has, under the names of BEiT's released code.
 
-    ``family`` is its name, for errors; else as `initialise_from_beit`.
+    ``family`` is its name, for errors, and ``published`` what its file calls the tensors; else as
+    `initialise_from_beit`.
     """
     encoder = getattr(model, "encoder", None)
     if not isinstance(encoder, VlmoEncoder):
         raise ValueError(f"{type(model).__name__} does not start from {family}; VLMo does")
     theirs = with_tables(state, encoder.config)
     links = beit_links(encoder.config, experts)
+    _refuse_other_networks(state, links, encoder.config, published or {})
     table = import_state(model, links, theirs)
     if table.mismatched:
         raise CheckpointMismatch(
@@ -68,6 +80,34 @@ def initialise_from_patches(
     if not table.loaded:
         raise CheckpointMismatch(f"nothing in the checkpoint is {family}'s", table)
     return loaded_origins(model, links, table)
+
+
+def _refuse_other_networks(
+    state: Mapping[str, Tensor],
+    links: Sequence[Link],
+    config: VlmoConfig,
+    published: Mapping[str, str],
+) -> None:
+    """Raises ValueError for a tensor that changes what the network computes and that the model has
+    no place for: without it, the others would mean something else.
+    """
+    placed = {name for link in links for name in (*link.theirs, *link.also)}
+    for name in sorted(state.keys() - placed):
+        layer = BLOCK.match(name)
+        if layer is None and not AROUND.match(name):
+            continue
+        if layer and (int(layer[1]) >= config.num_layers or WITHOUT_EFFECT.search(name)):
+            continue
+        theirs = published.get(name, name)
+        if GAMMA.search(name):
+            raise ValueError(
+                f"{theirs}: the checkpoint's layers have scales, the model has none; add "
+                "layer_scale=0.1 (the values are the checkpoint's)"
+            )
+        raise ValueError(
+            f"{theirs} has no place in VLMo: the checkpoint is of another network than BEiT or "
+            "ViT; start from one without it"
+        )
 
 
 def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tensor]:

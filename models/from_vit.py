@@ -1,34 +1,48 @@
 """VLMo starts from a ViT here, as in its ablation of experts (arXiv:2111.02358)."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.beit.published import canonical as beit_names
+from vlmill.models.beit.published import rename as beit_name
 from vlmill.models.convert.files import read_state, unwrapped
 from vlmill.models.from_beit import Experts, initialise_from_patches
 from vlmill.models.from_bert import Origin
 
-PREFIX = re.compile(r"^(vit|deit)\.")
+PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
+# Layer scales, as timm's and DINOv2's, and transformers' DINOv2.
+SCALES = re.compile(r"\.(?:ls|layer_scale)([12])\.(?:gamma|lambda1)$")
 FUSED_BIAS = re.compile(r"^(blocks\.\d+\.attn)\.qkv\.bias$")
 KEY_BIAS = re.compile(r"^blocks\.\d+\.attn\.key\.bias$")
 DISTILLED = re.compile(r"^(dist_token$|embeddings\.distillation_token$)")
+REGISTERS = re.compile(r"^(reg_token|register_tokens|embeddings\.register_tokens)$")
+POSITIONS = "pos_embed"
+
+
+def rename(name: str) -> str:
+    """Returns a tensor's name as BEiT's released code would have it."""
+    return SCALES.sub(r".gamma_\1", beit_name(PREFIX.sub("", name)))
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames a ViT's state dict as BEiT's released code has its own.
 
-    Layouts, known by their names: that of DeiT and timm (``blocks.0.attn.qkv.bias``), and Hugging
-    Face's two (``vit.encoder.layer.0.attention.attention.query.bias``, with and without the
+    Layouts, known by their names: that of DeiT, timm and DINOv2 (``blocks.0.attn.qkv.bias``), and
+    Hugging Face's two (``vit.encoder.layer.0.attention.attention.query.bias``, with and without the
     prefix, and ``layers.0.attention.q_proj.bias``). A bias of keys is left out: it adds one number
     to all scores of a query, which the softmax takes away again. So are DeiT's distillation token
-    and its position.
+    and its position. Register tokens stay, under their names: VLMo has no place for them.
     """
-    names = beit_names({PREFIX.sub("", name): tensor for name, tensor in state.items()})
+    names = beit_names(
+        {SCALES.sub(r".gamma_\1", PREFIX.sub("", name)): t for name, t in state.items()}
+    )
     tensors: dict[str, Tensor] = {}
     for name, tensor in names.items():
         if match := FUSED_BIAS.match(name):
@@ -36,10 +50,48 @@ def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             tensors |= {f"{match[1]}.q_bias": query, f"{match[1]}.v_bias": value}
         elif not KEY_BIAS.match(name) and not DISTILLED.match(name):
             tensors[name] = tensor
-    if any(DISTILLED.match(name) for name in names) and "pos_embed" in tensors:
-        positions = tensors["pos_embed"]
-        tensors["pos_embed"] = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
+    if any(DISTILLED.match(name) for name in names) and POSITIONS in tensors:
+        positions = tensors[POSITIONS]
+        tensors[POSITIONS] = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
     return tensors
+
+
+def num_registers(state: Mapping[str, Tensor]) -> int:
+    """Counts the register tokens, which are [1, R, width]."""
+    return sum(tensor.shape[-2] for name, tensor in state.items() if REGISTERS.match(name))
+
+
+def with_class_position(positions: Tensor, registers: int, side: int) -> Float[Tensor, "1 M D"]:
+    """Gives a table of positions its first row, the class token's, and takes those of registers
+    out.
+
+    A square of patches alone, as timm's ``no_embed_class`` (DeiT III) has it, gets a row of zeros:
+    the class token has no position there. Where several layouts fit the number of rows, that of
+    ``side`` patches a side is meant.
+
+    Raises ValueError for another shape than [1, positions, width], for a number of rows that no
+    layout has, and where several fit.
+    """
+    shape = list(positions.shape)
+    if len(shape) != 3 or shape[0] != 1:
+        raise ValueError(f"{POSITIONS} is {shape}, expected [1, positions, width]")
+    before = sorted({0, 1, 1 + registers})
+    sides = {first: math.isqrt(shape[1] - first) for first in before if shape[1] > first}
+    fitting = [first for first, root in sides.items() if root * root == shape[1] - first]
+    chosen = [first for first in fitting if sides[first] == side] or fitting
+    if len(chosen) != 1:
+        layouts = "a class token and a square of patches, or the square alone"
+        if registers:
+            layouts += f", or a class token, {registers} registers and the square"
+        which = ", of which several fit; give an image_size that has the patches of one"
+        raise ValueError(
+            f"{POSITIONS} has {shape[1]} positions, expected those of {layouts}"
+            + (which if chosen else "")
+        )
+    first = chosen[0]
+    if first == 0:
+        return torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)
+    return torch.cat([positions[:, :1], positions[:, first:]], dim=1)
 
 
 def initialise_from_vit(
@@ -59,4 +111,9 @@ def initialise_from_vit(
     theirs = canonical(state)
     if any("relative_position_bias_table" in name for name in theirs):
         raise ValueError("these are BEiT's weights, with relative positions; give --family beit")
-    return initialise_from_patches(model, theirs, "ViT", experts)
+    side = getattr(getattr(getattr(model, "encoder", None), "config", None), "side", None)
+    if POSITIONS in theirs and side is not None:
+        registers = num_registers(theirs)
+        theirs[POSITIONS] = with_class_position(theirs[POSITIONS], registers, side)
+    published = {rename(name): name for name in state}
+    return initialise_from_patches(model, theirs, "ViT", experts, published)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command
+from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command, say
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.console.recipes import add_recipes_arguments, run_recipes
@@ -25,6 +25,7 @@ from vlmill.train.recipes import (
 )
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
+from vlmill.train.recipes.without_effect import without_effect
 from vlmill.train.service.command import SERVE_HELP, add_serve_arguments, run_serve
 from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
@@ -202,6 +203,8 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
+    for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
+        say(f"warning: {sentence}")
     require_sources(recipe, pairs=args.pairs, regions=args.regions, images=args.images)
     require_one_process(args.output)
     if args.init is not None:

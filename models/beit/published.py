@@ -109,17 +109,23 @@ RENAMES = (
 QUERY = re.compile(r"^(blocks\.\d+\.attn)\.query\.weight$")
 
 
+def rename(name: str) -> str:
+    """Returns a tensor's name in the released code."""
+    for pattern, replacement in RENAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames a BEiT state dict of any layout as the released code has it, q, k and v fused."""
-    renamed = {}
-    for name, tensor in without_prefix(state, "backbone.").items():
-        for pattern, replacement in RENAMES:
-            name = pattern.sub(replacement, name)
-        renamed[name] = tensor
+    renamed = {rename(n): tensor for n, tensor in without_prefix(state, "backbone.").items()}
     for name in list(renamed):
         if match := QUERY.match(name):
             base = match[1]
-            parts = [renamed.pop(f"{base}.{part}.weight") for part in ("query", "key", "value")]
+            names = [f"{base}.{part}.weight" for part in ("query", "key", "value")]
+            if any(part not in renamed for part in names):
+                continue
+            parts = [renamed.pop(part) for part in names]
             renamed[f"{base}.qkv.weight"] = torch.cat(parts)
             for part, letter in (("query", "q"), ("value", "v")):
                 if f"{base}.{part}.bias" in renamed:

@@ -5,6 +5,7 @@ own reader of tensors only. Pickles of numpy arrays, as Detectron2 and its forks
 through :mod:`~vlmill.models.convert.plain_pickle`.
 """
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,11 @@ from torch import Tensor
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, load
 
 # What published files wrap their state dict in, the first that is there.
-CONTAINERS = ("state_dict", "module", "model", "weights", "blobs")
+CONTAINERS = ("state_dict", "model_state_dict", "module", "model", "weights", "blobs")
+# What wrappers put in front of every name: distributed training, torch.compile, PyTorch Lightning.
+PREFIXES = ("module.", "_orig_mod.", "model.")
+INDEX = ".index.json"  # Hugging Face's list of the files that a large checkpoint is cut into
+MAX_INDEX_BYTES = 64 << 20
 TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest format
 
@@ -30,8 +35,15 @@ class Unreadable(ValueError):
 def read_state(path: Path) -> dict[str, Tensor]:
     """Reads the state dict of a checkpoint file.
 
+    Of an ``.index.json`` it is that of all files of its ``weight_map``, which are in its folder.
+
     Raises ValueError, with the remedy, for a file without one, and FileNotFoundError.
     """
+    if path.name.endswith(INDEX):
+        state: dict[str, Tensor] = {}
+        for shard in shard_files(path):
+            state |= read_state(shard)
+        return state
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file")
     try:
@@ -40,6 +52,28 @@ def read_state(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is no readable checkpoint ({error})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def shard_files(index: Path) -> list[Path]:
+    """Returns the files that an ``.index.json`` names, sorted.
+
+    Raises ValueError for a file that is no such list or names files elsewhere, or FileNotFoundError
+    for one that is not there.
+    """
+    if index.stat().st_size > MAX_INDEX_BYTES:
+        raise ValueError(f"{index}: over {MAX_INDEX_BYTES >> 20} MiB, expected a list of files")
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index}: no weight_map of tensors and files ({error!r})") from None
+    if wrong := [
+        n for n in names if not isinstance(n, str) or Path(n).name != n or n.endswith(INDEX)
+    ]:
+        raise ValueError(f"{index}: weight_map names {wrong[0]!r}, expected files in its folder")
+    shards = sorted(index.with_name(name) for name in names)
+    if missing := [shard for shard in shards if not shard.is_file()]:
+        raise FileNotFoundError(f"{missing[0]}: no such file, which {index.name} names")
+    return shards
 
 
 def read_content(path: Path) -> Any:
@@ -76,12 +110,16 @@ def read_content(path: Path) -> Any:
 
 
 def unwrapped(content: object) -> dict[str, Tensor]:
-    """Takes the state dict in ``content`` out of its containers and ``module.`` prefixes.
+    """Takes the state dict in ``content`` out of its containers, and its names out of `PREFIXES`.
 
     Raises ValueError if there is none.
     """
-    # Trained under a distributed wrapper.
-    return without_prefix(tensors_of(state_dict_in(content)), "module.")
+    state = tensors_of(state_dict_in(content))
+    while wrapped := [
+        p for p in PREFIXES if all(name.startswith(p) and name != p for name in state)
+    ]:
+        state = without_prefix(state, wrapped[0])
+    return state
 
 
 def state_dict_in(content: object) -> object:

@@ -115,21 +115,23 @@ def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2
 
     ``table`` has the rows of patches alone. The source's offsets are taken to lie on a geometric
     progression that is dense around 0 and reaches as far as the target's; each column is
-    interpolated there by a bicubic spline, in float64 (released code of BEiT).
+    interpolated there by a bicubic spline, in float64 (released code of BEiT, and timm's). From few
+    to many patches a side the progression, whose ratio is 1.5 at most, ends before the target does:
+    offsets beyond it get the values of its end, as there.
 
-    Raises ValueError if the source is no square, or so small that the progression does not reach
-    the target's ends.
+    Raises ValueError if the source is no square, or has fewer offsets than a spline needs.
     """
     source, target = 2 * side_of_table(table.shape[0]) - 1, 2 * side - 1
     if source == target:
         return table
-    coordinates = _progression(source, target)
-    reach = target // 2
-    if source < MIN_SPAN or coordinates[-1] < reach - 0.01:
+    if source < MIN_SPAN:
         raise ValueError(
             f"relative positions of {(source + 1) // 2} patches a side cannot be resized to {side}:"
-            " the sizes are too far apart; go through one in between"
+            f" a spline needs {(MIN_SPAN + 1) // 2} patches a side; give an image_size of "
+            f"{(source + 1) // 2} times patch_size"
         )
+    coordinates = _progression(source, target)
+    reach = target // 2
     # Only here: whoever does not resize a table need not have scipy.
     from scipy.interpolate import RectBivariateSpline
 

@@ -2,7 +2,8 @@
 anywhere.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
-``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector, training record, what the
+``vocab.txt`` (and ``tokenizer_config.json`` where that alone does not say how texts are prepared),
+``checkpoint.json`` (variant, configuration, detector, training record, what the
 stage was fed, what the run has read), ``trained_pairs.npy`` and ``trained_images.npy`` (hashes of
 what it was trained on) and ``training_state.safetensors`` (optimiser moments, random state). A
 folder appears by a rename. A finished run has the files that evaluation needs at its top, too.
@@ -33,6 +34,7 @@ from vlmill.train.checkpoints.folders import (
     MODEL,
     SETTINGS,
     STATE,
+    TOKENIZER,
     VOCABULARY,
     find_checkpoint,
 )
@@ -42,11 +44,11 @@ from vlmill.train.checkpoints.trained_on import (
     TrainedOn,
     read_trained_on,
 )
-from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_text
+from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_contents
 from vlmill.train.recipes.parts import Feeding
 
 # What evaluation and --init read of a checkpoint; the settings last: they say that all is there.
-PUBLISHED = (MODEL, VOCABULARY, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)
+PUBLISHED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)
 FORMAT = 1
 
 
@@ -154,8 +156,8 @@ def save_checkpoint(
             save_tensors(state, temporary / STATE)
         if trained_on is not None:
             trained_on.write(temporary)
-        vocabulary = vocabulary_text(tokenizer)
-        (temporary / VOCABULARY).write_text(vocabulary, encoding="utf-8", newline="")
+        for name, text in vocabulary_contents(tokenizer).items():
+            (temporary / name).write_text(text, encoding="utf-8", newline="")
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
             shutil.copymode(temporary / SETTINGS, path)  # safetensors gives the owner alone access
@@ -249,7 +251,8 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
 def publish(output: str | Path, checkpoint: Path) -> None:
     """Put what evaluation needs of a run's checkpoint at the top of ``output``, as links."""
     for name in PUBLISHED:
-        link_file(checkpoint / name, Path(output) / name)
+        if name != TOKENIZER or (checkpoint / name).is_file():
+            link_file(checkpoint / name, Path(output) / name)
 
 
 def load_training_state(folder: str | Path) -> dict[str, Tensor]:

@@ -12,6 +12,8 @@ from vlmill.schemas.files.paths import path_of
 
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
+# Only where the vocabulary alone does not tell how texts are prepared.
+TOKENIZER = "tokenizer_config.json"
 
 
 def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:

@@ -8,11 +8,14 @@ from vlmill.models import PRESETS
 from vlmill.models.config_checks import nearest
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import WHOLE
-from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
 CONFIGS = ("config.json", "bert_config.json")
-VOCABULARIES = ("vocab.txt",)
+VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
 # What a new model can start from: the names of `vlmill.train.convert.conversion.STARTS`.
 STARTS = ("beit", "bert", "vit")
@@ -37,6 +40,9 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:
         raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+    if args.seed is not None and args.preset is None:
+        raise InputError(f"--seed {args.seed}: only new weights are drawn; give --as PRESET too")
+    _check_export(args, words)
     _check_experts(args, chosen_experts(words))
     if words and args.preset is None and str(args.config) not in PRESETS:
         raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
@@ -48,6 +54,19 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         _require_free(args.output)
     if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
         weights_file(args.checkpoint)
+
+
+def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Refuse what a checkpoint of ours, which has everything, would make no use of."""
+    if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
+        return
+    given = {"--config": args.config, "--vocab": args.vocab, "--explain": args.explain or None}
+    unused = [flag for flag, value in given.items() if value is not None]
+    if unused or words:
+        raise InputError(
+            f"{(*unused, *words)[0]}: {args.checkpoint} is vlmill's own checkpoint, which is "
+            "exported as it is; leave it out"
+        )
 
 
 def _check_experts(args: argparse.Namespace, experts: str | None) -> None:
@@ -78,7 +97,7 @@ def _require_free(output: Path) -> None:
         return
     except NotADirectoryError:
         raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
-    if not names <= {MODEL, SETTINGS, VOCABULARY, WHOLE}:
+    if not names <= {MODEL, SETTINGS, VOCABULARY, TOKENIZER, WHOLE}:
         raise InputError(f"--output {output} holds other files; give a new folder")
 
 
@@ -94,7 +113,9 @@ def weights_file(checkpoint: Path) -> Path:
         )
     files = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
     if not files:
-        raise InputError(f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS)}; give the file")
+        raise InputError(
+            f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS[:2])}; give the file"
+        )
     return files[0]
 
 

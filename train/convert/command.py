@@ -79,7 +79,8 @@ def add_convert_arguments(parser: Parser) -> None:
         type=place,
         metavar="FILE|PRESET|DIR",
         help="the published configuration (JSON or YAML), the preset that it is, or a "
-        "checkpoint of ours of the same sizes",
+        "checkpoint of ours of the same sizes; with --as: the source's, which must have the heads "
+        "and the activation of the preset",
     )
     add("--vocab", type=place, metavar="FILE", help="the published vocab.txt")
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
@@ -96,7 +97,7 @@ def add_convert_arguments(parser: Parser) -> None:
         help="how that ResNet was trained (default: released, VL-BERT's own; a detector and MSRA's "
         "files say it themselves)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="with --as: of new weights (default: 0)")
+    add("--seed", type=int, metavar="N", help="with --as: of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="whose layout to write")
     add(
         "--without",

@@ -13,6 +13,7 @@ from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.beit.published import BEIT
 from vlmill.models.bert.published import BERT, DECODER_BIAS
 from vlmill.models.config_checks import nearest
+from vlmill.models.convert.files import INDEX, shard_files
 from vlmill.models.convert.names import DECODER
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
@@ -26,11 +27,12 @@ from vlmill.models.published import (
     read_reference,
 )
 from vlmill.models.registry import variant_of
+from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.plain_fields import flatten, override, to_plain
+from vlmill.schemas.plain_fields import override
 from vlmill.train.checkpoints.files import (
     TrainingRecord,
     load_checkpoint,
@@ -49,9 +51,16 @@ from vlmill.train.convert.arguments import (
     weights_file,
 )
 from vlmill.train.convert.backbone import check_backbone, start_region_network
-from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
-from vlmill.train.convert.published import read_published_config, read_weights
-from vlmill.train.loading.vocabulary import read_vocabulary
+from vlmill.train.convert.origins import (
+    Converted,
+    explain,
+    start_warnings,
+    summary,
+    unused_tensors,
+)
+from vlmill.train.convert.published import check_source, read_published_config, read_weights
+from vlmill.train.convert.words import fitting_vocabulary, published_tokenizer, vocabulary_sizes
+from vlmill.train.loading.vocabulary import vocabulary_files
 
 
 class Start(NamedTuple):
@@ -80,7 +89,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     weights = weights_file(args.checkpoint)
     path = beside(args.vocab, weights, VOCABULARIES)
-    tokenizer = read_vocabulary(path) if path is not None else None
+    tokenizer = None if path is None else published_tokenizer(args, path, weights)
     try:
         if args.preset is None:
             converted = _load(args, weights, words)
@@ -92,13 +101,19 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise InputError(_in_one_line(args.checkpoint, error)) from None
     if args.explain:
         print("\n".join(explain(converted)))
+    kept = args.output is not None and args.output.suffix != SUFFIX and args.to != "reference"
+    if args.vocab is not None and args.preset is None and not kept:
+        say(f"warning: --vocab {args.vocab} has no effect: only a folder keeps a vocabulary")
     if args.output is None:
         return 0
     if args.to == "reference":
         _export(args, converted.model)
     else:
-        files = {"--checkpoint": weights, "--backbone": args.backbone, "--vocab": path}
-        inputs = [file_input(flag, file) for flag, file in files.items() if file is not None]
+        shards = shard_files(weights) if weights.name.endswith(INDEX) else []
+        files = [*(("--checkpoint", file) for file in (weights, *shards))]
+        files += [("--backbone", args.backbone)]
+        files += [("--vocab", file) for file in vocabulary_files(path)] if path is not None else []
+        inputs = [file_input(flag, file) for flag, file in files if file is not None]
         print(_write(args, converted, tokenizer, inputs))
     return 0
 
@@ -141,20 +156,24 @@ def _start(
 ) -> Converted:
     """A new model that starts from BERT, BEiT or a ViT."""
     start, experts = STARTS[args.family], chosen_experts(words)
-    state = start.prepare(read_weights(weights))
+    published = read_weights(weights)
+    state = start.prepare(published)
     changes = preset_changes(words)
     config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)
     check_backbone(args, config)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed or 0)
     variant = next(v for v in VARIANTS.values() if v.config is type(config))
     model: nn.Module = variant.model(config).eval()
     try:
-        origins = start.initialise(model, state, *([] if experts is None else [experts]))
+        origins = start.initialise(model, published, *([] if experts is None else [experts]))
     except CheckpointMismatch:
         raise
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
+    check_source(beside(args.config, weights, CONFIGS), config)
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
+    for warning in start_warnings(state, origins, unused):
+        say(f"warning: {warning}")
     if args.backbone is not None:
         of_network, beside_it = start_region_network(args, model)
         origins, unused = origins | of_network, unused + beside_it
@@ -165,13 +184,7 @@ def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokeni
     """``config`` with as many words as the checkpoint's table has, or else the vocabulary."""
     tables = [len(t) for name, t in state.items() if name.endswith("word_embeddings.weight")]
     sizes = [*tables, *([tokenizer.get_vocab_size()] if tokenizer is not None else [])]
-    return override(config, [f"{field}={sizes[0]}" for field in _words_of(config) if sizes])
-
-
-def _words_of(config: Any) -> dict[str, int]:
-    """The field (at any depth) that says how many words the model has, with its value."""
-    fields = flatten(to_plain(config))
-    return {name: size for name, size in fields.items() if name.split(".")[-1] == "vocab_size"}
+    return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
 
 
 def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
@@ -206,24 +219,6 @@ def _export(args: argparse.Namespace, model: nn.Module) -> None:
     print(f"{args.output}: {len(tensors)} tensors in the layout of {args.family}")
 
 
-def _vocabulary_of(args: argparse.Namespace, model: Any, tokenizer: Tokenizer | None) -> Tokenizer:
-    """The vocabulary that goes into a folder: the model's, or one for the stages after BEiT."""
-    sizes = _words_of(model.config)
-    if tokenizer is None:
-        which = "that was published with it" if sizes else "of the texts to come"
-        raise InputError(
-            f"--vocab: none was given and none is beside {args.checkpoint}; give the vocab.txt "
-            f"{which}, or --output FILE{SUFFIX} for the weights alone"
-        )
-    size = next(iter(sizes.values()), tokenizer.get_vocab_size())
-    if size != tokenizer.get_vocab_size():
-        raise InputError(
-            f"--vocab has {tokenizer.get_vocab_size()} tokens, the checkpoint {size}; give the "
-            "vocabulary that belongs to it"
-        )
-    return tokenizer
-
-
 def _write(
     args: argparse.Namespace,
     converted: Converted,
@@ -242,7 +237,7 @@ def _write(
             f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "
             "as which training takes a tokenizer of pictures"
         )
-    tokenizer = _vocabulary_of(args, model, tokenizer)
+    tokenizer = fitting_vocabulary(args, model, tokenizer)
     save_checkpoint(
         output,
         variant=variant,

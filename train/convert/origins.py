@@ -1,12 +1,16 @@
 """What became of a published checkpoint's tensors, for people to read."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from vlmill.models.beit.published import SHARED_TABLE
+from vlmill.models.from_beit import TABLES
 from vlmill.models.from_bert import Origin
+from vlmill.models.from_vit import REGISTERS
 
 
 class Converted(NamedTuple):
@@ -22,8 +26,57 @@ def unused_tensors(
 ) -> list[str]:
     """The names of tensors that went nowhere, but for those that fit an ``ignored`` pattern."""
     used = {name for origin in origins.values() for name in origin.names}
-    passed = (*used, *ignored)
+    passed = (*used, *ignored, *([SHARED_TABLE] if TABLES in used else []))
     return [n for n in sorted(state) if not any(n == p or fnmatchcase(n, p) for p in passed)]
+
+
+NAMED = 6  # parameters that a message names
+LAYER = re.compile(r"^(?:blocks|bert\.encoder\.layer)\.(\d+)\.")
+# Of a network on patches: what VLMo has no place for though its numbers depend on it, and why.
+UNPLACED = (
+    (REGISTERS, "VLMo has no register tokens, with which the checkpoint was trained"),
+    (
+        re.compile(r"^pos_embed$"),
+        "the model has no absolute positions (absolute_positions=true takes them)",
+    ),
+    (
+        re.compile(r"relative_position_bias_table$"),
+        "the model has no relative positions (relative_positions=true takes them)",
+    ),
+)
+
+
+def start_warnings(
+    state: Mapping[str, Tensor], origins: Mapping[str, Origin], unused: Sequence[str]
+) -> Iterator[str]:
+    """Yields what a model's start has of the checkpoint otherwise than the checkpoint itself.
+
+    state: its tensors under their usual names, of which ``unused`` went nowhere.
+    """
+    for pattern, reason in UNPLACED:
+        names = [name for name in unused if pattern.search(name)]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield f"{names[0]}{more} is unused: {reason}"
+    layers = {int(match[1]) for name in state if (match := LAYER.match(name))}
+    used = {
+        int(match[1])
+        for origin in origins.values()
+        for name in origin.names
+        if (match := LAYER.match(name))
+    }
+    if further := {layer for layer in layers if layer > max(used, default=-1)}:
+        yield (
+            f"the checkpoint has {len(layers)} layers, the model takes {len(used)}: layers "
+            f"{min(further)} to {max(further)} (from 0) are unused"
+        )
+    lacking = [name for name, origin in origins.items() if origin.missing and not origin.names]
+    if lacking:
+        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+        yield (
+            f"new, as the checkpoint has no {' + '.join(origins[lacking[0]].missing)}: "
+            f"{', '.join(lacking[:NAMED])}{more}"
+        )
 
 
 def explain(converted: Converted) -> Iterator[str]:

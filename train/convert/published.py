@@ -9,7 +9,11 @@ from torch import Tensor
 
 from vlmill.models.convert.files import read_state
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import MAX_CONFIG_BYTES, read_yaml
+from vlmill.schemas.plain_fields import MAX_CONFIG_BYTES, flatten, read_yaml, to_plain
+
+# What shapes do not tell of the network that a model starts from: keys of published
+# configurations, and the last name of our field.
+HEADS, ACTIVATION = ("num_attention_heads", "num_heads"), "hidden_act"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -17,7 +21,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     file = Path(os.fspath(path))  # of a store: its copy
     try:
         return read_state(file)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise InputError(f"--checkpoint {error}".replace(str(file), str(path))) from None
 
 
@@ -36,3 +40,26 @@ def read_published_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"--config {path} holds no fields; give the published configuration")
     return config
+
+
+def check_source(path: Path | None, config: Any) -> None:
+    """Raises InputError where a model starts from a network with other heads or another activation.
+
+    Its tensors have the same shapes, and would mean something else. ``path`` is the source's
+    published configuration, None where there is none; ``config`` is the new model's.
+    """
+    if path is None:
+        return
+    published = read_published_config(path)
+    fields = flatten(to_plain(config))
+    heads = next((published[key] for key in HEADS if key in published), None)
+    act = published.get(ACTIVATION)
+    for key, given, name, usual in (
+        ("num_attention_heads", heads, "num_heads", None),
+        (ACTIVATION, act, "act", "gelu"),
+    ):
+        ours = next((v for field, v in fields.items() if field.split(".")[-1] == name), usual)
+        if given is not None and ours is not None and given != ours:
+            field = next((f for f in fields if f.split(".")[-1] == name), None)
+            remedy = f"add {field}={given}" if field else f"start from a network with {ours}"
+            raise InputError(f"--config {path}: {key}={given}, the new model has {ours}; {remedy}")

@@ -2,12 +2,15 @@
 hand.
 """
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import (
+    AddedToken,
     Tokenizer,
     decoders,
     models,
@@ -17,13 +20,23 @@ from tokenizers import (
     trainers,
 )
 
+from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import path_of
+from vlmill.train.loading.tokenizer_files import (
+    CONFIG,
+    FULL,
+    TokenizerFiles,
+    config_text,
+    read_tokenizer_files,
+    tokenizer_files,
+)
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
 MAX_VOCABULARY_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
+NAMED = 5  # repeated tokens that a message names
 _CAPITAL = re.compile("[A-Z]")
 
 
@@ -39,19 +52,38 @@ def is_cased(vocabulary: Iterable[str]) -> bool:
     )
 
 
-def bert_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+def usual_rules(vocabulary: Iterable[str]) -> dict[str, Any]:
+    """Returns BERT's preparation of texts, as far as the vocabulary tells it: arguments of
+    `BertNormalizer`. ``strip_accents=None`` takes accents away where texts are lower-cased.
+    """
+    return {
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": not is_cased(vocabulary),
+    }
+
+
+def bert_tokenizer(
+    vocabulary: dict[str, int],
+    rules: Mapping[str, Any] | None = None,
+    added: Iterable[AddedToken] = (),
+) -> Tokenizer:
     """Makes BERT's tokenizer over a vocabulary of token to id; encodes ``[CLS] text [SEP]``.
 
-    Texts are lower-cased and lose their accents unless the vocabulary :func:`is_cased`.
+    Texts are lower-cased and lose their accents unless the vocabulary :func:`is_cased` or
+    ``rules`` (arguments of `BertNormalizer`) say otherwise. The ``added`` tokens, which are in the
+    vocabulary, are matched before a text is split.
     """
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not is_cased(vocabulary))
+    tokenizer.normalizer = normalizers.BertNormalizer(**usual_rules(vocabulary) | dict(rules or {}))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         special_tokens=[(CLS, vocabulary[CLS]), (SEP, vocabulary[SEP])],
     )
+    tokenizer.add_tokens(list(added))
     return tokenizer
 
 
@@ -94,13 +126,55 @@ def _repeated(words: list[str], counts: Counter[str]) -> Iterable[str]:
         yield " ".join([word] * rest)
 
 
-def read_vocabulary(path: str | Path, flag: str = "--vocab") -> Tokenizer:
-    """Reads the tokenizer of a BERT ``vocab.txt``: a token a line, numbered from 0.
+def read_vocabulary(
+    path: str | Path, flag: str = "--vocab", settings_in: Path | None = None
+) -> Tokenizer:
+    """Reads the tokenizer of a BERT ``vocab.txt``: a token a line, numbered from 0; or of a
+    ``tokenizer.json``.
 
-    Raises InputError for a file that is missing, too large, not UTF-8, has a token twice or lacks
-    a special token.
+    Hugging Face's files beside it count (``tokenizer_config.json``, ``tokenizer.json``,
+    ``added_tokens.json``), or those of ``settings_in`` where it has none. Of a token on two lines
+    the later one counts, with a warning, as in `transformers`; a number without a token gets the
+    name ``[unusedN]``.
+
+    Raises InputError for a file that is missing, too large, not UTF-8 or lacks a special token, and
+    for settings beside it that cannot be followed.
     """
     path = path_of(path)
+    folders = [folder for folder in (path.parent, settings_in) if folder is not None]
+    folder = next((f for f in folders if tokenizer_files(f)), path.parent)
+    files = read_tokenizer_files(folder, flag)
+    if path.name == FULL:
+        if not path.is_file():
+            raise InputError(f"{flag} {path}: no such file; give a BERT vocab.txt")
+        own = files if folder == path.parent else read_tokenizer_files(path.parent, flag)
+        assert own.vocabulary is not None
+        tokens = dict(own.vocabulary)
+    else:
+        tokens = _read_lines(path, flag)
+        if files.vocabulary is not None and files.vocabulary != tokens:
+            say(
+                f"warning: {flag} {path} and {folder / FULL} have other tokens or numbers; those "
+                f"of {path.name} count"
+            )
+    if missing := [token for token in SPECIAL if token not in tokens]:
+        raise InputError(f"{flag} {path} lacks {', '.join(missing)}; give a BERT vocab.txt")
+    rules = usual_rules(tokens) | dict(files.rules)
+    _merge_added(tokens, files, f"{flag} {path}")
+    size = max(tokens.values()) + 1
+    if size > MAX_TOKENS:
+        raise InputError(f"{flag} {path}: {size} tokens, expected at most {MAX_TOKENS}")
+    return bert_tokenizer(_filled(tokens, size), rules, files.added.values())
+
+
+def vocabulary_files(path: str | Path) -> list[Path]:
+    """Returns the files that :func:`read_vocabulary` reads: the vocabulary, and those beside it."""
+    path = path_of(path)
+    return [path, *(file for file in tokenizer_files(path.parent) if file != path)]
+
+
+def _read_lines(path: Path, flag: str) -> dict[str, int]:
+    """Returns each token of a ``vocab.txt`` with the number of its last line, from 0."""
     try:
         if path.stat().st_size > MAX_VOCABULARY_BYTES:
             raise InputError(
@@ -111,17 +185,69 @@ def read_vocabulary(path: str | Path, flag: str = "--vocab") -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{flag} {path} cannot be read: {error}; give a BERT vocab.txt") from None
     tokens = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    if len(vocabulary) < len(tokens) or len(tokens) > MAX_TOKENS:
-        raise InputError(
-            f"{flag} {path}: a token stands there twice, or over {MAX_TOKENS} tokens do"
+    vocabulary: dict[str, int] = {}
+    repeated = []
+    for number, token in enumerate(tokens):
+        if token in vocabulary:
+            repeated.append(f"{token!r} is on lines {vocabulary[token] + 1} and {number + 1}")
+        vocabulary[token] = number
+    if repeated:
+        more = f" (and {len(repeated) - NAMED} more)" if len(repeated) > NAMED else ""
+        say(
+            f"warning: {flag} {path}: {'; '.join(repeated[:NAMED])}{more}; the later line counts, "
+            "as in Hugging Face's tokenizers, and the earlier one's number stays unused"
         )
-    if missing := [token for token in SPECIAL if token not in vocabulary]:
-        raise InputError(f"{flag} {path} lacks {', '.join(missing)}; give a BERT vocab.txt")
-    return bert_tokenizer(vocabulary)
+    return vocabulary
+
+
+def _merge_added(tokens: dict[str, int], files: TokenizerFiles, where: str) -> None:
+    """Gives the added tokens their numbers. Raises InputError where one is another token's."""
+    names = {number: token for token, number in tokens.items()}
+    for number, token in sorted(files.added.items()):
+        taken, other = names.get(number), tokens.get(token.content, number)
+        if taken not in (None, token.content) or other != number:
+            has = f"{number} is {taken!r}" if other == number else f"it has the number {other}"
+            raise InputError(
+                f"{where}: the token {token.content!r} is added with the number {number}, but in "
+                f"the vocabulary {has}; make the two files agree"
+            )
+        if number >= MAX_TOKENS:
+            raise InputError(
+                f"{where}: the token {token.content!r} is added with the number {number}, expected "
+                f"less than {MAX_TOKENS}"
+            )
+        tokens[token.content] = number
+
+
+def _filled(tokens: Mapping[str, int], size: int) -> dict[str, int]:
+    """Names each number below ``size`` that has no token ``[unusedN]``, with the first free N.
+
+    BERT's own unused tokens have such names, which no text is split into.
+    """
+    free = (name for n in itertools.count() if (name := f"[unused{n}]") not in tokens)
+    missing = sorted(set(range(size)) - set(tokens.values()))
+    return dict(tokens) | {next(free): number for number in missing}
+
+
+def padded_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """Returns the tokenizer with ``size`` tokens, of which the further ones no text has."""
+    vocabulary = _filled(tokenizer.get_vocab(), size)
+    rules = {name: getattr(tokenizer.normalizer, name) for name in usual_rules(())}
+    return bert_tokenizer(vocabulary, rules, tokenizer.get_added_tokens_decoder().values())
 
 
 def vocabulary_text(tokenizer: Tokenizer) -> str:
     """Returns the content of ``vocab.txt``: what :func:`read_vocabulary` reads back."""
     numbered = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return "".join(f"{token}\n" for token, _ in numbered)
+
+
+def vocabulary_contents(tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns the files that :func:`read_vocabulary` reads back, by name.
+
+    ``tokenizer_config.json`` is among them where texts are prepared in another way than the
+    vocabulary alone tells, or where tokens are added.
+    """
+    files = {"vocab.txt": vocabulary_text(tokenizer)}
+    config = config_text(tokenizer, usual_rules(tokenizer.get_vocab()))
+    return files if config is None else files | {CONFIG: config}

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.train.pretrained.faults import warn
 from vlmill.train.pretrained.places import HubPlace
@@ -25,6 +25,7 @@ FILES: dict[str, int] = {
     TRAINED_PAIRS: 16_000 * MB,
     TRAINED_IMAGES: 16_000 * MB,
     VOCABULARY: 64 * MB,
+    TOKENIZER: 64 * MB,
     SETTINGS: 64 * MB,
     RECIPE: 4 * MB,
     CARD: 4 * MB,

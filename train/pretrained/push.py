@@ -16,7 +16,7 @@ from vlmill.schemas.files.checkpoints import CHECKPOINTS
 from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
-from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.train.pretrained.answering import ANSWER, GROUND, fed_by
 from vlmill.train.pretrained.card import CardFacts, card
@@ -37,7 +37,7 @@ from vlmill.train.tasks.retrieval.checks import feeding_of, ranking_of
 # A recipe's absolute paths, of which the names are told: where they lie is nobody's business.
 ABSOLUTE = re.compile(r"(?m)(:\s+['\"]?)/(?:[^\s'\"]*/)?([^\s/'\"]+)")
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-CARRIED = (MODEL, VOCABULARY, TRAINED_PAIRS, TRAINED_IMAGES)  # as they are
+CARRIED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES)  # as they are
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 Reading order: ``spec`` and ``parts`` (what a recipe is made of), ``feeding`` (what published runs
 feed), then a paper: ``bert``, ``vilbert``, ``vlbert``, ``imagebert``, ``interbert``, ``vlmo`` and
 ``vlmo_ablations``; ``small`` (for trials). ``variants`` says what each model does in its own way,
-``tasks`` and ``fine_tuning`` what recipes of tasks share; ``describe``, ``size`` and ``trunk_size``
-tell what a recipe costs.
+``tasks`` and ``fine_tuning`` what recipes of tasks share; ``without_effect`` names changes
+that change nothing; ``describe``, ``size`` and ``trunk_size`` estimate what a recipe costs.
 """
 
 import difflib

@@ -11,6 +11,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS, Table
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.pictures.tokenizer import FIELD
+from vlmill.train.loading.vocabulary import vocabulary_files
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.inputs import Sources
 
@@ -37,8 +38,10 @@ def run_inputs(recipe: RunSettings, sources: Sources) -> list[Input]:
     if sources.init is not None:
         records.append(checkpoint_input("--init", sources.init.path))
     tokenizer = recipe.picture_tokenizer if isinstance(recipe, Recipe) else None
-    files = {"--vocab": inputs.vocab, FIELD: tokenizer}
-    return records + [file_input(flag, path) for flag, path in files.items() if path is not None]
+    files: list[tuple[str, str | Path]] = [(FIELD, tokenizer)] if tokenizer is not None else []
+    if inputs.vocab is not None:
+        files = [*(("--vocab", path) for path in vocabulary_files(inputs.vocab)), *files]
+    return records + [file_input(flag, path) for flag, path in files]
 
 
 def checkpoint_input(flag: str, folder: Path) -> Input:

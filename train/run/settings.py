@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.readers.images import ImageReader
@@ -13,6 +12,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.pictures.tokenizer import FIELD
+from vlmill.train.loading.vocabulary import vocabulary_files
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.inputs import Sources
 
@@ -41,7 +41,7 @@ def settings_of_run(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
         "annotated_regions": _table_digest(sources.annotated, "annotated"),
         "images": _table_digest(sources.images, "encoded"),
         "negatives": _digest(negatives, "--negatives"),
-        "vocab": _digest([path_of(inputs.vocab)] if inputs.vocab else [], "--vocab"),
+        "vocab": _digest(vocabulary_files(inputs.vocab) if inputs.vocab else [], "--vocab"),
         "init": _digest([init.path / MODEL] if init else [], "--init"),
         **near,
     }

@@ -1,5 +1,6 @@
 """One reader of checkpoint files: every kind gives its tensors, and none runs what it holds."""
 
+import json
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -95,3 +96,34 @@ def test_attributes_of_a_stored_dict_are_not_called(tmp_path: Path) -> None:
     state.__dict__.update(get=1, keys=1, values=1)
     torch.save({"model": state}, tmp_path / "w")
     assert read_state(tmp_path / "w").keys() == STATE.keys()
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "model._orig_mod.module."])
+@pytest.mark.parametrize("container", [None, "state_dict", "model_state_dict"])
+def test_wrappers_of_training_are_taken_off(prefix: str, container: str | None) -> None:
+    state = {f"{prefix}{name}": tensor for name, tensor in STATE.items()}
+    content = state if container is None else {container: state, "epoch": 3}
+    assert unwrapped(content).keys() == STATE.keys()
+    some = state | {"loss.weight": torch.zeros(1)}  # a name without it: no prefix of all
+    assert unwrapped(some).keys() == some.keys()
+
+
+def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path: Path) -> None:
+    names = sorted(STATE)
+    index = tmp_path / "model.safetensors.index.json"
+    for number, name in enumerate(names):
+        save_file({name: STATE[name].contiguous()}, tmp_path / f"model-{number}.safetensors")
+    files = {name: f"model-{number}.safetensors" for number, name in enumerate(names)}
+    index.write_text(json.dumps({"weight_map": files}))
+    state = read_state(index)
+    assert state.keys() == STATE.keys()
+    assert all(torch.equal(state[name], STATE[name]) for name in names)
+    index.write_text(json.dumps({"weight_map": files | {"b": "../other.safetensors"}}))
+    with pytest.raises(ValueError, match=r"names '../other.safetensors', expected files in its fo"):
+        read_state(index)
+    index.write_text(json.dumps({"weight_map": {"b": "gone.safetensors"}}))
+    with pytest.raises(FileNotFoundError, match=r"gone.safetensors: no such file, which model"):
+        read_state(index)
+    index.write_text("[]")
+    with pytest.raises(ValueError, match="no weight_map of tensors and files"):
+        read_state(index)

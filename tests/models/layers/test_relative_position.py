@@ -94,12 +94,26 @@ def test_resizing_keeps_what_a_grid_shares() -> None:
 def test_tables_that_cannot_be_resized_are_refused() -> None:
     with pytest.raises(ValueError, match="80 rows of relative positions fit no square"):
         resize_relative(torch.zeros(80, 1), 7)
-    with pytest.raises(ValueError, match="3 patches a side cannot be resized to 30"):
-        resize_relative(torch.zeros(25, 1), 30)
-    with pytest.raises(ValueError, match="2 patches a side cannot be resized to 3"):
+    advice = "a spline needs 3 patches a side; give an image_size of 2 times patch_size"
+    with pytest.raises(ValueError, match=f"2 patches a side cannot be resized to 3: {advice}"):
         resize_relative(torch.zeros(9, 1), 3)
     with pytest.raises(ValueError, match="0 rows"):
         side_of_table(0)
+
+
+@pytest.mark.parametrize(("side", "target"), [(4, 6), (4, 14), (3, 30)])
+def test_beyond_the_progression_offsets_have_its_last_value(side: int, target: int) -> None:
+    """As in the released code of BEiT, whose spline is not continued: 1 + 1.5 + 1.5^2 is 4.75."""
+    table = torch.randn((2 * side - 1) ** 2, 2)
+    old = table.view(2 * side - 1, 2 * side - 1, 2)
+    new = resize_relative(table, target).view(2 * target - 1, 2 * target - 1, 2)
+    centre = target - 1
+    torch.testing.assert_close(new[centre, centre], old[side - 1, side - 1])
+    torch.testing.assert_close(new[centre, centre + 1], old[side - 1, side])
+    last = sum(1.5**n for n in range(side - 1))
+    for offset in range(int(last) + 1, target):
+        torch.testing.assert_close(new[centre, centre + offset], old[side - 1, -1])
+        torch.testing.assert_close(new[centre - offset, centre], old[0, side - 1])
 
 
 def test_absolute_positions_keep_the_class_token() -> None:

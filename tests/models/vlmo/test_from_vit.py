@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlmill.models import Vlmo, preset
 from vlmill.models.from_beit import initialise_from_beit
-from vlmill.models.from_vit import canonical, initialise_from_vit
+from vlmill.models.from_vit import canonical, initialise_from_vit, with_class_position
 from vlmill.models.layers.blocks import FeedForward
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.vlmo.encoder import VlmoEncoder
@@ -128,6 +128,110 @@ def test_pictures_have_the_states_of_transformers(layout: str) -> None:
         pixels = torch.randn(2, 3, 32, 32)
         expected = theirs.vit(pixels).last_hidden_state
         torch.testing.assert_close(ours.encode_image(pixels), expected, atol=2e-5, rtol=1e-5)
+
+
+def without_class_position(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As timm's ``no_embed_class`` has it: the class token, in front of the patches, has none."""
+    tensors = as_timm(state)
+    return tensors | {"pos_embed": tensors["pos_embed"][:, 1:]}
+
+
+def with_registers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With positions of a class token, of three registers and of patches."""
+    tensors = as_timm(state)
+    positions = tensors["pos_embed"]
+    more = torch.cat([positions[:, :1], torch.randn(1, 3, 24), positions[:, 1:]], dim=1)
+    return tensors | {"pos_embed": more, "reg_token": torch.randn(1, 3, 24)}
+
+
+def test_positions_of_patches_alone_leave_the_class_token_without_one() -> None:
+    state = vit().state_dict()
+    for registers in ({}, {"reg_token": torch.randn(1, 4, 24)}):
+        ours = tiny()
+        initialise_from_vit(ours, without_class_position(state) | registers)
+        position = ours.encoder.patch_embedding.position
+        assert position is not None
+        assert not position[:, 0].any()
+        expected = state["vit.embeddings.position_embeddings"][:, 1:]
+        assert torch.equal(position[:, 1:], expected)
+
+
+def test_positions_of_registers_are_taken_out() -> None:
+    state = vit().state_dict()
+    ours = tiny()
+    initialise_from_vit(ours, with_registers(state))
+    position = ours.encoder.patch_embedding.position
+    assert position is not None
+    assert torch.equal(position, state["vit.embeddings.position_embeddings"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "registers", "side", "message"),
+    [
+        ((1, 7, 8), 0, 2, "has 7 positions, expected those of a class token and a square"),
+        ((1, 7, 8), 4, 2, "or a class token, 4 registers and the square"),
+        ((1, 9, 8), 4, 4, "of which several fit"),
+        ((5, 8), 0, 2, r"pos_embed is \[5, 8\], expected \[1, positions, width\]"),
+        ((1, 2, 2, 8), 0, 2, r"pos_embed is \[1, 2, 2, 8\]"),
+    ],
+)
+def test_other_tables_of_positions_are_refused(
+    shape: tuple[int, ...], registers: int, side: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_class_position(torch.zeros(shape), registers, side)
+
+
+def test_where_several_layouts_fit_the_model_decides() -> None:
+    table = torch.arange(9.0).view(1, 9, 1)
+    alone, after = (with_class_position(table, 4, side).flatten().tolist() for side in (3, 2))
+    assert alone == [0, *range(9)] and after == [0, 5, 6, 7, 8]
+
+
+SCALES = {
+    "timm": ("ls1.gamma", "ls2.gamma"),
+    "transformers": ("layer_scale1.lambda1", "layer_scale2.lambda1"),
+}
+
+
+def scaled(layout: str) -> dict[str, Tensor]:
+    """With layer scales, as DINOv2 and DeiT III have them."""
+    names = SCALES[layout]
+    more = {
+        f"blocks.{layer}.{name}": torch.full((24,), 0.1 * layer + 0.01 * number)
+        for layer in range(3)
+        for number, name in enumerate(names)
+    }
+    return as_timm(vit().state_dict()) | more
+
+
+@pytest.mark.parametrize("layout", SCALES)
+def test_layer_scales_are_taken_or_named(layout: str) -> None:
+    ours = tiny(layer_scale=0.1)
+    origins = initialise_from_vit(ours, scaled(layout))
+    assert origins["encoder.layers.2.attention_scale"].names == ("blocks.2.gamma_1",)
+    layer = cast(Any, ours.encoder.layers[2])
+    assert torch.equal(layer.attention_scale, torch.full((24,), 0.2))
+    assert torch.equal(layer.expert_scale, torch.full((24,), 0.21))
+    first = SCALES[layout][0]
+    with pytest.raises(ValueError, match=rf"blocks\.0\.{first}: .* add layer_scale=0\.1"):
+        initialise_from_vit(tiny(), scaled(layout))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("norm_pre.weight", "blocks.1.attn.q_norm.weight", "patch_embed.norm.bias"),
+        *("blocks.0.mlp.w12.weight", "blocks.2.norm3.weight"),
+    ],
+)
+def test_tensors_of_another_network_are_refused_by_name(name: str) -> None:
+    state = as_timm(vit().state_dict()) | {name: torch.ones(24)}
+    ours = tiny()
+    before = {k: v.clone() for k, v in ours.state_dict().items()}
+    with pytest.raises(ValueError, match=rf"^{name} has no place in VLMo"):
+        initialise_from_vit(ours, state)
+    assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items())
 
 
 def parts(encoder: VlmoEncoder, layer: int) -> dict[str, Tensor]:

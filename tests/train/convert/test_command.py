@@ -211,6 +211,43 @@ def test_vlmo_starts_from_a_vit(tables: Tables, tmp_path: Path, capsys: Any) -> 
     assert "model.modality_experts=False: --init" in capsys.readouterr().err
 
 
+def vit_state() -> dict[str, torch.Tensor]:
+    """A ViT of `SIZES_OF_VIT`, as timm names it."""
+    beit = VARIANTS["beit"].model(override(preset("beit-base"), SIZES_OF_VIT))
+    unlike = ("lm_head", "mask_token", "rel_pos")
+    state = {
+        name: tensor.clone()
+        for name, tensor in export_reference("beit", beit).items()
+        if not name.startswith(unlike) and not name.endswith(("q_bias", "v_bias"))
+    }
+    biases = {f"blocks.{layer}.attn.qkv.bias": torch.arange(48.0) for layer in range(2)}
+    return state | biases | {"pos_embed": torch.randn(1, 5, 16)}
+
+
+def test_what_a_vit_has_besides_is_named(tmp_path: Path, capsys: Any) -> None:
+    def told(status: int, more: dict[str, torch.Tensor], *fields: str) -> str:
+        save_file(vit_state() | more, tmp_path / "vit.safetensors")
+        words = [*SIZES_OF_VIT[:-1], "first_vl_layer=1", "max_text_tokens=8", *fields]
+        arguments = ["--as", "vlmo-base-paper", *words, "--explain"]
+        assert convert(tmp_path / "vit.safetensors", *arguments, family="vit") == status
+        error: str = capsys.readouterr().err
+        return error
+
+    assert told(0, {}) == ""
+    registers = {"reg_token": torch.ones(1, 4, 16), "pos_embed": torch.ones(1, 4, 16)}
+    assert "reg_token is unused: VLMo has no register tokens" in told(0, registers)
+    scales = {f"blocks.{n}.ls{i}.gamma": torch.ones(16) for n in range(2) for i in (1, 2)}
+    assert "blocks.0.ls1.gamma: the checkpoint's layers have scales" in told(2, scales)
+    assert told(0, scales, "layer_scale=0.1") == ""
+    told_new = told(0, {}, "layer_scale=0.1")
+    assert "new, as the checkpoint has no blocks.0.gamma_1: encoder.layers.0.attention" in told_new
+    relative = told(0, {}, "relative_positions=true", "absolute_positions=false")
+    assert "pos_embed is unused: the model has no absolute positions" in relative
+    assert "norm_pre.weight has no place in VLMo" in told(2, {"norm_pre.weight": torch.ones(16)})
+    deeper = {"blocks.2.norm1.weight": torch.ones(16), "blocks.3.norm1.weight": torch.ones(16)}
+    assert "has 4 layers, the model takes 2: layers 2 to 3 (from 0) are unused" in told(0, deeper)
+
+
 @pytest.mark.parametrize(
     ("family", "words", "message"),
     [
@@ -427,3 +464,73 @@ def test_ours_is_exported_by_its_own_family_only(
     out = str(tmp_path / "x.safetensors")
     assert convert(start, "--to", "reference", "--output", out) == 2
     assert "is of imagebert; it has no official layout" in capsys.readouterr().err
+
+
+def test_a_table_with_more_rows_than_tokens_converts(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (published / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY[:45]))
+    (published / "added_tokens.json").write_text(json.dumps({"[DEC]": 46}))
+    for words in ([], ["--as", "imagebert-base", *FIELDS]):
+        output = tmp_path / f"ours{len(words)}"
+        assert convert(published, *words, "--output", str(output)) == 0
+        told = capsys.readouterr().err
+        assert "has 47 tokens, the checkpoint's table 50 rows; the 3 at its end" in told
+        loaded = load_checkpoint(output)
+        assert loaded.tokenizer.get_vocab_size() == loaded.config.vocab_size == 50
+        assert loaded.tokenizer.encode("word1 [DEC]").ids == [2, 6, 46, 3]
+        assert (output / "vocab.txt").read_text().splitlines()[45:] == [
+            *("[unused0]", "[DEC]", "[unused1]", "[unused2]", "[unused3]")
+        ]
+    (published / "added_tokens.json").write_text(json.dumps({"[DEC]": 50}))
+    assert convert(published, "--output", str(tmp_path / "more")) == 2
+    assert "--vocab has 51 tokens, the checkpoint 50" in capsys.readouterr().err
+
+
+def test_a_run_keeps_how_texts_are_prepared(
+    published: Path, tmp_path: Path, tables: Tables, recipe: Recipe
+) -> None:
+    (published / "tokenizer_config.json").write_text(json.dumps({"strip_accents": False}))
+    start, run = tmp_path / "start", tmp_path / "run"
+    assert convert(published, "--as", "imagebert-base", *FIELDS, "--output", str(start)) == 0
+    tables.write()
+    of_that_model = dataclasses.replace(recipe, model=load_checkpoint(start).config)
+    (tmp_path / "tiny.yaml").write_text(to_yaml(of_that_model))
+    arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", tables.pairs]
+    arguments += ["--regions", tables.regions, "--init", str(start), "steps=1"]
+    assert main([*arguments, "--output", str(run)]) == 0
+    for folder in (start, run, run / "checkpoints" / "step-00000001"):
+        assert load_checkpoint(folder).tokenizer.normalizer.strip_accents is False
+    # The same command goes on from it, and a vocabulary beside its settings is one to train with.
+    assert main([*arguments, "--output", str(run)]) == 0
+    arguments[-3:-1] = ["--vocab", str(run / "vocab.txt")]
+    assert main([*arguments, "--output", str(tmp_path / "second")]) == 0
+    second = load_checkpoint(tmp_path / "second")
+    assert second.tokenizer.normalizer.strip_accents is False
+
+
+def test_what_shapes_do_not_tell_is_compared(published: Path, tmp_path: Path, capsys: Any) -> None:
+    """With other heads or another activation the same tensors would mean something else."""
+    words = ["--as", "imagebert-base", *FIELDS, "--explain"]
+    config = json.loads((published / "bert_config.json").read_text())
+    assert convert(published, *words, "num_heads=2") == 2
+    told = "bert_config.json: num_attention_heads=4, the new model has 2; add num_heads=4"
+    assert told in capsys.readouterr().err
+    (tmp_path / "other.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    assert convert(published, *words, "--config", str(tmp_path / "other.json")) == 2
+    assert "other.json: hidden_act=relu, the new model has gelu" in capsys.readouterr().err
+
+
+def test_arguments_without_effect_are_named(published: Path, tmp_path: Path, capsys: Any) -> None:
+    ours, back = tmp_path / "ours", str(tmp_path / "back.safetensors")
+    assert convert(published, "--output", str(ours)) == 0
+    capsys.readouterr()
+    export = ("--to", "reference", "--output", back)
+    vocabulary = str(published / "vocab.txt")
+    for words in (["--vocab", vocabulary], ["--config", vocabulary], ["--explain"]):
+        assert convert(ours, *export, *words) == 2
+        assert f"{words[0]}: {ours} is vlmill's own checkpoint" in capsys.readouterr().err
+    assert convert(published, "--output", str(tmp_path / "x"), "--seed", "3") == 2
+    assert "--seed 3: only new weights are drawn" in capsys.readouterr().err
+    assert convert(published, "--vocab", vocabulary, "--output", back) == 0
+    assert f"--vocab {vocabulary} has no effect" in capsys.readouterr().err

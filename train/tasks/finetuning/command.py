@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from vlmill.schemas.console.command import add_lock_seconds, place
+from vlmill.schemas.console.command import add_lock_seconds, place, say
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
@@ -14,6 +14,7 @@ from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
+from vlmill.train.recipes.without_effect import without_effect
 
 HELP = """\
 Fine-tune a pretrained model on a task's examples.
@@ -95,6 +96,8 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
 def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run the subcommand that :func:`add_finetune_arguments` declares; gives the exit status."""
     recipe = recipe_of(args.config, words, args.init)
+    for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
+        say(f"warning: {sentence}")
     require_one_process(args.output)
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.schemas.files.reading import find_shards, require_tables

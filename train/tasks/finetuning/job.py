@@ -90,6 +90,8 @@ def open_task(
     check_start(recipe, init)
     if init is None and recipe.starts_from and speaks:
         say(f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random")
+    if speaks:
+        _say_what_is_not_read(recipe, inputs)
     make: MakeTask = named(TASKS[recipe.task].task)
     task = make(recipe, inputs.examples, inputs.labels, init)
     opened = Inputs(
@@ -103,6 +105,22 @@ def open_task(
         vocab=inputs.vocab,
     )
     return task, open_examples(opened, recipe, init)
+
+
+def _say_what_is_not_read(recipe: TaskRecipe, inputs: TaskInputs) -> None:
+    """Tells which tables are given and have no use."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    tables = {
+        "--regions": (inputs.regions, lambda f: f.reads_regions and f.boxes != "annotated"),
+        "--annotated-regions": (
+            inputs.annotated_regions,
+            lambda f: f.reads_regions and f.boxes != "detected",
+        ),
+        "--images": (inputs.images, lambda f: f.reads_pictures),
+    }
+    for flag, (table, reads) in tables.items():
+        if table is not None and not any(map(reads, feeds)):
+            say(f"note: {flag} is not read; {recipe.name} has no use for it")
 
 
 def prepare_examples(

@@ -54,21 +54,26 @@ def released(make: Callable[..., VlmoConfig], rate: float, coco: float, flickr: 
     }
 
 
-def by_paper(make: Callable[..., VlmoConfig], rates: tuple[float, float], coco: float) -> Any:
+def by_paper(
+    make: Callable[..., VlmoConfig],
+    rates: tuple[float, float],
+    coco: float,
+    flickr_drop_path: float,
+) -> Any:
     """Epochs of batches of 2,048; dropped paths are the code's."""
     fields: dict[str, Any] = {"make": make, "batch_size": 2048, "same_picture_negatives": False}
     return {
         COCO: Run(rate=rates[0], drop_path=0.2, epochs=coco, **fields),
-        FLICKR: Run(rate=rates[1], drop_path=0.15, epochs=40, **fields),
+        FLICKR: Run(rate=rates[1], drop_path=flickr_drop_path, epochs=40, **fields),
     }
 
 
 RUNS: dict[str, dict[str, Run]] = {
     "base": released(vlmo_base, 3e-5, 0.2, 0.15),
     "base-plus": released(vlmo_base_plus, 3e-5, 0.2, 0.2),
-    "large": released(vlmo_large, 2e-5, 0.2, 0.15),
-    "base-paper": by_paper(vlmo_base_paper, (2e-5, 1e-5), 20),
-    "large-paper": by_paper(vlmo_large_paper, (1e-5, 1e-5), 10),
+    "large": released(vlmo_large, 2e-5, 0.2, 0.2),
+    "base-paper": by_paper(vlmo_base_paper, (2e-5, 1e-5), 20, 0.15),
+    "large-paper": by_paper(vlmo_large_paper, (1e-5, 1e-5), 10, 0.2),
 }
 FROM_PRETRAINING = ("base-plus",)  # on Flickr30k, too [code]
 # The ablations of stages, objectives and experts (tables 3 and 4).

@@ -5,7 +5,7 @@ data's.
 from collections import Counter
 from pathlib import Path
 
-from vlmill.schemas.answers import labels_of
+from vlmill.schemas.answers import MIN_QUESTIONS, labels_of
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import path_of
@@ -25,6 +25,14 @@ def answers_for(
     Raises InputError where a checkpoint's list and a given one differ, and where there is none.
     """
     given = None if labels is None else read_labels(labels)
+    beside = path_of(examples) / LABELS_FILE
+    has_list = init is not None and init.task is not None and init.task.name == "vqa"
+    if min_questions != MIN_QUESTIONS and (has_list or given is not None or beside.is_file()):
+        source = "--init" if has_list else beside if given is None else f"--labels {labels}"
+        say(
+            f"warning: settings.min_questions={min_questions} has no effect: the answers are those "
+            f"of {source}"
+        )
     if init is not None and init.task is not None and init.task.name == "vqa":
         own = list(init.task.labels)
         if given is not None and given != own:
@@ -35,7 +43,6 @@ def answers_for(
         return own
     if given is not None:
         return given
-    beside = path_of(examples) / LABELS_FILE
     if beside.is_file():
         return read_labels(beside)
     answers = labels_of(published_answers(examples), least=min_questions)

@@ -294,7 +294,7 @@ def vqa_vl_bert_small() -> TaskRecipe:
 def vqa_vlmo_small() -> TaskRecipe:
     """With a small VLMo, on pictures that are larger than in its pretraining.
 
-    5 patches a side: its positions of 4 cannot be resized to 6.
+    5 patches a side: the spline that resizes positions of 4 does not reach the ends of 6.
     """
     like = vqa_vlmo("base")
     encoder = vlmo_small(image_size=80, **WITHOUT_HEADS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, train_vocabulary
 from vlmill.train.tasks.mirrored import mirrored_text
+from vlmill.train.tasks.vqa.answers import answers_for
 from vlmill.train.tasks.vqa.recipes import VqaSettings
 from vlmill.train.tasks.vqa.task import Vqa, swapped, targets_of
 
@@ -80,3 +82,19 @@ def test_vl_bert_asks_a_mask_behind_the_question() -> None:
     asked = task.form.of(words.encode("what is it").ids)
     special = [words.token_to_id(token) for token in ("[SEP]", "[MASK]", "[SEP]")]
     assert asked[-3:] == special and task.form.adds == 2
+
+
+def test_a_given_list_leaves_min_questions_nothing_to_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "labels.json").write_text('["red", "green"]')
+    examples = str(tmp_path)
+    assert answers_for(examples, None, None, min_questions=9) == ["red", "green"]
+    assert capsys.readouterr().err == ""
+    assert answers_for(examples, None, None, min_questions=1) == ["red", "green"]
+    told = capsys.readouterr().err
+    assert f"min_questions=1 has no effect: the answers are those of {tmp_path}/labels.json" in told
+    given = tmp_path / "given.txt"
+    given.write_text("blue\n")
+    assert answers_for(examples, given, None, min_questions=2) == ["blue"]
+    assert f"are those of --labels {given}" in capsys.readouterr().err
