@@ -115,16 +115,22 @@ def test_divided_layers_are_gathered_in_bfloat16(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 2])
 def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_pictures(
-    tables: Tables, tmp_path: Path
+    accumulation: int, tables: Tables, tmp_path: Path
 ) -> None:
+    """However many parts each process computes: the contrast is of all pairs of the step."""
     tables.write()
     words = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.drop_path=0"]
     words += ["model.intermediate_width=32", "model.first_vl_layer=1", "batch_size=8", "steps=3"]
     words += ["model.image_size=64", "feeding.image_size=64", "log_every=1", "optimizer.lr=2e-3"]
     recipe = change_recipe(recipe_named("vlmo-small"), [*words, "max_bad=0.2"])
     images = write_photographs(tmp_path / "images", 12, cut=[1, 9])
-    runs = [train(tmp_path, tables, recipe, processes, images) for processes in (1, 2)]
+    parts = change_recipe(recipe, [f"accumulation={accumulation}"])
+    runs = [
+        train(tmp_path, tables, given, processes, images)
+        for given, processes in ((recipe, 1), (parts, 2))
+    ]
     assert_same(*runs)
     rejects = [read_table(run, REJECTS).to_pylist() for run in runs]
     assert rejects[0] == rejects[1] and {r["reason"] for r in rejects[0]} == {"unreadable_image"}

@@ -121,6 +121,11 @@ class Stage(Pass):
         require_share("negative_share", self.negative_share)
         require_share("negative_text_share", self.negative_text_share)
         require_share("hard_negative_share", self.hard_negative_share)
+        if self.objectives.itc and self.batch_size < 2:
+            raise ValueError(
+                f"batch_size={self.batch_size}: objectives.itc tells a pair from others of its "
+                "step; set batch_size to at least 2"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
