@@ -77,7 +77,7 @@ def gather_parts(local: Shaped[Tensor, " A B *rest"]) -> Shaped[Tensor, " AWB *r
 def own_parts(rows: Shaped[Tensor, " AWB *rest"], parts: int) -> Shaped[Tensor, " A B *rest"]:
     """Returns this process's rows of what :func:`gather_parts` gives."""
     rank = dist.get_rank() if world_size() > 1 else 0
-    return rows.unflatten(0, (parts, world_size(), -1))[:, rank]
+    return rows.reshape(parts, world_size(), -1, *rows.shape[1:])[:, rank]
 
 
 def longest_of_all(length: int, device: torch.device) -> int:
