@@ -176,23 +176,20 @@ def _negatives(
     tokens = gather_parts(_stacked(parts, "original_tokens", device))
     token_mask = gather_parts(_stacked(parts, "token_mask", device).long()).bool()
     pixels = gather_parts(_stacked(parts, "pixels", device))
-    by_direction = (negative_weights(one, excluded) for one in (scores.T, scores))
     images, texts = (
-        sample_columns(weights[rows.flatten()], torch.cat([one[at] for one in numbers])).view_as(
-            rows
-        )
-        for at, weights in enumerate(by_direction)
+        sample_columns(negative_weights(one, excluded)[rows.flatten()], shares).view_as(rows)
+        for one, shares in zip((scores.T, scores), torch.cat(list(numbers), 1), strict=True)
     )
     return [
         StepNegatives(
             tokens=tokens,
             token_mask=token_mask,
             pixels=pixels,
-            images=of_texts,
-            texts=of_images,
-            classes=torch.cat([of_texts == own, of_images == own]).long(),
+            images=image_rows,
+            texts=text_rows,
+            classes=torch.cat([image_rows == own, text_rows == own]).long(),
         )
-        for of_texts, of_images, own in zip(images, texts, rows, strict=True)
+        for image_rows, text_rows, own in zip(images, texts, rows, strict=True)
     ]
 
 

@@ -99,7 +99,9 @@ def sample_columns(
     """Returns the columns at which the sums of ``weights`` pass these shares of the whole."""
     # In float64 no number below 1 gives the whole, past which there is no candidate.
     sums = weights.double().cumsum(1)
-    return torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+    columns = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+    # Sums that are NaN are never passed; the step's loss is NaN then, and is reported.
+    return columns.clamp(max=weights.shape[1] - 1)
 
 
 def _at(weights: Tensor, numbers: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.train.recipes.parts import MixedSource
 from vlmill.train.recipes.size import network_of
-from vlmill.train.recipes.spec import Pass, RunSettings, Stage
+from vlmill.train.recipes.spec import Pass, RunSettings, Stage, contrasts
 from vlmill.train.recipes.trunk_size import COLOURS, Network
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
@@ -73,18 +73,15 @@ def step_bytes(recipe: RunSettings) -> int:
 
 def contrast_bytes(recipe: RunSettings, stage: Pass) -> int:
     """Returns what a contrast (VLMo's) keeps of all pairs of a step, however many parts it has."""
-    config, pairs = recipe.model, stage.batch_size
-    if not isinstance(config, VlmoConfig) or not config.contrast:
+    config: Any = recipe.model
+    pairs = stage.batch_size
+    if not contrasts(config, stage):
         return 0
-    matches = False
-    if isinstance(stage, Stage):
-        matches = bool(stage.objectives.itm)
-        if not (stage.objectives.itc or matches):
-            return 0
+    matches = isinstance(stage, Stage) and stage.objectives.itm > 0
     numbers = SCORES_KEPT * pairs**2 + VECTORS_KEPT * 2 * pairs * config.width
     drawn = matches and stage.accumulation > 1  # from the images of all parts, one byte a value
     images = COLOURS * stage.feeding.image_size**2 * pairs if drawn else 0
-    return FLOAT32_BYTES * config.num_contrast_pairs * numbers + images
+    return int(FLOAT32_BYTES * config.num_contrast_pairs * numbers + images)
 
 
 def activations(network: Network, stage: Pass, max_text_tokens: int) -> int:
