@@ -38,7 +38,8 @@ class Estimate:
 
     ``least_bytes`` is what the run writes in any case: a disk without that room is refused.
     ``most_bytes`` is what it may write, ``about_bytes`` what it will if all is like the first
-    items; None where only the run itself can tell. ``note`` says what the figures leave out.
+    items; None where only the run itself can tell. ``memory``: of the device, in words. ``note``
+    says what the figures leave out.
     """
 
     inputs: Mapping[str, str]  # flag or name -> how much there is
@@ -47,6 +48,7 @@ class Estimate:
     about_bytes: int | None = None
     seconds: float | None = None
     rate: Rate | None = None
+    memory: str = ""
     note: str = ""
 
 
@@ -101,6 +103,8 @@ def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
             f"(measured on {rate.items:.4g} in {rate.seconds:.1f} s)"
         )
     facts.append(("time", hours))
+    if estimate.memory:
+        facts.append(("memory", estimate.memory))
     free = "unknown" if free_bytes is None else size_words(free_bytes)
     room = "" if free_bytes is None or estimate.least_bytes <= free_bytes else ": NOT ENOUGH"
     facts.append(("free", f"{free} at --output{room}"))

@@ -120,18 +120,24 @@ def test_divided_layers_are_gathered_in_bfloat16(
 def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_pictures(
     tables: Tables, tmp_path: Path
 ) -> None:
+    """However many parts each process computes: the contrast is of all pairs of the step."""
     tables.write()
     words = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.drop_path=0"]
     words += ["model.intermediate_width=32", "model.first_vl_layer=1", "batch_size=8", "steps=3"]
     words += ["model.image_size=64", "feeding.image_size=64", "log_every=1", "optimizer.lr=2e-3"]
     recipe = change_recipe(recipe_named("vlmo-small"), [*words, "max_bad=0.2"])
     images = write_photographs(tmp_path / "images", 12, cut=[1, 9])
-    runs = [train(tmp_path, tables, recipe, processes, images) for processes in (1, 2)]
-    assert_same(*runs)
+    one = train(tmp_path, tables, recipe, 1, images)
+    parts = change_recipe(recipe, ["accumulation=2"])
+    runs = [one, train(tmp_path, tables, recipe, 2, images)]
+    runs += [train(tmp_path / make(tmp_path, "parts"), tables, parts, 2, images)]
+    for run in runs[1:]:
+        assert_same(one, run)
     rejects = [read_table(run, REJECTS).to_pylist() for run in runs]
-    assert rejects[0] == rejects[1] and {r["reason"] for r in rejects[0]} == {"unreadable_image"}
+    assert rejects[0] == rejects[1] == rejects[2]
+    assert {reject["reason"] for reject in rejects[0]} == {"unreadable_image"}
     counts = [[line.get("undecodable_pictures") for line in read_log(r / LOG)] for r in runs]
-    assert counts[0] == counts[1] and counts[0][-1] == 2
+    assert counts[0] == counts[1] == counts[2] and counts[0][-1] == 2
 
 
 @pytest.mark.slow

@@ -60,6 +60,38 @@ def gather_first(
     return torch.cat([parts[rank], *parts[:rank], *parts[rank + 1 :]])
 
 
+def gather_parts(local: Shaped[Tensor, " A B *rest"]) -> Shaped[Tensor, " AWB *rest"]:
+    """Gathers the rows of all processes' parts of a step, by part, then by process, without
+    gradients.
+
+    That is their order in one part of one process. Every process has to give as many.
+    """
+    local = local.detach()
+    if not is_shared(local):
+        return local.flatten(0, 1)
+    received = [torch.empty_like(local) for _ in range(world_size())]
+    dist.all_gather(received, local.contiguous())
+    return torch.stack(received, 1).flatten(0, 2)
+
+
+def own_parts(rows: Shaped[Tensor, " AWB *rest"], parts: int) -> Shaped[Tensor, " A B *rest"]:
+    """Returns this process's rows of what :func:`gather_parts` gives."""
+    rank = dist.get_rank() if world_size() > 1 else 0
+    return rows.reshape(parts, world_size(), -1, *rows.shape[1:])[:, rank]
+
+
+def longest_of_all(length: int, device: torch.device) -> int:
+    """Returns the largest ``length`` of all processes: texts can be gathered only if padded to it.
+
+    What has no values (the meta device) is never sent.
+    """
+    if world_size() == 1 or device.type == "meta":
+        return length
+    longest = torch.tensor(length, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return int(longest.item())
+
+
 def whole(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     """Gathers a value that is divided among processes; gives any other back."""
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.fx.experimental import _config as fx_config
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from vlmill.models.layers.blocks import PostNormBlock
@@ -84,6 +85,12 @@ def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iter
         return
     with nullcontext() if last else accelerator.no_sync(module):
         yield
+
+
+def unwrapped(module: nn.Module) -> Any:
+    """Returns the step that was wrapped for several processes, and compiled."""
+    inside = getattr(module, "_orig_mod", module)  # of a compiled one
+    return inside.module if isinstance(inside, DistributedDataParallel) else inside
 
 
 def compiled(module: nn.Module) -> nn.Module:

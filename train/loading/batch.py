@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
@@ -156,7 +156,7 @@ class HostBatch:
             pair_ids=self.pair_ids,
             original_tokens=tensors["original_tokens"],
             class_distributions=self._distributions(tensors),
-            pixels=_normalised(tensors.get("pixels")),
+            pixels=normalised(tensors["pixels"]) if "pixels" in tensors else None,
             token_pixels=_unit(tensors.get("token_pixels")),
             patch_mask=tensors.get("patch_mask"),
             masked_patches=tensors.get("masked_patches"),
@@ -250,6 +250,6 @@ def _unit(pixels: Tensor | None) -> Tensor | None:
     return None if pixels is None else pixels.float() / 255
 
 
-def _normalised(pixels: Tensor | None) -> Tensor | None:
-    """VLMo's and BEiT's: (x - 0.5) / 0.5 of values in 0..1."""
-    return None if pixels is None else pixels.float() / 127.5 - 1
+def normalised(pixels: Shaped[Tensor, "B 3 S S"]) -> Float[Tensor, "B 3 S S"]:
+    """Returns the pixels 0..255 as VLMo and BEiT take them: (x - 0.5) / 0.5 of values in 0..1."""
+    return pixels.float() / 127.5 - 1

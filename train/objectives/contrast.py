@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -18,7 +17,9 @@ from vlmill.models.layers.relative_position import Biases
 from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, first_cells
 from vlmill.models.vlmo.model import Contrast, Vlmo
-from vlmill.train.devices.gather import gather_first, is_shared
+from vlmill.train.devices.gather import gather_first, is_shared, longest_of_all
+from vlmill.train.loading.batch import normalised
+from vlmill.train.objectives.cached_contrast import CachedContrast, StepNegatives
 from vlmill.train.objectives.losses import contrast, contrast_logits
 from vlmill.train.objectives.negatives import (
     Draw,
@@ -32,9 +33,9 @@ from vlmill.train.objectives.negatives import (
 class GlobalContrast:
     """This is the contrast of one's own pairs with all.
 
-    scores: the logits of every image with every text by the first pair of vectors. loss: of the one
-    or two pairs of vectors, their mean. excluded: which images and texts of different pairs are no
-    negatives; symmetric.
+    scores: the logits of every image with every text by the first pair of vectors; no rows in a
+    part of a step, whose negatives are chosen before. loss: of the one or two pairs of vectors,
+    their mean. excluded: which images and texts of different pairs are no negatives; symmetric.
     """
 
     scores: Float[Tensor, "C C"]
@@ -93,6 +94,74 @@ class ContrastAndMatching:
     match_classes: Int[Tensor, " B3"]
 
 
+class DualEncoding(NamedTuple):
+    """The dual encoder's part of a step, and what the fusion encoder takes from it.
+
+    texts: embedded; the masked ones, if asked for, after the original ones. image: embedded. bias:
+    of ``longest`` tokens with an image.
+    """
+
+    texts: tuple[Float[Tensor, "B T H"], ...]
+    image: Float[Tensor, "B M H"]
+    bias: Biases | None
+    text: Contrast
+    image_vectors: Contrast
+
+
+def _encode_apart(
+    model: Vlmo,
+    inputs: PixelInputs,
+    masked_tokens: Int[Tensor, "B T"] | None,
+    longest: int,
+    *,
+    pack: bool,
+) -> DualEncoding:
+    """Embeds texts and images once and encodes each alone.
+
+    A step in parts calls this in both passes, so that dropout draws the same numbers in each.
+    """
+    inputs.check(vocab_size=model.config.vocab_size)
+    _check_masked(inputs.tokens, masked_tokens)
+    pairs, length = inputs.tokens.shape
+    tokens = [inputs.tokens, *([] if masked_tokens is None else [masked_tokens])]
+    embedded = torch.split(model.encoder.embed_text(torch.cat(tokens)), pairs)
+    image = model.encoder.embed_image(inputs.pixels)
+    bias = model.encoder.joint_bias(longest)
+    text = model.contrast_text(
+        embedded[0],
+        inputs.token_mask,
+        real=inputs.real_tokens,
+        bias=bias and [one[:, :length, :length] for one in bias],
+        pack=pack,
+    )
+    images = model.contrast_image(image, bias=bias and [one[:, longest:, longest:] for one in bias])
+    return DualEncoding(embedded, image, bias, text, images)
+
+
+def contrast_vectors(
+    model: Vlmo,
+    inputs: PixelInputs,
+    masked_tokens: Int[Tensor, "B T"] | None = None,
+    *,
+    pack: bool = True,
+) -> Float[Tensor, "B P 2 H"]:
+    """Returns the vectors of texts, times the temperature, and images: a step's first pass.
+
+    ``masked_tokens`` as in the second pass, `contrast_and_matching`.
+    """
+    made = _encode_apart(model, inputs, masked_tokens, inputs.tokens.shape[1], pack=pack)
+    return _scaled_vectors(model, made.text, made.image_vectors)
+
+
+def _scaled_vectors(model: Vlmo, text: Contrast, image: Contrast) -> Float[Tensor, "B P 2 H"]:
+    pairs = [torch.stack([model.log_scale.exp().float() * text.own, image.own], 1)]
+    fused_scale = model.fused_scale()
+    if fused_scale is not None:
+        assert text.fused is not None and image.fused is not None
+        pairs.append(torch.stack([fused_scale.float() * text.fused, image.fused], 1))
+    return torch.stack(pairs, 1)
+
+
 def contrast_and_matching(
     model: Vlmo,
     inputs: PixelInputs,
@@ -100,6 +169,7 @@ def contrast_and_matching(
     draw: Draw = draw_negatives,
     *,
     picture_keys: Int[Tensor, " B"] | None = None,
+    cached: CachedContrast | None = None,
     match: bool = True,
     exact: bool = True,
     pack: bool = True,
@@ -110,38 +180,35 @@ def contrast_and_matching(
     true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
     ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
     pair's scores. ``picture_keys`` as in `global_contrast`; ``exact`` as in `gather.gather_first`,
-    of the contrast's vectors.
+    of the contrast's vectors. ``cached``: contrast and negatives of the step that the pairs are a
+    part of, in place of their own.
 
     Raises ValueError for masked texts of another shape, a single pair among all processes, and a
     head that the configuration leaves out.
     """
-    inputs.check(vocab_size=model.config.vocab_size)
-    _check_masked(inputs.tokens, masked_tokens)
     pairs, length = inputs.tokens.shape
-    tokens = [inputs.tokens, *([] if masked_tokens is None else [masked_tokens])]
-    embedded = torch.split(model.encoder.embed_text(torch.cat(tokens)), pairs)
-    image = model.encoder.embed_image(inputs.pixels)
-    longest = _longest_text(inputs.tokens) if match else length
-    bias = model.encoder.joint_bias(longest)
-    texts = model.contrast_text(
-        embedded[0],
-        inputs.token_mask,
-        real=inputs.real_tokens,
-        bias=bias and [one[:, :length, :length] for one in bias],
-        pack=pack,
-    )
-    images = model.contrast_image(image, bias=bias and [one[:, longest:, longest:] for one in bias])
-    of_all = global_contrast(model, texts, images, picture_keys, exact=exact)
+    given = None if cached is None else cached.negatives
+    longest = _joint_length(inputs.tokens, given) if match else length
+    made = _encode_apart(model, inputs, masked_tokens, longest, pack=pack)
+    image, texts, images = made.image, made.text, made.image_vectors
+    if cached is None:
+        of_all = global_contrast(model, texts, images, picture_keys, exact=exact)
+    else:
+        loss = cached.part_loss(_scaled_vectors(model, texts, images))
+        of_all = GlobalContrast(scores=loss.new_zeros(0, 0), loss=loss)
     more = longest - length
     mask = F.pad(inputs.token_mask, (0, more))
-    true, *passes = (Pairs(F.pad(text, (0, 0, 0, more)), mask, image) for text in embedded)
+    true, *passes = (Pairs(F.pad(text, (0, 0, 0, more)), mask, image) for text in made.texts)
     num_masked = len(passes) * pairs
     classes = inputs.tokens.new_zeros(0)
-    if match:
+    if match and given is None:
         drawn = draw(*of_all.weights(pairs))
         passes += [true, *_negatives(model, inputs, true, *drawn)]
         classes = _match_classes(*drawn)
-    joint = _joint(model, passes, num_masked, bias, pack=pack) if passes else None
+    elif match and given is not None:
+        passes += [true, *_given_negatives(model, true, given)]
+        classes = F.pad(given.classes, (pairs, 0), value=1)
+    joint = _joint(model, passes, num_masked, made.bias, pack=pack) if passes else None
     return ContrastAndMatching(
         text=texts,
         image=images,
@@ -169,15 +236,6 @@ class Pairs(NamedTuple):
     image: Float[Tensor, "B M H"]
 
 
-def _longest_text(tokens: Tensor) -> int:
-    """The longest padded length of all processes: texts can be gathered only alike."""
-    if not is_shared(tokens):
-        return tokens.shape[1]
-    longest = torch.tensor(tokens.shape[1], device=tokens.device)
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    return int(longest.item())
-
-
 def _negatives(
     model: Vlmo, inputs: PixelInputs, pairs: Pairs, images: Tensor, texts: Tensor
 ) -> list[Pairs]:
@@ -195,6 +253,23 @@ def _negatives(
         mask = gather_first(pairs.mask.long())[texts].bool()
         other = model.encoder.embed_image(gather_first(inputs.pixels.detach())[images])
     return [Pairs(pairs.text, pairs.mask, other), Pairs(words, mask, pairs.image)]
+
+
+def _joint_length(tokens: Int[Tensor, "B T"], given: StepNegatives | None) -> int:
+    """Returns the padded length of texts in the joint passes: negatives may be longer."""
+    if given is not None:
+        return given.tokens.shape[1]
+    return longest_of_all(tokens.shape[1], tokens.device)
+
+
+def _given_negatives(model: Vlmo, pairs: Pairs, given: StepNegatives) -> list[Pairs]:
+    """As :func:`_negatives`, with texts and images from any part of the step, embedded here."""
+    words = model.encoder.embed_text(given.tokens[given.texts])
+    other = model.encoder.embed_image(normalised(given.pixels[given.images]))
+    return [
+        Pairs(pairs.text, pairs.mask, other),
+        Pairs(words, given.token_mask[given.texts], pairs.image),
+    ]
 
 
 def _joint(

@@ -19,9 +19,6 @@ from vlmill.train.loading.random import stream_starts, uniforms
 NEGATIVES = 1 << 20  # apart from the streams of stages
 
 
-PLACE_BITS = 32  # of a pair's place among those of all processes
-
-
 # Given weights [B, C] of the candidate images for each text, and of the texts for each image, one
 # index for each: images, texts.
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -35,9 +32,10 @@ def negative_weights(
     scores: contrastive logits against candidates, of which number b is row b's partner and no
     negative (sec. 3.3), nor are those that are ``excluded``. Rows do not sum to 1. A row without
     any negative has its partner alone: finding such rows out would make a device wait. Raises
-    ValueError without a second candidate.
+    ValueError without a second candidate, but for scores without values: the products of a part of
+    one pair are counted there, whose candidates are in other parts.
     """
-    if scores.shape[1] < 2:
+    if scores.shape[1] < 2 and not scores.is_meta:
         raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
     partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
     # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
@@ -71,11 +69,11 @@ def negative_numbers(
 ) -> Tensor:
     """Numbers from 0 to below 1, float32 [2, B], that one's own pairs draw their negatives by.
 
-    Functions of the seed, the step with its part, and the pair's place among those of all
+    Functions of the seed, the step, and the pair's position among those of all parts and
     processes: however pairs are dealt out, each draws the same negative.
     """
-    first = accelerator.process_index * pairs
-    keys = np.arange(first, first + pairs, dtype=np.uint64) + np.uint64(part << PLACE_BITS)
+    first = (part * accelerator.num_processes + accelerator.process_index) * pairs
+    keys = np.arange(first, first + pairs, dtype=np.uint64)
     drawn = uniforms(stream_starts(seed, NEGATIVES, [step], keys), 0, 2)
     # Cut to float32's 24 bits: rounded, a number could become 1.
     numbers = np.floor(drawn.T * 2**24).astype(np.float32) * np.float32(2**-24)
@@ -95,13 +93,21 @@ def drawn_by(numbers: Tensor) -> Draw:
     return draw
 
 
-def _at(weights: Tensor, numbers: Tensor) -> Tensor:
-    """The columns [B] of weights [B, W B] at which their sums pass these shares of the whole."""
-    order = _in_order(*weights.shape, device=weights.device)
+def sample_columns(
+    weights: Float[Tensor, "B C"], numbers: Float[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Returns the columns at which the sums of ``weights`` pass these shares of the whole."""
     # In float64 no number below 1 gives the whole, past which there is no candidate.
-    sums = weights[:, order].double().cumsum(1)
-    places = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
-    return order[places]
+    sums = weights.double().cumsum(1)
+    columns = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+    # Sums that are NaN are never passed; the step's loss is NaN then, and is reported.
+    return columns.clamp(max=weights.shape[1] - 1)
+
+
+def _at(weights: Tensor, numbers: Tensor) -> Tensor:
+    """The sampled columns [B] of weights [B, W B], which have one's own pairs first."""
+    order = _in_order(*weights.shape, device=weights.device)
+    return order[sample_columns(weights[:, order], numbers)]
 
 
 def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:

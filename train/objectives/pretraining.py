@@ -20,7 +20,8 @@ from vlmill.models.registry import variant_of
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.pictures.tokenizer import PictureTokens
-from vlmill.train.objectives.contrast import contrast_and_matching
+from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
+from vlmill.train.objectives.contrast import contrast_and_matching, contrast_vectors
 from vlmill.train.objectives.losses import (
     IGNORED,
     are_whole,
@@ -72,13 +73,15 @@ class Options:
 
     ``picture_tokens`` gives masked picture modelling its targets, ``draw`` VLMo's matching its
     negatives. ``same_picture_negatives``: other captions of a pair's picture are negatives of it,
-    too. Without ``pack`` padding is computed too.
+    too. Without ``pack`` padding is computed too. ``cached``: of the step that the batch is a part
+    of.
     """
 
     picture_tokens: PictureTokens | None = None
     draw: Draw = draw_negatives
     same_picture_negatives: bool = False
     pack: bool = True
+    cached: CachedContrast | None = None
 
 
 Named = dict[str, Float[Tensor, ""]]  # each loss by its objective
@@ -224,6 +227,7 @@ def vlmo_losses(
         tokens,
         options.draw,
         picture_keys=None if options.same_picture_negatives else batch.picture_keys,
+        cached=options.cached,
         match=bool(weights.itm),
         pack=pack,
     )
@@ -258,25 +262,37 @@ class PretrainingStep(nn.Module):
         self.picture_tokens = picture_tokens
         self.same_picture_negatives = same_picture_negatives
         self.names, self.losses = weighted(weights), losses_of(model)
+        self.contrast: StepContrast | None = None
+        if self.losses is vlmo_losses and (weights.itc or weights.itm):
+            match = bool(weights.itm)
+            self.contrast = StepContrast(same_picture_negatives=same_picture_negatives, match=match)
 
     def forward(
         self,
         batch: Batch,
-        shares: Float[Tensor, " J"],
+        shares: Float[Tensor, " J"] | None = None,
         numbers: Float[Tensor, "2 B"] | None = None,
-    ) -> tuple[Float[Tensor, ""], Named]:
+        cached: CachedContrast | None = None,
+    ) -> tuple[Tensor, Named]:
         """Returns the weighted sum, and each loss unweighted.
 
         ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
-        step would be compiled again for every new number. ``numbers`` draw VLMo's negatives;
-        without, PyTorch's generator does.
+        step would be compiled again for every new number. Without them, the vectors of a batch's
+        pairs [B, P, 2, H] and no loss: the first pass of a step in parts, whose second one has what
+        is ``cached``. ``numbers`` draw VLMo's negatives; without, PyTorch's generator does.
         """
+        if shares is None:
+            inputs, masked = batch.pixel_inputs(masked=False), batch.inputs.tokens
+            masked_tokens = masked if self.weights.mlm else None
+            vlmo = cast(Vlmo, self.model)
+            return contrast_vectors(vlmo, inputs, masked_tokens, pack=self.pack), {}
         draw = draw_negatives if numbers is None else drawn_by(numbers)
         options = Options(
             picture_tokens=self.picture_tokens,
             draw=draw,
             same_picture_negatives=self.same_picture_negatives,
             pack=self.pack,
+            cached=cached,
         )
         unshared = self.losses(self.model, batch, self.weights, options)
         of_all = dict(zip(self.names, shares.unbind(), strict=True))

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vlmill.train.recipes.parts import MixedSource
 from vlmill.train.recipes.size import network_of
-from vlmill.train.recipes.spec import Pass, RunSettings, Stage
-from vlmill.train.recipes.trunk_size import Network
+from vlmill.train.recipes.spec import Pass, RunSettings, Stage, contrasts
+from vlmill.train.recipes.trunk_size import COLOURS, Network
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
 # Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
@@ -20,6 +21,13 @@ PUBLISHED_PAIRS: Mapping[str, int] = {
 }
 TRAINING_BYTES = 16  # of a parameter: float32 weight, gradient and AdamW's two moments
 PATCH_SIZE = 16
+# What a contrast keeps of a whole step, in numbers of float32: of each pair of vectors the scores,
+# both directions' log-shares and their gradients; of each vector itself, all processes' and its
+# gradient.
+SCORES_KEPT = 6
+VECTORS_KEPT = 3
+FLOAT32_BYTES = 4
+RECOMPUTED_SHARE = 10  # checkpoint_activations keeps one part in so many
 JOINT_PASSES = 4  # of VLMo beside its contrast: masked, true, two hard negatives
 KINDS = {"text": "texts", "pictures": "pictures"}
 HEAD = """\
@@ -28,7 +36,8 @@ process as 16 bytes a parameter (weight, gradient, AdamW's moments) and, for eac
 that a device holds at once, what the layers keep of it for the backward pass, at full length
 (an estimate: the linear layers' inputs and outputs; what eight models kept on a CPU was 0.8 to 1.6
 times as much). Accumulation and several processes divide the pairs, checkpoint_activations keeps a
-tenth."""
+tenth. In parentheses: the memory of a step of the recipe in one process, in the parts of its
+accumulation; a contrast keeps the vectors, scores and images of all pairs of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +59,29 @@ def cost_of(recipe: RunSettings) -> Cost:
         fixed_bytes=TRAINING_BYTES * network.parameters,
         pair_bytes=number * pair * recipe.samples_of_pair,
     )
+
+
+def step_bytes(recipe: RunSettings) -> int:
+    """Returns the memory of a step in one process, in bytes; of the largest stage."""
+    cost = cost_of(recipe)
+    kept = cost.pair_bytes // (RECOMPUTED_SHARE if recipe.checkpoint_activations else 1)
+    return cost.fixed_bytes + max(
+        kept * (stage.batch_size // stage.accumulation) + contrast_bytes(recipe, stage)
+        for stage in recipe.stages
+    )
+
+
+def contrast_bytes(recipe: RunSettings, stage: Pass) -> int:
+    """Returns what a contrast (VLMo's) keeps of all pairs of a step, however many parts it has."""
+    config: Any = recipe.model
+    pairs = stage.batch_size
+    if not contrasts(config, stage):
+        return 0
+    matches = isinstance(stage, Stage) and stage.objectives.itm > 0
+    numbers = SCORES_KEPT * pairs**2 + VECTORS_KEPT * 2 * pairs * config.width
+    drawn = matches and stage.accumulation > 1  # from the images of all parts, one byte a value
+    images = COLOURS * stage.feeding.image_size**2 * pairs if drawn else 0
+    return int(FLOAT32_BYTES * config.num_contrast_pairs * numbers + images)
 
 
 def activations(network: Network, stage: Pass, max_text_tokens: int) -> int:
@@ -115,6 +147,7 @@ def describe(recipe: RunSettings) -> list[str]:
     kinds = {stage.feeding.kind for stage in recipe.stages}
     one = KINDS.get(kinds.pop(), "pairs") if len(kinds) == 1 else "pairs"
     memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a {one.removesuffix('s')}"
+    memory += f" ({_size(step_bytes(recipe))})"
     lines = [
         f"{recipe.name:27} {recipe.about}",
         f"    {said_stages(recipe)}; {cost.parameters / 1e6:.1f} million parameters, {memory}",

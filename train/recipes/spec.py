@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from vlmill.models import VARIANTS
+from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.schemas.errors import with_article
 from vlmill.schemas.splits import split_name
 from vlmill.train.recipes.parts import (
@@ -129,6 +130,18 @@ class Stage(Pass):
         require_share("negative_share", self.negative_share)
         require_share("negative_text_share", self.negative_text_share)
         require_share("hard_negative_share", self.hard_negative_share)
+        if self.objectives.itc and self.batch_size < 2:
+            raise ValueError(
+                f"batch_size={self.batch_size}: objectives.itc tells a pair from others of its "
+                "step; set batch_size to at least 2"
+            )
+
+
+def contrasts(model: Any, stage: Pass) -> bool:
+    """Returns whether a stage contrasts the pairs of a step (VLMo: pretraining and retrieval)."""
+    if not isinstance(model, VlmoConfig) or not model.contrast:
+        return False
+    return not isinstance(stage, Stage) or bool(stage.objectives.itc or stage.objectives.itm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +216,7 @@ class RunSettings:
         if not self.stages:
             raise ValueError(f"recipe {self.name} has no stage")
         self._check_splits()
+        self._check_compiled()
         if len({stage.name for stage in self.stages}) < len(self.stages):
             raise ValueError(f"recipe {self.name}: two stages have the same name")
         for name in ("vocabulary_size", "save_every", "keep_checkpoints", "log_every"):
@@ -222,6 +236,18 @@ class RunSettings:
                 f"average={self.average:g}: expected the decay of the moving average, from "
                 f"{LEAST_DECAY} to below 1 (InterBERT: 0.9999), or 0 for none"
             )
+
+    def _check_compiled(self) -> None:
+        """A contrast in parts computes each part twice; translated steps repeat no dropout."""
+        for number, stage in enumerate(self.stages):
+            in_parts = stage.accumulation > 1 and contrasts(self.model, stage)
+            if self.compile and in_parts and self.model.drop_path:
+                raise ValueError(
+                    f"compile=true: stages.{number}.accumulation={stage.accumulation} computes the "
+                    f"contrast twice with the same model.drop_path={self.model.drop_path:g}, which "
+                    "a compiled step does not repeat; set one of compile=false, accumulation=1, "
+                    "model.drop_path=0"
+                )
 
     def _check_splits(self) -> None:
         """No pair is both trained on and validated on, be it in another stage."""

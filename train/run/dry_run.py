@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from accelerate import Accelerator
 
-from vlmill.schemas.console.cost import SECONDS_MEASURED, Estimate
+from vlmill.schemas.console.cost import SECONDS_MEASURED, Estimate, size_words
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import key64
@@ -20,6 +20,7 @@ from vlmill.schemas.tables import PAIRS
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.pairs import PairTable, flag_of, pair_batches
 from vlmill.train.recipes import Recipe, RunSettings
+from vlmill.train.recipes.describe import step_bytes
 from vlmill.train.run.cost import checkpoints_bytes, measure
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.job import open_runner
@@ -165,6 +166,8 @@ def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) 
         least_bytes=least,
         seconds=seconds,
         rate=rate,
+        memory=f"about {size_words(step_bytes(runner.recipe))} for a step (`train-vl recipes` says "
+        "how; accumulation=N divides what the pairs take)",
         note="output is checkpoints; log, curves and prepared pairs (some 100 bytes each) come "
         f"on top{last}",
     )

@@ -17,9 +17,10 @@ from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.devices.memory import peak_memory
-from vlmill.train.devices.setup import reducing
+from vlmill.train.devices.setup import reducing, unwrapped
 from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.batch import HostBatch
+from vlmill.train.objectives.cached_contrast import cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes.spec import Pass
@@ -196,12 +197,21 @@ def train_step(
     """
     accelerator, module = training.accelerator, training.step_module
     shares = shares_of_labels(parts, training.count_labels, accelerator)
+    drawn = [
+        negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
+        for number, part in enumerate(parts)
+    ]
+    caches = cache_contrast(module, parts, unwrapped(module).contrast, drawn, accelerator)
     sums: dict[str, Tensor] = {}
-    for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
-        last = number == len(parts) - 1
-        with reducing(module, accelerator, last=last), accelerator.autocast():
-            drawn = negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
-            loss, losses = module(part.to(accelerator.device), share, drawn)
+    for number, part in enumerate(parts):
+        cached, last = caches[number], number == len(parts) - 1
+        with (
+            reducing(module, accelerator, last=last),
+            accelerator.autocast(),
+            second_pass(cached, accelerator.device),
+        ):
+            batch = part.to(accelerator.device)
+            loss, losses = module(batch, shares[number], drawn[number], cached)
             # Gradients of processes are averaged; the shares of all add up to the loss.
             accelerator.backward(loss * accelerator.num_processes)
         for name, value in {"loss": loss, **losses}.items():

@@ -9,7 +9,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from vlmill.models.inputs import sent
+from vlmill.train.devices.setup import unwrapped
 from vlmill.train.loading.pretrain_batches import PretrainBatches
+from vlmill.train.objectives.cached_contrast import cache_contrast
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.recipes import Pass
@@ -25,23 +27,31 @@ def held_out_losses(
     ``module`` is the wrapped `PretrainingStep`; it is left in evaluation mode.
     """
     weights, every = batches.stage.objectives, accelerator.num_processes
-    device = accelerator.device
+    device, contrast = accelerator.device, unwrapped(module).contrast
+    # What is contrasted in a step of training is contrasted here.
+    parts = batches.stage.accumulation if contrast is not None else 1
     # As many for each process: with fewer pairs than that some come twice.
-    count = math.ceil(pairs / batches.size / every) * every
+    count = math.ceil(pairs / batches.size / every / parts) * every * parts
     totals: Counter[str] = Counter()
     sums: dict[str, Tensor] = {}
     with torch.random.fork_rng():
         torch.manual_seed(batches.seed)
         module.eval()
-        for index in range(accelerator.process_index, count, every):
-            stored = batches.assembled(index)
-            counts = label_counts(stored, weights)
-            totals.update(counts)
-            numbers = negative_numbers(batches.seed, 0, index // every, batches.size, accelerator)
-            shares = sent(torch.tensor(list(counts.values()), dtype=torch.float32), device)
-            _, losses = module(stored.to(device), shares, numbers)
-            for name, loss in losses.items():
-                sums[name] = sums.get(name, torch.zeros_like(loss)) + loss
+        for first in range(0, count, every * parts):
+            indices = range(first + accelerator.process_index, first + every * parts, every)
+            stored = [batches.assembled(index) for index in indices]
+            numbers = [
+                negative_numbers(batches.seed, 0, index // every, batches.size, accelerator)
+                for index in indices
+            ]
+            caches = cache_contrast(module, stored, contrast, numbers, accelerator)
+            for part, drawn, cached in zip(stored, numbers, caches, strict=True):
+                counts = label_counts(part, weights)
+                totals.update(counts)
+                shares = sent(torch.tensor(list(counts.values()), dtype=torch.float32), device)
+                _, losses = module(part.to(device), shares, drawn, cached)
+                for name, loss in losses.items():
+                    sums[name] = sums.get(name, torch.zeros_like(loss)) + loss
     means = _means(sums, totals, accelerator)
     loss = sum(value * getattr(weights, name) for name, value in means.items())
     return {"validation/loss": loss} | {f"validation/{k}": v for k, v in means.items()}

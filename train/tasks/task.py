@@ -26,6 +26,7 @@ from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.objectives.cached_contrast import StepContrast
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.learning import Criterion
@@ -145,6 +146,8 @@ class LearntTask(ABC):
     name: str
     losses: tuple[str, ...]  # the names of its losses, in the order in which they are counted
     criterion: Criterion  # what the best checkpoint is best at
+    # Of a task whose outputs are vectors [B, 2, H] and whose one loss is their contrast.
+    contrast: StepContrast | None = None
     weighs_regions: bool = True  # whether a report can say which regions an answer rests on
 
     # What it reads.

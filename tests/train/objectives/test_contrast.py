@@ -1,6 +1,7 @@
 """VLMo's pretraining step, and its negatives, drawn by numbers that belong to pairs."""
 
 import dataclasses
+import math
 from typing import Any
 from unittest.mock import Mock
 
@@ -58,6 +59,13 @@ def test_one_candidate_of_any_weight_is_taken() -> None:
     weights = torch.tensor([[0.0, torch.finfo(torch.float32).tiny, 0.0]])
     ((image,), (text,)) = drawn_by(torch.tensor([[0.0], [1 - 2**-24]]))(weights, weights)
     assert (image, text) == (1, 1)
+
+
+def test_weights_that_are_nan_give_a_candidate_so_that_the_loss_is_reported() -> None:
+    columns, _ = drawn_by(torch.tensor([[0.0, 0.9], [0.0, 0.9]]))(
+        *[torch.full((2, 4), math.nan)] * 2
+    )
+    assert int(columns.max()) < 4
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

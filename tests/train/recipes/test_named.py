@@ -24,7 +24,9 @@ from vlmill.train.recipes.describe import (
     describe,
     length_of,
     said_sources,
+    step_bytes,
 )
+from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 
@@ -82,11 +84,36 @@ def test_published_sizes() -> None:
     assert found == millions
 
 
+@pytest.mark.parametrize(
+    ("name", "accumulation", "whole", "in_parts"),
+    [
+        ("retrieval-vlmo-base-coco", 12, 562.1, 49.7),
+        ("retrieval-vlmo-large-flickr30k", 48, 1500.0, 40.4),
+        ("retrieval-vlmo-base-paper-coco", 8, 375.6, 49.6),
+        ("vlmo-base", 8, 361.2, 48.2),
+        ("vlmo-large", 32, 964.0, 39.7),
+    ],
+)
+def test_a_contrast_in_parts_fits_a_card_with_80_gb(
+    name: str, accumulation: int, whole: float, in_parts: float
+) -> None:
+    """The table of docs/training.md; with room for activations of 1.6 times the estimate."""
+    make = task_recipe_named if name.startswith("retrieval") else recipe_named
+    parts = change_recipe(make(name), [f"accumulation={accumulation}"])
+    assert round(step_bytes(make(name)) / 1e9, 1) == whole
+    assert round(step_bytes(parts) / 1e9, 1) == in_parts
+    at_once = parts.stages[0].batch_size // accumulation
+    assert step_bytes(parts) + 0.6 * cost_of(parts).pair_bytes * at_once < 80e9
+    recomputed = step_bytes(change_recipe(parts, ["checkpoint_activations=true"]))
+    assert cost_of(parts).fixed_bytes < recomputed < step_bytes(parts) / 2
+
+
 def test_the_list_names_data_steps_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     listed = capsys.readouterr().out
     assert all(f"{name} " in listed for name in RECIPES)
     assert "10 epochs (61,250 steps) of 512 cc; 239.0 million parameters, 3.8 GB + " in listed
+    assert "177.4 million parameters, 2.8 GB + 182.0 MB a pair (562.1 GB)" in listed
     assert main(["recipes", "show", "vlbert-small"]) == 2
     assert "did you mean vl-bert-small?" in capsys.readouterr().err
 

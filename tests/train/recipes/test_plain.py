@@ -16,7 +16,7 @@ from vlmill.schemas.plain_fields import (
     to_yaml,
 )
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.tasks import task_recipes
+from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -148,6 +148,7 @@ def test_a_stage_that_is_given_steps_and_epochs_is_refused_with_both(tmp_path: P
         ("imagebert-small", "steps=-1", "cannot be negative"),
         ("imagebert-small", "steps=null", "give steps or epochs"),
         ("imagebert-small", "accumulation=5", "no multiple of accumulation=5"),
+        ("vlmo-small", "batch_size=1", "objectives.itc tells a pair from others of its step"),
         ("imagebert-small", "stages.3.steps=1", "want a number below 1 in place of '3'"),
         ("imagebert-small", "stages=[]", "has no stage"),
         ("imagebert-small", "seed.x=1", "seed.x: unknown field"),
@@ -158,6 +159,16 @@ def test_a_wrong_change_names_the_field(name: str, assignment: str, message: str
     with pytest.raises(InputError) as error:
         change_recipe(recipe_named(name), [assignment])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["vlmo-small", "retrieval-vlmo-small"])
+def test_a_compiled_contrast_in_parts_is_refused_with_dropout(name: str) -> None:
+    make = recipe_named if name in RECIPES else task_recipe_named
+    both = ["compile=true", "accumulation=2"]
+    with pytest.raises(InputError, match=r"compile=true: stages\.0\.accumulation=2 .*drop_path=0"):
+        change_recipe(make(name), [*both, "model.drop_path=0.1"])
+    assert change_recipe(make(name), [*both, "model.drop_path=0"]).compile
+    assert change_recipe(make(name), ["compile=true", "model.drop_path=0.1"]).compile
 
 
 def test_an_unknown_recipe_suggests_the_nearest() -> None:

@@ -86,6 +86,7 @@ def test_a_dry_run_measures_steps_and_writes_nothing(
     assert counts["--pairs"] == "12 pairs" and counts["steps"] == "6"
     assert estimate.rate is not None and estimate.rate.items == 5  # the first one is apart
     assert estimate.least_bytes > 0 and estimate.seconds is not None
+    assert estimate.memory.startswith("about ") and "accumulation=N" in estimate.memory
 
 
 def test_measuring_ends_with_its_limit(

@@ -15,6 +15,7 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.stage_batches import StageBatches
+from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import CountLabels, StageRun
 from vlmill.train.tasks.batches import TaskBatches, in_parts
@@ -28,15 +29,28 @@ class TaskStep(nn.Module):
         super().__init__()
         self.model, self.task, self.names = model, task, task.losses
 
+    @property
+    def contrast(self) -> StepContrast | None:
+        """How the task contrasts the pairs of a step, where it does."""
+        return self.task.contrast
+
     def forward(
-        self, batch: Batch, shares: Float[Tensor, " J"] | None = None, numbers: Tensor | None = None
+        self,
+        batch: Batch,
+        shares: Float[Tensor, " J"] | None = None,
+        numbers: Tensor | None = None,
+        cached: CachedContrast | None = None,
     ) -> tuple[Any, dict[str, Tensor]]:
         """The sum of the losses, and each, times the batch's share of all labels of the step.
 
         Without ``shares``, the head's outputs, and each loss as a mean over the batch's labels.
+        ``cached``: the contrast of the step that the batch is a part of, in place of its own.
         """
         outputs = self.task.outputs(self.model, batch)
-        unshared = self.task.compute(outputs, batch)
+        if cached is None:
+            unshared = self.task.compute(outputs, batch)
+        else:
+            unshared = {name: cached.part_loss(outputs) for name in self.names}
         if shares is None:
             return outputs, unshared
         of_all = dict(zip(self.names, shares.unbind(), strict=True))

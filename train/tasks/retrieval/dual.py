@@ -1,8 +1,8 @@
 """Retrieval by a model that reads texts and pictures apart (VLMo, arXiv:2111.02358, sec. 4.3).
 
 Input: a caption and its picture. Head: a vector of either, of length 1. Loss: the contrast of all
-pairs of the step, in both directions; parts that a step is computed in (accumulation) do not see
-each other, processes do. Metric: recall among held-out pictures.
+pairs of the step, in both directions, of all parts that it is computed in (accumulation) and of all
+processes. Metric: recall among held-out pictures.
 
 B pairs, H width.
 """
@@ -23,7 +23,7 @@ from vlmill.train.devices.gather import gather_first
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.objectives.losses import contrast
+from vlmill.train.objectives.cached_contrast import StepContrast, vectors_contrast
 from vlmill.train.objectives.negatives import same_pictures
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.base import RetrievalTask
@@ -47,8 +47,7 @@ def contrast_of(
     each other.
     """
     excluded = None if picture_keys is None else same_pictures(picture_keys)
-    texts, images = vectors.unbind(1)
-    return contrast(texts, images, torch.ones((), device=vectors.device), excluded)
+    return vectors_contrast(vectors, excluded)
 
 
 @dataclass(kw_only=True)
@@ -58,6 +57,11 @@ class DualEncoder(RetrievalTask):
     settings: RetrievalSettings
 
     losses = ("contrast",)
+
+    def __post_init__(self) -> None:
+        """Every pair of the step is contrasted, computed in one part or several."""
+        same = self.settings.same_picture_negatives
+        self.contrast = StepContrast(same_picture_negatives=same)
 
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
         """Nothing: the pairs say which belong together."""
@@ -106,14 +110,14 @@ class DualEncoder(RetrievalTask):
 
 
 def dual_encoder(recipe: TaskRecipe) -> DualEncoder:
-    """The task of a recipe. Raises InputError for parts of a single pair, and a model without the
+    """The task of a recipe. Raises InputError for steps of a single pair, and a model without the
     contrast's head.
     """
     stage = recipe.stages[0]
-    if stage.batch_size // stage.accumulation < 2:
+    if stage.batch_size < 2:
         raise InputError(
-            f"stages.0.batch_size={stage.batch_size} accumulation={stage.accumulation}: a pair "
-            "alone has no negative; want parts of 2 pairs at least"
+            f"stages.0.batch_size={stage.batch_size}: a pair alone has no negative; set it to at "
+            "least 2"
         )
     if not recipe.model.contrast:
         raise InputError("model.contrast=false: retrieval learns that head; set it to true")

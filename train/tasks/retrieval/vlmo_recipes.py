@@ -1,7 +1,8 @@
 """VLMo's dual encoder (arXiv:2111.02358, sec. 4.3): COCO first, Flickr30k from there.
 
-The contrast is of all pairs of a step: batches are computed whole, on as many processes as it
-takes. [code] is the released one.
+The contrast is of all pairs of a step, on as many processes and in as many parts as it takes: on
+one card with 80 GB ``accumulation=12`` for base on COCO, ``accumulation=48`` for large. [code] is
+the released one.
 """
 
 from collections.abc import Callable
