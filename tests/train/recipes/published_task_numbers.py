@@ -47,11 +47,11 @@ def retrieval_rows() -> tuple[Row, ...]:
         "base-plus-coco": (3e-5, {"steps": 3000}, 0.2),
         "base-plus-flickr30k": (3e-5, {"steps": 1500}, 0.2),
         "large-coco": (2e-5, {"steps": 3000}, 0.2),
-        "large-flickr30k": (2e-5, {"steps": 1500}, 0.15),
+        "large-flickr30k": (2e-5, {"steps": 1500}, 0.2),
         "base-paper-coco": (2e-5, {"epochs": 20}, 0.2),
         "base-paper-flickr30k": (1e-5, {"epochs": 40}, 0.15),
         "large-paper-coco": (1e-5, {"epochs": 10}, 0.2),
-        "large-paper-flickr30k": (1e-5, {"epochs": 40}, 0.15),
+        "large-paper-flickr30k": (1e-5, {"epochs": 40}, 0.2),
     }
     rows: list[Row] = []
     for name, (lr, length, drop_path) in runs.items():
