@@ -10,15 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vlmill.extract.pictures.choosing import only_of_pairs, with_missing_boxes
+from vlmill.extract.pictures.discovery import Skipped
 from vlmill.extract.pictures.given_boxes import checked, read_boxes
-from vlmill.extract.pictures.plan import (
-    REPEATED,
-    only_of_pairs,
-    plan_digest,
-    plan_pictures,
-    repeats_marked,
-    with_missing_boxes,
-)
+from vlmill.extract.pictures.plan import REPEATED, plan_digest, plan_pictures, repeats_marked
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
@@ -117,21 +112,27 @@ def test_a_tar_in_webdatasets_layout(
         "00001.txt": b"a caption",
         "00001.json": b"{}",
         "./b/00002.JPG": jpeg(2),
-        "00003.seg.png": b"a label, no picture of its own",
+        "00003.left.png": jpeg(4),
+        "00003.right.png": b"rejected when it is read",
+        "00004": jpeg(5),
+        "00005.pyd": b"no image",
         f"{long[:90]}/{long[:60]}.png": jpeg(3),
     }
     path = tar_of(tmp_path / "shard-000.tar", files, format=layout)
-    plan = plan_pictures([str(path)])
-    assert [p.image_id for p in plan] == ["00001", "b/00002", f"{long[:90]}/{long[:60]}"]
+    skipped = Skipped()
+    plan = plan_pictures([str(path)], skipped=skipped)
+    last = f"{long[:90]}/{long[:60]}"
+    ids = ["00001", "b/00002", "00003.left", "00003.right", "00004", last]
+    contents = [jpeg(1), jpeg(2), jpeg(4), files["00003.right.png"], jpeg(5), jpeg(3)]
     reader = PictureReader(2**20)
-    assert [reader.read(p) for p in plan] == [
-        ("00001", jpeg(1)),
-        ("b/00002", jpeg(2)),
-        (plan[2].image_id, jpeg(3)),
-    ]
+    assert [reader.read(p) for p in plan] == list(zip(ids, contents, strict=True))
+    assert skipped.summary() == "skipped: 3 not images (.txt, .json, .pyd)"
+    assert len(plan) + 3 == len(files)
     (tmp_path / "1.jpg").write_bytes(jpeg(1))
     everything = plan_pictures([str(tmp_path)], "content")
-    assert [reader.read(p)[0] for p in everything] == [image_id_of(jpeg(n)) for n in (1, 1, 2, 3)]
+    assert [reader.read(p)[0] for p in everything] == [
+        image_id_of(content) for content in [jpeg(1), *contents]
+    ]
 
 
 def test_links_and_paths_of_a_tar_lead_nowhere(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_an_id_counts_from_its_first_appearance(pictures: Path) -> None:
     plan = plan_pictures([str(pictures / "[3]*.jpg"), str(pictures)], "name")
     again = [p.image_id for p in plan if p.kind == REPEATED]
     assert again == ["3-empty", "3"]
-    with pytest.raises(Rejected, match="3-empty came earlier"):
+    with pytest.raises(Rejected, match=r"3-empty\.jpg has the id of .*/3-empty\.jpg, which came earlier"):
         PictureReader(1000).read(next(p for p in plan if p.kind == REPEATED))
     unread = plan_pictures([str(pictures), str(pictures)], "content")
     assert not [p for p in unread if p.kind == REPEATED]
