@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import BROKEN, FILE, MEMBER, MISSING, Picture
@@ -13,6 +14,7 @@ from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.row_index import ABSENT, IdIndex
 from vlmill.schemas.tables import PAIRS
 
+SAMPLES = 3  # names of each side that a message shows
 HASH = re.compile("[0-9a-f]{64}")
 
 
@@ -57,10 +59,18 @@ def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
 def with_missing_boxes(plan: Sequence[Picture], boxes: GivenBoxes, source: str) -> list[Picture]:
     """Returns the plan, and as missing the entries of a box file for which it has no picture.
 
-    An entry that is called like a SHA-256 may belong to any file, and is not counted here.
+    An entry that is called like a SHA-256 may belong to any file, and is not counted here. Raises
+    InputError where no entry names a picture.
     """
     met = {boxes.key_of(p.image_id, p.path) for p in plan}
     absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]
+    if len(absent) == len(boxes.entries) and plan:
+        names = [p.image_id or Path(p.path).name for p in plan[:SAMPLES]]
+        raise InputError(
+            f"--boxes {source}: none of its {len(absent)} image_ids names one of the {len(plan)} "
+            f"pictures: --boxes has {', '.join(absent[:SAMPLES])}, INPUT has {', '.join(names)}; "
+            "call entries by the files' names, or by their ids"
+        )
     return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 

@@ -11,6 +11,7 @@ from vlmill.extract.pictures.plan import HeldPicture, Picture
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import path_of, readable
+from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -64,7 +65,8 @@ class PictureReader:
         """Reads a file's bytes; a file over the limit is not read."""
         try:
             status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # a named pipe would never end
+            is_regular = isinstance(path, RemotePath) or stat.S_ISREG(status.st_mode)
+            if not is_regular:  # a named pipe would never end
                 raise Rejected(Reason.MISSING_IMAGE, f"{path} is not a regular file")
             size = status.st_size
             if size > self._max_bytes:
