@@ -38,9 +38,10 @@ Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are conver
 dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
 of another format is rejected with its reason (docs/regions.md).
 The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
-on the same --output continues what a killed run left. Every input is counted: it has a row of
-regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
-0.5 GB with tiny, the pictures of --batch-size, and 400 bytes for each picture of the plan."""
+on the same --output continues what a killed run left. Every file is counted: it has a row of
+regions or of rejects, or the last line counts it as skipped, with the reason. Memory does not grow
+with the pictures: about 1.5 GB with r101 at 600/1000, 0.5 GB with tiny, the pictures of
+--batch-size, and 400 bytes for each picture of the plan."""
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
@@ -50,8 +51,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="a picture, a folder or glob of pictures, a .txt list of paths, a .tar in "
-        "WebDataset's layout, a table of images",
+        help="an image, a folder or glob of images, a .txt list of paths, a .tar in WebDataset's "
+        "layout (several: 'shards/{000..011}.tar'), a table of images",
     )
     run.add_argument(
         "--output", required=True, type=place, metavar="DIR", help="where the tables go"
@@ -85,8 +86,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
         metavar="BOXES",
         help="given boxes in place of proposals, all of them, in their order: JSON lines "
         '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name, '
-        "with or without ending; or a folder of VCR's metadata files, named like the pictures; or "
-        "the boxes, choices or expressions that `manifest` wrote",
+        "with or without ending; or a folder of VCR's metadata files, named like the images; or "
+        "a table of boxes, choices, expressions or regions",
     )
     run.add_argument(
         "--workers",

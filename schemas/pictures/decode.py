@@ -108,7 +108,7 @@ def check_photograph(image: Image.Image, name: str | None) -> None:
     if _DNG_VERSION in tags:
         raise Rejected(Reason.UNSUPPORTED_FORMAT, "camera raw (DNG)")
     if isinstance(subfile, int) and subfile & 1:
-        detail = "camera raw, or another TIFF that begins with a thumbnail"
+        detail = "camera raw, or another TIFF of a thumbnail"
         raise Rejected(Reason.UNSUPPORTED_FORMAT, detail)
 
 
@@ -116,7 +116,8 @@ def unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
     """Returns why no decoder takes a file whose bytes begin like the format ``name``, or None."""
     known = ", ".join(bounds.formats or ("the formats that pillow knows",))
     if name in _HEIF and "HEIF" not in Image.OPEN:
-        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{name}: install vlmill[heif] to read it")
+        remedy = "pip install 'vlmill[heif]' to read it"
+        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{name}: {remedy}")
     if name == "AVIF" and not features.check("avif"):
         return Rejected(Reason.UNSUPPORTED_FORMAT, "AVIF: this pillow was built without it")
     decoder = "HEIF" if name in _HEIF else name

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,6 +60,8 @@ def test_every_picture_has_a_row_or_a_reject(jpeg: Callable[[int], bytes], finis
         ("4-cut", "unreadable_image"),
         ("5-again", "duplicate"),
     ]
+    named = re.compile(r".*/5-again\.jpg has the bytes of .*/1\.jpg, which came earlier")
+    assert named.fullmatch(rejects[-1]["detail"])
     assert verify(finished) == []
 
 
