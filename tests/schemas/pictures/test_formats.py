@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator
 
 import pytest
-from PIL import AvifImagePlugin, Image, ImageFile
+from PIL import AvifImagePlugin, Image, ImageFile, features
 
 from vlmill.schemas.pictures import decode as decoding
 from vlmill.schemas.pictures.decode import Bounds, decode
@@ -96,7 +96,7 @@ def rejected(data: bytes) -> tuple[Reason, str]:
         (encoded("TIFF", tiffinfo={50706: b"\1\4\0\0"}), "camera raw (DNG)"),
         (
             encoded("TIFF", tiffinfo={254: 1}),
-            "camera raw, or another TIFF that begins with a thumbnail",
+            "camera raw, or another TIFF of a thumbnail",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_known_format_with_a_damaged_header_is_unreadable() -> None:
 def test_an_avif_without_its_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded("AVIF")
     monkeypatch.setattr(AvifImagePlugin, "SUPPORTED", False)
-    monkeypatch.setattr(decoding.features, "check", lambda name: False)
+    monkeypatch.setattr(features, "check", lambda name: False)
     assert rejected(data) == (Reason.UNSUPPORTED_FORMAT, "AVIF")
 
 
