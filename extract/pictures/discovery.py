@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
+from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.outputs import PLAN
 from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.remote import RemotePath
@@ -117,7 +118,7 @@ def enters(base: str, name: str, skipped: Skipped) -> bool:
         skipped.add(Why.HIDDEN_FOLDER)
     elif os.path.islink(path):
         skipped.add(Why.LINK)
-    elif os.path.exists(os.path.join(path, PLAN)):
+    elif any(os.path.exists(os.path.join(path, file)) for file in (PLAN, LOCK)):
         skipped.add(Why.OUTPUT)  # perhaps of this very run, whose input would then change
     else:
         return True

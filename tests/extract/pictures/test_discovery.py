@@ -16,6 +16,7 @@ from vlmill.extract.pictures.discovery import Skipped
 from vlmill.extract.pictures.plan import BROKEN, Picture, plan_pictures
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.outputs import PLAN
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import Reason, Rejected
@@ -61,10 +62,11 @@ def test_every_file_of_a_folder_is_planned_or_counted(tmp_path: Path) -> None:
     others = {"c.json": b"{}", "d.txt": b"BMW and MM", "Thumbs.db": b"\xd0\xcf", "zero": b""}
     for name, content in {**others, ".DS_Store": b"", "._a.jpg": b"\0\5\x16\7"}.items():
         (tmp_path / name).write_bytes(content)
-    for folder in (".ipynb_checkpoints", "sub", "out"):
+    for folder in (".ipynb_checkpoints", "sub", "out", "at-work"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "g.jpg").write_bytes(jpeg)
     (tmp_path / "out" / PLAN).write_text("{}")
+    (tmp_path / "at-work" / LOCK).touch()
     os.symlink(tmp_path / "sub", tmp_path / "again")
     os.symlink("nowhere", tmp_path / "dangling.jpg")
     os.symlink("nowhere", tmp_path / "dangling")
@@ -81,7 +83,7 @@ def test_every_file_of_a_folder_is_planned_or_counted(tmp_path: Path) -> None:
     ]
     assert rest == (
         ", 2 hidden files, 1 hidden folder, 2 links that are not followed, 1 special file, "
-        "1 output folder of vlmill"
+        "2 output folders of vlmill"
     )
 
 
