@@ -119,7 +119,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     skipped = Skipped()
     plan = plan_pictures(arguments.inputs, arguments.ids, skipped)
     if arguments.pairs is not None:
-        plan = only_of_pairs(plan, arguments.pairs)
+        plan = only_of_pairs(plan, arguments.pairs, skipped)
     if given_boxes is not None:
         plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
     if arguments.part is not None:

@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from vlmill.extract.pictures.discovery import Skipped, Why
 from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.plan import BROKEN, FILE, MEMBER, MISSING, Picture
+from vlmill.extract.pictures.plan import BROKEN, FILE, MEMBER, MISSING, Picture, usable_id
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
@@ -18,9 +19,11 @@ SAMPLES = 3  # names of each side that a message shows
 HASH = re.compile("[0-9a-f]{64}")
 
 
-def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
+def only_of_pairs(
+    plan: Sequence[Picture], pairs: str, skipped: Skipped | None = None
+) -> list[Picture]:
     """Returns the pictures that a table of pairs points to; those that are not there come last, as
-    missing.
+    missing. ``skipped`` counts the others.
 
     A picture that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
     InputError where pictures have no id before they are read, where none is named, and where two
@@ -30,7 +33,8 @@ def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
         # Without null: a text alone has no picture.
         named.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
-    if any(p.image_id is None and p.kind != BROKEN for p in plan):
+    unread = (p for p in plan if p.image_id is None and p.kind != BROKEN)
+    if any(usable_id(p.name or Path(p.path).name) for p in unread):
         raise InputError(
             "--pairs: the pictures are files, and have no id before they are read; give --ids name "
             "if the pairs call them by their names, or a table of images"
@@ -52,6 +56,8 @@ def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
         for p in plan
         if p.kind == BROKEN or p.image_id in names
     ]
+    if skipped is not None:
+        skipped.counts[Why.UNPAIRED] += len(plan) - len(chosen)
     absent = (name for name, at in zip(named, places, strict=True) if at == ABSENT)
     return chosen + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
 

@@ -46,6 +46,7 @@ class Why(StrEnum):
     FOLDER = "folder"
     OUTPUT = "output folder of vlmill"
     UNREADABLE = "unreadable"
+    UNPAIRED = "image that no pair names"
 
 
 # How many of a kind there are, in words: one, and several.
@@ -55,6 +56,7 @@ _WORDS = {
     Why.LINK: ("link that is not followed", "links that are not followed"),
     Why.OUTPUT: ("output folder of vlmill", "output folders of vlmill"),
     Why.UNREADABLE: ("without permission to read", "without permission to read"),
+    Why.UNPAIRED: ("image that no pair names", "images that no pair names"),
 }
 
 

@@ -194,6 +194,17 @@ def test_names_of_a_mac_meet_names_of_tables(tmp_path: Path) -> None:
     assert PictureReader(10).read(picture) == ("a", b"x")
 
 
+def test_images_that_no_pair_names_are_counted(tmp_path: Path) -> None:
+    """A file whose name cannot be an id is one of them, and stops nobody."""
+    for name in ("a.jpg", "b.jpg", b"\xff.jpg".decode(errors="surrogateescape")):
+        (tmp_path / name).write_bytes(b"x")
+    write_shard(tmp_path / "p", PAIRS, [{"pair_id": "1", "image_id": "a", "text": "a gull"}])
+    skipped, (plan, _) = Skipped(), planned(tmp_path)
+    assert len(plan) == 3
+    assert [p.image_id for p in only_of_pairs(plan, str(tmp_path / "p"), skipped)] == ["a"]
+    assert skipped.summary() == "skipped: 2 images that no pair names"
+
+
 def test_a_socket_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     with socket.socket(socket.AF_UNIX) as server:
