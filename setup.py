@@ -67,6 +67,7 @@ EXTRAS = {
     "cloud": CLOUD,
     "demo": ["scikit-image>=0.25", "warcio>=1.7"],
     "docs": DOCS,
+    "heif": ["pillow-heif>=1.0"],
     "coco": ["pycocotools>=2.0.8"],
     "mlflow": ["mlflow-skinny>=3.1"],
     "service": SERVICE,

@@ -14,7 +14,7 @@ from vlmill.extract.from_flags import (
     warn_of_random_weights,
 )
 from vlmill.extract.run.share import Share, share
-from vlmill.schemas.console.command import add_lock_seconds, at_least, place, say_how_to_read
+from vlmill.schemas.console.command import add_lock_seconds, at_least, place, say, say_how_to_read
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
@@ -38,9 +38,10 @@ Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are conver
 dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
 of another format is rejected with its reason (docs/regions.md).
 The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
-on the same --output continues what a killed run left. Every input is counted: it has a row of
-regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
-0.5 GB with tiny, the pictures of --batch-size, and 400 bytes for each picture of the plan."""
+on the same --output continues what a killed run left. Every file is counted: it has a row of
+regions or of rejects, or the last line counts it as skipped, with the reason. Memory does not grow
+with the pictures: about 1.5 GB with r101 at 600/1000, 0.5 GB with tiny, the pictures of
+--batch-size, and 400 bytes for each picture of the plan."""
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
@@ -50,8 +51,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="a picture, a folder or glob of pictures, a .txt list of paths, a .tar in "
-        "WebDataset's layout, a table of images",
+        help="an image, a folder or glob of images, a .txt list of paths, a .tar in WebDataset's "
+        "layout (several: 'shards/{000..011}.tar'), a table of images",
     )
     run.add_argument(
         "--output", required=True, type=place, metavar="DIR", help="where the tables go"
@@ -85,8 +86,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
         metavar="BOXES",
         help="given boxes in place of proposals, all of them, in their order: JSON lines "
         '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name, '
-        "with or without ending; or a folder of VCR's metadata files, named like the pictures; or "
-        "the boxes, choices or expressions that `manifest` wrote",
+        "with or without ending; or a folder of VCR's metadata files, named like the images; or "
+        "a table of boxes, choices, expressions or regions",
     )
     run.add_argument(
         "--workers",
@@ -109,18 +110,16 @@ def command_run(arguments: argparse.Namespace) -> int:
             f"{arguments.output} before all of them"
         )
     # A help text does without pyarrow.
+    from vlmill.extract.pictures.choosing import only_of_pairs, require_ids, with_missing_boxes
+    from vlmill.extract.pictures.discovery import Skipped
     from vlmill.extract.pictures.given_boxes import read_boxes
-    from vlmill.extract.pictures.plan import (
-        only_of_pairs,
-        plan_pictures,
-        require_ids,
-        with_missing_boxes,
-    )
+    from vlmill.extract.pictures.plan import plan_pictures
 
     given_boxes = None if arguments.boxes is None else read_boxes(arguments.boxes)
-    plan = plan_pictures(arguments.inputs, arguments.ids)
+    skipped = Skipped()
+    plan = plan_pictures(arguments.inputs, arguments.ids, skipped)
     if arguments.pairs is not None:
-        plan = only_of_pairs(plan, arguments.pairs)
+        plan = only_of_pairs(plan, arguments.pairs, skipped)
     if given_boxes is not None:
         plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
     if arguments.part is not None:
@@ -151,17 +150,22 @@ def command_run(arguments: argparse.Namespace) -> int:
     crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
     part: Share | None = arguments.part
     own = range(job.num_shards) if part is None else part.of(job.num_shards)
+    also = f"; {skipped.summary()}" if skipped.summary() else ""
     if arguments.dry_run:
         pictures = [picture for index in own for picture in job.part(index).pictures]
+        if also:
+            say(skipped.summary())
         return print_estimate(estimate_of(job, pictures, measure(job, crew)), job.output)
     left = what_is_left(job, own) if not arguments.fresh else job.plan
     require_room(estimate_of(job, left).least_bytes, job.output, force=arguments.force)
     regions, rejects = run(job, fresh=arguments.fresh, crew=crew, share=part)
     if part is not None and not (arguments.output / MANIFEST).exists():
-        print(f"{arguments.output}: part {part.name}, {regions} rows of regions, {rejects} rejects")
+        counts = f"{regions} rows of regions, {rejects} rejects"
+        print(f"{arguments.output}: part {part.name}, {counts}{also}")
         return 0
     note = f" ({detector.weights})" if arguments.weights is None else ""
     say_how_to_read(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
-    print(f"{arguments.output}: {len(plan)} pictures, {regions} rows of regions, {reasons}{note}")
+    counts = f"{len(plan)} pictures, {regions} rows of regions, {reasons}"
+    print(f"{arguments.output}: {counts}{also}{note}")
     return 0 if regions or not rejects else 1

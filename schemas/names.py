@@ -2,28 +2,35 @@
 
 Two ids may be the same picture if what they differ in is only in one of them: the ending of a
 picture's file, folders in front, or what COCO puts before a number (its own prefix, zeros). So 46
-may be 46.jpg and train/46; 46.jpg is never 46.png, and train/46 never val/46.
+may be 46.jpg and train/46; 46.jpg is never 46.png, and train/46 never val/46. Letters with marks
+may be one character or several (macOS decomposes the names of files): both spell the same id.
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from enum import IntEnum
 
-PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
+PICTURE_ENDINGS = (
+    *(".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
+    *(".jfif", ".jpe", ".avif", ".heic", ".heif"),
+)
 # COCO's file names: the number is the picture's, and the same in all of its annotations.
 _COCO = re.compile(r"COCO_((?:train|val|test)\d{4})_(\d+)", re.ASCII)
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 class Difference(IntEnum):
-    """What only one of two ids of a picture has; the further down, the less is left of them."""
+    """How two ids of a picture differ; the further down, the less they have in common."""
 
-    ENDING = 1
-    FOLDERS = 2
-    NUMBER = 3
+    SPELLING = 1
+    ENDING = 2
+    FOLDERS = 3
+    NUMBER = 4
 
     def __str__(self) -> str:
-        return ("an ending", "folders", "COCO's prefix or zeros")[self - 1]
+        kinds = ("the Unicode form", "an ending", "folders", "COCO's prefix or zeros")
+        return kinds[self - 1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +47,18 @@ def without_ending(image_id: str) -> str:
     return image_id[: len(image_id) - len(_ending(image_id))]
 
 
+def composed(image_id: str) -> str:
+    """Returns an id with each letter and its marks as one character (Unicode NFC)."""
+    return unicodedata.normalize("NFC", image_id)
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """Returns a name as it is, and composed and decomposed as macOS does: those that differ."""
+    if name.isascii():
+        return (name,)
+    return tuple(dict.fromkeys((name, composed(name), unicodedata.normalize("NFD", name))))
+
+
 def core_of(image_id: str) -> str:
     """Returns what ids of the same picture have in common: the last part without its ending, a
     number without zeros in front.
@@ -48,7 +67,9 @@ def core_of(image_id: str) -> str:
 
 
 def difference(one: str, other: str) -> Difference | None:
-    """Returns what only one of two unequal ids has; None if they are different pictures."""
+    """Returns how two unequal ids differ; None if they are of different pictures."""
+    if composed(one) == composed(other):
+        return Difference.SPELLING
     a, b = _name(one), _name(other)
     shorter, longer = sorted((a.folders, b.folders), key=len)
     if a.core != b.core or longer[len(longer) - len(shorter) :] != shorter:
@@ -67,6 +88,7 @@ def _ending(image_id: str) -> str:
 
 
 def _name(image_id: str) -> _Name:
+    image_id = composed(image_id)
     bare = without_ending(image_id)
     *folders, text = [part for part in bare.split("/") if part not in ("", ".")] or [bare]
     core, split = text, ""

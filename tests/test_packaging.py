@@ -117,7 +117,7 @@ def test_commands_of_the_wheel_run(built: tuple[Path, Path], tmp_path: Path) -> 
         assert (str(target) if command[1] == code else vlmill.__version__) in done.stdout
 
 
-EXTRAS = ("cloud", "coco", "demo", "dev", "docs", "gcp", "mlflow", "service", "wandb")
+EXTRAS = ("cloud", "coco", "demo", "dev", "docs", "gcp", "heif", "mlflow", "service", "wandb")
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ Those of files are of the picture as it is stored. Where a query is made they ar
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,16 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vlmill.extract.pictures.box_json import FORMS, box_entries
 from vlmill.extract.pictures.named import id_alike, id_of_file
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.row_index import IdIndex
 from vlmill.schemas.rejects import Reason, Rejected
-from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, Table
+from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, REGIONS, Table
 
 Boxes = npt.NDArray[np.float32]
 MAX_BOXES = 1_000
-MAX_LINE = 2**20
+OUTSIDE_PX = 1.0  # by which a box may leave its picture: tools round corners
+FRACTIONS = "all coordinates are at most 1, as of fractions of width and height; give pixels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,9 @@ class GivenBoxes:
 
 
 def read_boxes(path: Path) -> GivenBoxes:
-    """Reads ``--boxes``: JSON lines {"image_id", "boxes": [[x1, y1, x2, y2], ...]}, a folder of
-    VCR's metadata files, each named like its picture, or a table of boxes, choices or expressions.
+    """Reads ``--boxes``: JSON (:mod:`~vlmill.extract.pictures.box_json`), a folder of VCR's
+    metadata files, each named like its picture, or a table of boxes, choices, expressions or
+    regions.
 
     Raises InputError.
     """
@@ -72,24 +74,51 @@ def read_boxes(path: Path) -> GivenBoxes:
     digest = hashlib.sha256()
     table = table_of(path)
     try:
-        for name, boxes in entries_of(path) if table is None else rows_of(path, table):
+        for name, boxes in box_entries(path) if table is None else rows_of(path, table):
             if name in entries:
                 raise InputError(f"--boxes {path}: {name} has two entries; leave one")
             entries[name] = checked(boxes)
             digest.update(f"{name}\0{boxes!r}\n".encode("utf-8", "replace"))
     except OSError as error:
-        raise InputError(f"--boxes {path}: {error}; give a file or a folder") from None
+        raise InputError(f"--boxes {path}: {error.strerror}; give a file or a folder") from None
     if not entries:
         raise InputError(
-            f"--boxes {path} has no entry; give JSON lines, a folder of .json files, or a table of "
-            "boxes, choices or expressions"
+            f"--boxes {path} has no entry; give {FORMS}, a folder of VCR's .json files, or a table "
+            "of boxes, choices, expressions or regions"
         )
+    require_pixels(entries, path)
     return GivenBoxes(entries=entries, digest=digest.hexdigest()[:32], upright=table is not None)
+
+
+def require_pixels(entries: Mapping[str, Boxes | str], path: Path) -> None:
+    """Raises InputError where all boxes look like fractions. Single entries that do are rejects."""
+    faults = {entry for entry in entries.values() if isinstance(entry, str)}
+    has_good = any(len(entry) for entry in entries.values() if not isinstance(entry, str))
+    if FRACTIONS in faults and not has_good:
+        raise InputError(
+            f"--boxes {path}: all coordinates are at most 1; are they fractions of width and "
+            "height? Boxes are in pixels: multiply x by the width of each image and y by its height"
+        )
+
+
+def require_inside(boxes: Boxes, width: int, height: int) -> None:
+    """Raises Rejected where an upright box leaves its picture by more than a pixel: it is of
+    another picture or scale, or has width and height in place of the second corner.
+    """
+    low, high = -OUTSIDE_PX, np.array([width, height], np.float32) + OUTSIDE_PX
+    is_outside = (boxes[:, :2] < low).any(axis=1) | (boxes[:, 2:] > high).any(axis=1)
+    if is_outside.any():
+        number = int(np.flatnonzero(is_outside)[0])
+        corners = [round(float(v), 2) for v in boxes[number]]
+        raise Rejected(
+            Reason.BAD_BOXES,
+            f"box {number + 1}, {corners}, leaves the picture of {width} x {height} pixels",
+        )
 
 
 def table_of(path: Path) -> Table | None:
     """Returns which of our tables lies there, None for none of them."""
-    for table in (CHOICES, BOXES, EXPRESSIONS):
+    for table in (CHOICES, BOXES, EXPRESSIONS, REGIONS):
         if path.is_dir() and any(path.glob(f"{table.name}-*.parquet")):
             return table
         if path.suffix == ".parquet" and path.name.startswith(table.name):
@@ -98,10 +127,10 @@ def table_of(path: Path) -> Table | None:
 
 
 def rows_of(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]:
-    """Yields each picture's boxes: all annotated ones, VCR's objects in their order, or those that
-    expressions name, each once, in the order of their first one. Raises InputError.
+    """Yields each picture's boxes: all of boxes and regions, VCR's objects in their order, or those
+    that expressions name, each once, in the order of their first one. Raises InputError.
     """
-    if table is BOXES:
+    if table in (BOXES, REGIONS):
         for batch in iter_batches(path, table, columns=["image_id", "boxes"], flag="--boxes"):
             rows = batch.to_pydict()
             yield from zip(rows["image_id"], rows["boxes"], strict=True)
@@ -126,37 +155,6 @@ def rows_of(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]
         yield image_id, [numbers[at : at + 4] for at in range(0, len(numbers), 4)]
 
 
-def entries_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields names and boxes as the file or the folder has them."""
-    if path.is_dir():
-        for file in sorted(path.rglob("*.json")):
-            content = parsed(file.read_bytes(), str(file))
-            yield file.stem, content.get("boxes")
-        return
-    with path.open("rb") as lines:
-        number = 0
-        while line := lines.readline(MAX_LINE + 1):
-            number += 1
-            if len(line) > MAX_LINE:
-                raise InputError(f"--boxes {path}:{number}: longer than {MAX_LINE} bytes")
-            if line.strip():
-                content = parsed(line, f"{path}:{number}")
-                if not isinstance(content.get("image_id"), str | int):
-                    raise InputError(f"--boxes {path}:{number}: no image_id; give one a line")
-                yield str(content["image_id"]), content.get("boxes")
-
-
-def parsed(text: bytes, place: str) -> dict[str, Any]:
-    """Parses a JSON object. Raises InputError."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"--boxes {place}: no JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise InputError(f"--boxes {place}: no JSON object; give image_id and boxes")
-    return content
-
-
 def checked(boxes: Any) -> Boxes | str:
     """Returns the corners as float32 [n, 4], in the order given; else what is wrong. A fifth
     number, VCR's score, is not used.
@@ -170,4 +168,8 @@ def checked(boxes: Any) -> Boxes | str:
             return "a box must be of four finite numbers"
         if box[2] < box[0] or box[3] < box[1]:
             return f"the box {box[:4]} ends before it begins (give corners, not width and height)"
+        if box[2] == box[0] or box[3] == box[1]:
+            return f"the box {box[:4]} has no area"
+    if boxes and all(0 <= v <= 1 for box in boxes for v in box[:4]):
+        return FRACTIONS
     return np.array([box[:4] for box in boxes], np.float32).reshape(-1, 4)

@@ -2,34 +2,40 @@
 tables.
 
 The arguments are resolved once into a plan, a list of pictures in a fixed order; bytes are read
-when a picture's turn comes. A plan takes about 300 bytes a picture.
+when a picture's turn comes. A plan takes about 400 bytes a picture.
 """
 
 import dataclasses
 import hashlib
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, members
-from vlmill.schemas.console.command import say
+from vlmill.extract.pictures.discovery import (
+    Kind,
+    Skipped,
+    Why,
+    head_of,
+    kind_by_name,
+    kind_of_file,
+    listed_paths,
+    walk,
+)
+from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, Member, NotATar, id_in, members
+from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import matches, path_of, readable
-from vlmill.schemas.files.reading import find_shards, iter_batches, read_group
+from vlmill.schemas.files.paths import expand_braces, matches, path_of, readable
+from vlmill.schemas.files.reading import find_shards, read_group
 from vlmill.schemas.files.remote import RemotePath, is_remote
-from vlmill.schemas.names import PICTURE_ENDINGS
-from vlmill.schemas.readers.joining import Join
-from vlmill.schemas.readers.row_index import ABSENT, IdIndex
-from vlmill.schemas.tables import IMAGES, PAIRS
+from vlmill.schemas.names import without_ending
+from vlmill.schemas.pictures.formats import format_name, is_tar, other_name
+from vlmill.schemas.tables import IMAGES
 
-TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed: refused
-HASH = re.compile("[0-9a-f]{64}")
 FILE, ROW, MEMBER, HELD = "file", "row", "member", "held"
 BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
@@ -48,11 +54,21 @@ class Picture:
     group: int = 0  # of a table; of a tar's member, its offset
     row: int = 0  # of a table's group; of a tar's member, its size
     kind: str = FILE
+    name: str = ""  # of a tar's member
+    detail: str = ""  # what is wrong with an archive; where the id of a repeated one came from
 
     @property
     def key(self) -> str:
         """Returns the name by which rejects call the picture."""
-        return self.path if self.image_id is None else self.image_id
+        return self.source if self.image_id is None else self.image_id
+
+    @property
+    def source(self) -> str:
+        """Returns where the picture is: its file, with a member's name or a table's row."""
+        if self.name:
+            return f"{self.path}/{self.name}"
+        is_row = self.path.endswith(".parquet")
+        return f"{self.path}, row {self.row} of row group {self.group}" if is_row else self.path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,22 +79,31 @@ class HeldPicture(Picture):
     kind: str = HELD
 
 
-def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:
+def plan_pictures(
+    arguments: Sequence[str], ids: str = "auto", skipped: Skipped | None = None
+) -> list[Picture]:
     """Returns all pictures, in the arguments' order and sorted within each. Raises InputError.
 
     ``ids``: what the image_id of a file or of a tar's member is. "content": the SHA-256 of its
     bytes; "name": the name without ending, of a member with its folders; "auto": the name of a
-    member, the content of a file. A table's rows have their own.
+    member, the content of a file. A table's rows have their own. ``skipped`` counts the files and
+    folders that were seen and are not planned.
     """
+    skipped = Skipped() if skipped is None else skipped
     plan: list[Picture] = []
-    for argument in arguments:
-        listed = [with_id(picture, ids) for picture in pictures_of(argument)]
-        if not listed:
-            raise InputError(
-                f"INPUT {argument}: no pictures there; give picture files, a folder or a glob of "
-                "them, a .txt list of paths, a .tar, or a table of images"
-            )
-        plan += listed
+    progress = Progress(total=None, unit="picture", label="planning")
+    with closing(progress):
+        for argument in arguments:
+            planned_before = len(plan)
+            for picture in pictures_of(argument, skipped):
+                plan.append(with_id(picture, ids))
+                progress.advance()
+            if len(plan) == planned_before:
+                seen = f" ({skipped.summary()})" if skipped.summary() else ""
+                raise InputError(
+                    f"INPUT {argument}: no pictures there{seen}; give picture files, a folder or a "
+                    "glob of them, a .txt list of paths, a .tar, or a table of images"
+                )
     return list(repeats_marked(plan))
 
 
@@ -88,20 +113,20 @@ def repeats_marked(plan: Iterable[Picture]) -> Iterator[Picture]:
     Ids that the plan knows count from their first appearance, whatever becomes of that picture: so
     any part of a plan can be made without the others.
     """
-    seen: set[str] = set()
+    seen: dict[str, Picture] = {}
     for picture in plan:
-        if picture.image_id is not None and picture.image_id in seen:
-            yield dataclasses.replace(picture, kind=REPEATED)
-            continue
-        if picture.image_id is not None:
-            seen.add(picture.image_id)
-        yield picture
+        first = picture if picture.image_id is None else seen.setdefault(picture.image_id, picture)
+        if first is picture:
+            yield picture
+        else:
+            yield dataclasses.replace(picture, kind=REPEATED, detail=first.source)
 
 
 def with_id(picture: Picture, ids: str) -> Picture:
     """Returns the picture with the id that ``ids`` says."""
     if picture.kind == FILE and ids == "name":
-        return dataclasses.replace(picture, image_id=usable_id(path_of(picture.path).stem))
+        name = without_ending(path_of(picture.path).name)
+        return dataclasses.replace(picture, image_id=usable_id(name))
     if picture.kind == MEMBER and ids == "content":
         return dataclasses.replace(picture, image_id=None)
     return picture
@@ -115,66 +140,6 @@ def usable_id(name: str) -> str | None:
         return None
 
 
-def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
-    """Returns the pictures that a table of pairs points to; those that are not there come last, as
-    missing.
-
-    A picture that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
-    InputError where pictures have no id before they are read, where none is named, and where two
-    could be meant.
-    """
-    named: dict[str, None] = {}
-    for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
-        # Without null: a text alone has no picture.
-        named.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
-    if any(p.image_id is None and p.kind != BROKEN for p in plan):
-        raise InputError(
-            "--pairs: the pictures are files, and have no id before they are read; give --ids name "
-            "if the pairs call them by their names, or a table of images"
-        )
-    ids = list(dict.fromkeys(p.image_id for p in plan if p.image_id is not None))
-    join = Join(IdIndex.of(ids), asking="--pairs", holding="INPUT")
-    places = join.find(list(named)).tolist()
-    names = {ids[at]: name for name, at in zip(named, places, strict=True) if at != ABSENT}
-    if named and not names:
-        raise InputError(
-            f"--pairs {pairs}: none of its {len(named)} pictures is among the {len(ids)} of INPUT: "
-            f"{join.samples(list(named))}; give the pictures of these pairs (--ids says what the "
-            "id of a file is)"
-        )
-    if summary := join.summary():
-        say(f"note: {summary}; rows get the pairs' ids")
-    chosen = [
-        p if p.image_id is None else dataclasses.replace(p, image_id=names[p.image_id])
-        for p in plan
-        if p.kind == BROKEN or p.image_id in names
-    ]
-    absent = (name for name, at in zip(named, places, strict=True) if at == ABSENT)
-    return chosen + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
-
-
-def with_missing_boxes(plan: Sequence[Picture], boxes: GivenBoxes, source: str) -> list[Picture]:
-    """Returns the plan, and as missing the entries of a box file for which it has no picture.
-
-    An entry that is called like a SHA-256 may belong to any file, and is not counted here.
-    """
-    met = {boxes.key_of(p.image_id, p.path) for p in plan}
-    absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]
-    return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
-
-
-def require_ids(plan: Sequence[Picture]) -> None:
-    """Raises InputError for pictures whose ids are known only when they have been read.
-
-    Which of two equal files gets the row would depend on shards that another process makes.
-    """
-    if any(p.image_id is None and p.kind in (FILE, MEMBER) for p in plan):
-        raise InputError(
-            "--part: the pictures are files, and have no id before they are read; give --ids name, "
-            "a .tar or a table of images"
-        )
-
-
 def is_table(argument: str) -> bool:
     """Says whether an argument is a table of images alone: its folder, or its files."""
     path = path_of(argument)
@@ -183,68 +148,117 @@ def is_table(argument: str) -> bool:
     return argument.endswith(".parquet")
 
 
-def pictures_of(argument: str) -> Iterator[Picture]:
+def pictures_of(argument: str, skipped: Skipped) -> Iterator[Picture]:
     """Yields the pictures of one argument."""
     path = path_of(argument)
-    if path.is_dir():
-        if is_table(argument):
-            yield from rows_of(find_shards(path, IMAGES, "INPUT"))
-        else:
-            for name in walk(path):
-                yield from members_of(name) if name.endswith(TARS) else [Picture(path=name)]
+    if is_table(argument) and (path.is_dir() or path.is_file()):
+        yield from rows_of(find_shards(path if path.is_dir() else argument, IMAGES, "INPUT"))
+    elif path.is_dir():
+        for name, kind in walk(path, skipped):
+            yield from pictures_in(name, kind, skipped)
+    elif path.is_file():
+        yield from pictures_of_file(argument, skipped)
+    elif names := names_in_braces(argument):
+        for name in names:
+            yield from pictures_of(name, skipped)
+    else:
+        for match in matches(argument, recursive=True):
+            yield from pictures_matched(match, argument, skipped)
+
+
+def names_in_braces(argument: str) -> list[str]:
+    """Returns the names that an argument's braces stand for; none without braces, or if nothing
+    is called so. Raises InputError if some are missing.
+    """
+    names = expand_braces(argument)
+    missing = [name for name in names if not matches(name)] if len(names) > 1 else names
+    if len(missing) == len(names):
+        return []
+    if missing:
+        raise InputError(
+            f"INPUT {argument}: {len(missing)} of its {len(names)} files are missing, the first is "
+            f"{missing[0]}; give the files that exist"
+        )
+    return names
+
+
+def pictures_of_file(argument: str, skipped: Skipped) -> Iterator[Picture]:
+    """Yields the pictures of a file that the user named: any file but a list or a tar is one, so
+    that it is rejected if it is not.
+    """
+    by_name, head = kind_by_name(argument), b""
+    if by_name is not Kind.IMAGE:
+        with suppress(OSError):  # reading it later gives the reason
+            head = head_of(argument)
+    if by_name is Kind.IMAGE or format_name(head):
+        yield Picture(path=argument)
+    elif argument.endswith(".txt"):
+        yield from (Picture(path=path) for path in listed_paths(path_of(argument)))
+    elif by_name is Kind.TAR or is_tar(head):
+        yield from members_of(argument, skipped)
+    elif (name := other_name(head) or "").endswith("archive"):
+        raise InputError(f"INPUT {argument} is a {name}; unpack it, and give the folder or a .tar")
+    else:
+        yield Picture(path=argument)
+
+
+def pictures_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[Picture]:
+    """Yields the pictures of a file that a glob matches; a .txt is a list if the glob says so."""
+    name = str(match)
+    if name.endswith(".parquet"):
+        yield from rows_of(find_shards(name, IMAGES, "INPUT"))
+    elif name.endswith(".txt") and pattern.endswith(".txt"):
+        yield from pictures_of_file(name, skipped)
+    elif match.is_dir():
+        if "**" not in pattern:  # which matches what is in the folder, too
+            skipped.add(Why.FOLDER)
+    elif (kind := kind_of_match(match, skipped)) is not None:
+        yield from pictures_in(name, kind, skipped)
+
+
+def kind_of_match(match: Path, skipped: Skipped) -> Kind | None:
+    """Returns whether a match of a glob is an image or a tar; counts it if it is neither."""
+    if not isinstance(match, RemotePath):
+        return kind_of_file(str(match), skipped)
+    kind = kind_by_name(match.name)
+    if kind is None and match.suffix:
+        skipped.add(Why.OTHER, match.name)
+        return None
+    return kind or Kind.IMAGE
+
+
+def pictures_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[Picture]:
+    """Yields the pictures of a file among many; a tar that cannot be read is a broken one."""
+    if kind is Kind.IMAGE:
+        yield Picture(path=name)
         return
-    for name in [argument] if path.is_file() else map(str, matches(argument, recursive=True)):
-        if name.endswith(".parquet"):
-            yield from rows_of(find_shards(name, IMAGES, "INPUT"))
-        elif name.endswith(".txt"):
-            yield from listed(path_of(name))
-        elif name.endswith(TARS):
-            yield from members_of(name)
-        elif path_of(name).is_file():
-            yield Picture(path=name)
-
-
-def walk(folder: Path) -> Iterator[str]:
-    """Pictures and tars below a folder, sorted; links to folders are not followed."""
-    if isinstance(folder, RemotePath):
-        for path, _ in folder.below():
-            if is_picture(path.name):
-                yield str(path)
-        return
-    for base, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted(files):
-            if is_picture(name):
-                yield os.path.join(base, name)
-
-
-def is_picture(name: str) -> bool:
-    """Says whether a file is a picture or a tar of pictures by its name."""
-    return name.lower().endswith((*PICTURE_ENDINGS, *TARS)) and not name.startswith(".")
-
-
-def listed(path: Path) -> Iterator[Picture]:
-    """Yields the paths of a list, one a line, relative to the list's folder."""
-    for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        if line.strip():
-            yield Picture(path=str(path.parent / line.strip()))
-
-
-def members_of(path: str) -> Iterator[Picture]:
-    """Yields the pictures of a tar; what cannot be read of it counts as one that is broken."""
     try:
-        for member in members(path_of(path)):
-            if member.suffix in PICTURE_ENDINGS:
-                yield Picture(
-                    path=path,
-                    image_id=usable_id(member.key),
-                    group=member.offset,
-                    row=member.size,
-                    kind=MEMBER,
-                )
+        yield from members_of(name, skipped)
+    except NotATar as error:
+        print(f"WARNING: {error}", file=sys.stderr)
+        yield Picture(path=name, kind=BROKEN, detail=str(error))
+
+
+def members_of(path: str, skipped: Skipped) -> Iterator[Picture]:
+    """Yields the pictures of a tar. What cannot be read of it counts as one that is broken, unless
+    that is the rest of a picture alone: it is rejected when it is read.
+    """
+    member: Member | None = None
+    place = path_of(path)
+    try:
+        for member in members(place, skipped):
+            yield Picture(
+                path=path,
+                image_id=usable_id(id_in(member.name)),
+                group=member.offset,
+                row=member.size,
+                kind=MEMBER,
+                name=member.name,
+            )
     except BrokenArchive as error:
         print(f"WARNING: {error}", file=sys.stderr)
-        yield Picture(path=path, kind=BROKEN)
+        if member is None or member.offset + member.size <= place.stat().st_size:
+            yield Picture(path=path, kind=BROKEN)
 
 
 def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:

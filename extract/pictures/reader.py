@@ -1,16 +1,24 @@
 """The reader gives the bytes of a plan's pictures, wherever they lie."""
 
+import stat
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.extract.pictures.discovery import named_file
 from vlmill.extract.pictures.plan import HeldPicture, Picture
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import path_of, readable
+from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason, Rejected
+
+
+def duplicate(source: str, what: str, first: str) -> Rejected:
+    """Returns the reject of a picture whose ``what``, id or bytes, another one had before it."""
+    return Rejected(Reason.DUPLICATE, f"{source} has the {what} of {first}, which came earlier")
 
 
 class PictureReader:
@@ -36,11 +44,12 @@ class PictureReader:
             case "member":
                 return self.read_member(picture)
             case "broken":
-                raise Rejected(Reason.BROKEN_ARCHIVE, "the rest of the archive cannot be read")
+                detail = picture.detail or "the rest of the archive cannot be read"
+                raise Rejected(Reason.BROKEN_ARCHIVE, detail)
             case "missing":
                 raise Rejected(Reason.MISSING_IMAGE, f"named in {picture.path}")
             case "repeated":
-                raise Rejected(Reason.DUPLICATE, f"{picture.image_id} came earlier")
+                raise duplicate(picture.source, "id", picture.detail)
         return self.read_file(path_of(picture.path))
 
     def read_member(self, picture: Picture) -> bytes:
@@ -55,7 +64,11 @@ class PictureReader:
     def read_file(self, path: Path) -> bytes:
         """Reads a file's bytes; a file over the limit is not read."""
         try:
-            size = path.stat().st_size
+            status = path.stat()
+            is_regular = isinstance(path, RemotePath) or stat.S_ISREG(status.st_mode)
+            if not is_regular:  # a named pipe would never end
+                raise Rejected(Reason.MISSING_IMAGE, f"{path} is not a regular file")
+            size = status.st_size
             if size > self._max_bytes:
                 raise Rejected(Reason.TOO_LARGE, f"{size} bytes, limit {self._max_bytes}")
             return path.read_bytes()
@@ -77,7 +90,8 @@ class PictureReader:
             raise Rejected(Reason.MISSING_IMAGE, "no bytes, and its uri is not UTF-8") from None
         if uri is None or "://" in uri:
             raise Rejected(Reason.MISSING_IMAGE, f"no bytes, and no local file (uri {uri})")
-        return self.read_file(path_of(picture.path).parent / uri)
+        folder = path_of(picture.path).parent
+        return self.read_file(folder / named_file(folder, uri))
 
     def row_group(self, path: str, group: int) -> pa.Table:
         """Returns a row group's bytes and uris."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from vlmill.extract.pictures.discovery import Kind, Skipped, Why, is_hidden, kind_by_name
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.pictures.formats import HEAD_BYTES, format_name
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_KEY = 1_000
@@ -21,20 +23,24 @@ class BrokenArchive(Exception):
     """Is raised for an archive that ends or goes wrong in the middle."""
 
 
+class NotATar(InputError):
+    """Is raised for a file that cannot be read as a tar from its start on."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """Holds a member's key (its path to the first dot of its name), ending, place and size."""
+    """Holds a member's name, the offset of its bytes in the archive, and their number."""
 
-    key: str
-    suffix: str
+    name: str
     offset: int
     size: int
 
 
-def members(path: Path) -> Iterator[Member]:
-    """Yields the regular files of a tar, in its order. Reads headers only.
+def members(path: Path, skipped: Skipped) -> Iterator[Member]:
+    """Yields the images of a tar, in its order; counts the other members. Reads headers, and the
+    first bytes of members that are not called like images.
 
-    Raises InputError for what is no tar or compressed, BrokenArchive where it goes wrong after its
+    Raises NotATar for what is no tar or compressed, BrokenArchive where it goes wrong after its
     start: the members before that have been given.
     """
     with path.open("rb") as file:
@@ -42,28 +48,46 @@ def members(path: Path) -> Iterator[Member]:
         try:
             archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - closed with the file
         except tarfile.TarError as error:
-            raise InputError(
-                f"INPUT {path}: no readable tar ({error}); give another file"
-            ) from None
+            raise NotATar(f"INPUT {path}: no readable tar ({error}); give another file") from None
         last = -1
         while member := next_member(archive, path):
             archive.members = []  # type: ignore[attr-defined] # it would keep every header
             if archive.offset <= last or member.size < 0:
                 raise BrokenArchive(f"{path}: a header that leads backwards")
             last = archive.offset
-            if member.isreg() and member.sparse is None:
-                key, suffix = key_and_suffix(member.name)
-                offset = member.offset_data
-                yield Member(key=key, suffix=suffix, offset=offset, size=member.size)
+            if is_image(file, member, skipped):
+                name = member.name.removeprefix("./")
+                yield Member(name=name, offset=member.offset_data, size=member.size)
         check_end(file, archive.offset)
 
 
+def is_image(file: BinaryIO, member: tarfile.TarInfo, skipped: Skipped) -> bool:
+    """Returns whether a member is an image; counts it if it is something else but a folder."""
+    if member.isdir():
+        return False
+    why = Why.OTHER
+    if is_hidden(member.name):
+        why = Why.HIDDEN_FILE
+    elif member.islnk() or member.issym():
+        why = Why.LINK
+    elif not member.isreg() or member.sparse is not None:
+        why = Why.SPECIAL
+    elif kind_by_name(member.name) is Kind.IMAGE:
+        return True
+    else:
+        file.seek(member.offset_data)
+        if format_name(file.read(min(member.size, HEAD_BYTES))):
+            return True
+    skipped.add(why, member.name)
+    return False
+
+
 def check_plain(file: BinaryIO, path: Path) -> None:
-    """Refuses a compressed archive: its members have no offsets."""
+    """Raises NotATar for a compressed archive: its members have no offsets."""
     start = file.read(2)
     file.seek(0)
     if start in COMPRESSED:
-        raise InputError(f"INPUT {path} is compressed with {COMPRESSED[start]}; unpack it to .tar")
+        raise NotATar(f"INPUT {path} is compressed with {COMPRESSED[start]}; unpack it to .tar")
 
 
 def next_member(archive: tarfile.TarFile, path: Path) -> tarfile.TarInfo | None:
@@ -84,11 +108,15 @@ def check_end(file: BinaryIO, offset: int) -> None:
         raise BrokenArchive(f"no header at byte {offset}")
 
 
-def key_and_suffix(name: str) -> tuple[str, str]:
-    """WebDataset's split: ``a/b.c.jpg`` is ``a/b`` and ``.c.jpg``."""
-    folder, slash, base = name.removeprefix("./").rpartition("/")
-    stem, dot, rest = base.partition(".")
-    return f"{folder}{slash}{stem}", f"{dot}{rest}".lower()
+def id_in(name: str) -> str:
+    """Returns a member's id: ``a/b.jpg`` is ``a/b``, WebDataset's key.
+
+    WebDataset's key ends at the first dot, where ``b.left.jpg`` and ``b.right.jpg`` are two parts
+    of one sample. Here each image needs its own id: they are ``b.left`` and ``b.right``.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, _, _ = base.rpartition(".")
+    return f"{folder}{slash}{stem or base}"
 
 
 def read_member(path: Path, offset: int, size: int) -> bytes:

@@ -1,6 +1,6 @@
 """A run goes over many pictures, and can be killed and continued.
 
 Reading order: ``job``, ``inputs`` (what it has read), ``share`` (one of several processes),
-``devices`` (one process each), ``workers`` (decoding), ``batches``, ``shards`` (writing) and
-``cost``.
+``devices`` (one process each), ``workers`` (decoding), ``batches``, ``duplicates`` (rows or
+rejects), ``shards`` (writing) and ``cost``.
 """

@@ -20,7 +20,7 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import Outcome, as_stored
-from vlmill.extract.pictures.given_boxes import GivenBoxes
+from vlmill.extract.pictures.given_boxes import GivenBoxes, require_inside
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.run.workers import Ready
 from vlmill.schemas.pictures.orientation import turned_boxes
@@ -134,6 +134,7 @@ def query_of(ready: Ready, given_boxes: GivenBoxes | None) -> Query:
         boxes = given_boxes.boxes_of(ready.image_id, ready.picture.path)
         if not given_boxes.upright:
             boxes = turned_boxes(boxes, ready.orientation, picture.width, picture.height)
+        require_inside(boxes, picture.width, picture.height)
     return Query(image_id=ready.image_id, picture=picture, boxes=boxes)
 
 

@@ -8,8 +8,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import lacks_bfloat16_units
@@ -17,6 +15,7 @@ from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture, plan_digest
 from vlmill.extract.run.batches import Extracted
 from vlmill.extract.run.devices import Crew, Engine, Window, engine_of, windows_of
+from vlmill.extract.run.duplicates import planned_ids, row_pictures, settled
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.extract.run.share import Share
 from vlmill.schemas.console.progress import Progress
@@ -25,10 +24,9 @@ from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.lock import alone
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_finished, shard_name
-from vlmill.schemas.readers.regions import RegionRow, region_arrays
-from vlmill.schemas.rejects import Reason, Rejected, reject
+from vlmill.schemas.readers.regions import region_arrays
+from vlmill.schemas.rejects import Rejected, reject
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 JOB = "extract-rois run"
@@ -214,27 +212,30 @@ def write_parts(
     background: Background,
 ) -> dict[int, PartWriter]:
     """Writes those of the parts that are not finished, each with its number of the results."""
-    seen: set[str] = set()
+    seen: dict[str, Picture] = {}
     written = {}
     for index in indices:
         part = job.part(index)
         if index in finished:
-            seen.update(image_ids(job.output / finished[index][0].name))
+            seen |= row_pictures(part.pictures, *(job.output / s.name for s in finished[index]))
         else:
             written[index] = write_part(job, part, seen, results, progress, background)
-        seen.update(planned_ids(part))
+        for image_id, picture in planned_ids(part.pictures).items():
+            seen.setdefault(image_id, picture)
     return written
 
 
 def write_part(
     job: Job,
     part: Part,
-    seen: set[str],
+    seen: dict[str, Picture],
     results: Iterator[Extracted],
     progress: Progress,
     background: Background,
 ) -> PartWriter:
-    """Queues one part's shards. ``seen``: the ids that have rows already; grows."""
+    """Queues one part's shards. ``seen``: the ids that have rows already, with their pictures;
+    grows.
+    """
     writer = PartWriter(
         background,
         job.output,
@@ -263,7 +264,7 @@ def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
         Background() as background,
     ):
         results = results_of(engine, job, [part])
-        writer = write_part(job, part, set(), results, progress, background)
+        writer = write_part(job, part, {}, results, progress, background)
     return writer.shards
 
 
@@ -273,34 +274,6 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
     """
     names = zip((REGIONS, REJECTS), shard_names(job, index), strict=True)
     return describe_finished((table, job.output / name) for table, name in names)
-
-
-def settled(extracted: Extracted, seen: set[str]) -> RegionRow:
-    """Returns the picture's row, if its id has none yet. Raises Rejected.
-
-    Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of
-    a file counts from the first row.
-    """
-    planned = extracted.picture.image_id
-    if extracted.image_id is not None and extracted.image_id in seen:
-        raise Rejected(Reason.DUPLICATE, f"{extracted.image_id} came earlier")
-    if planned is not None:
-        seen.add(planned)
-    if isinstance(extracted.result, Rejected):
-        raise extracted.result
-    seen.add(extracted.result.image_id)
-    return extracted.result
-
-
-def planned_ids(part: Part) -> set[str]:
-    """Returns the ids that are known before anything is read: those of tables' rows."""
-    return {p.image_id for p in part.pictures if p.image_id is not None}
-
-
-def image_ids(path: Path) -> list[str]:
-    """Returns the ids of a shard's rows."""
-    ids: list[str] = pq.read_table(readable(path), columns=["image_id"]).column(0).to_pylist()
-    return ids
 
 
 def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:

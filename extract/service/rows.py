@@ -70,15 +70,18 @@ class Answer:
 def answer_of(outcomes: Sequence[Outcome], names: Sequence[str]) -> Answer:
     """Tells rows from rejects; of equal pictures the first one has the row, as in a run."""
     rows: dict[str, RegionRow] = {}
+    first: dict[str, int] = {}
     rejects: dict[int, RejectedPicture] = {}
     for at, outcome in enumerate(outcomes):
         if isinstance(outcome, RejectedPicture):
             rejects[at] = outcome
         elif outcome.image_id in rows:
-            why = f"{outcome.image_id} came earlier"
+            earlier = names[first[outcome.image_id]]
+            why = f"{names[at]} has the bytes of {earlier}, which came earlier"
             rejects[at] = RejectedPicture(reason=Reason.DUPLICATE, detail=why)
         else:
             rows[outcome.image_id] = outcome
+            first[outcome.image_id] = at
     return Answer(rows=list(rows.values()), rejects=rejects, names=names)
 
 

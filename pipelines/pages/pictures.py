@@ -11,6 +11,7 @@ from PIL import Image
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.pictures.decode import Bounds, check_size, opened, upright_size
+from vlmill.schemas.pictures.formats import format_name
 from vlmill.schemas.pictures.hashes import perceptual_hash
 from vlmill.schemas.pictures.orientation import orientation_of, turned
 from vlmill.schemas.rejects import Reason, Rejected
@@ -71,8 +72,8 @@ def examine_picture(
             width, height = upright_size(picture, bounds)
             phash = upright_hash(picture) if hashed else None
     except Rejected as why:
-        if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT):
-            return unknown_drop(data)
+        if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT) and format_name(data) is None:
+            return Drop(Reason.UNREADABLE_IMAGE)  # mostly not an image at all
         return Drop(why.reason, why.detail)
     return PictureFacts(
         image_id=image_id_of(data), width=width, height=height, format=name, phash=phash
@@ -97,10 +98,3 @@ def header_drop(
     if getattr(picture, "is_animated", False):
         return Drop(Reason.ANIMATED, size)
     return None
-
-
-def unknown_drop(data: bytes) -> Drop:
-    """Names what pillow does not know: vector graphics, or mostly no picture at all."""
-    if b"<svg" in data[:4_096].lower():
-        return Drop(Reason.UNSUPPORTED_FORMAT, "SVG")
-    return Drop(Reason.UNREADABLE_IMAGE)

@@ -84,6 +84,12 @@ class Progress:
             parts.append(f"{self.rejects} rejected")
         return ", ".join(parts + [f"{name} {value}" for name, value in self._notes.items()])
 
+    def close(self) -> None:
+        """Removes the bar, without a last line: of work that is mostly too short to be shown."""
+        if self._bar is not None:
+            self._bar.leave = False
+            self._bar.close()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

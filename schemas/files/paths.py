@@ -10,6 +10,9 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.files.stores import has_credentials
 
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
+MOST_NAMES = 100_000  # of one argument with braces
 _MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
 
 
@@ -42,8 +45,50 @@ def require_local(flag: str, argument: str | Path | None) -> None:
         )
 
 
+def expand_braces(argument: str) -> list[str]:
+    """Returns the names that an argument with braces stands for, as in a shell.
+
+    ``{000..011}.tar`` are 12 names with equally many digits, ``{a,b}.tar`` two; other braces are
+    part of the name. Raises InputError for over MOST_NAMES.
+    """
+    names = [""]
+    rest = argument
+    while match := _BRACES.search(rest):
+        parts = _choices(match[1], argument)
+        if len(names) * len(parts) > MOST_NAMES:
+            raise InputError(f"{argument}: the braces stand for over {MOST_NAMES} names")
+        names = [f"{name}{rest[: match.start()]}{part}" for name in names for part in parts]
+        rest = rest[match.end() :]
+    return [f"{name}{rest}" for name in names]
+
+
+def _choices(text: str, argument: str) -> list[str]:
+    """Returns what one pair of braces stands for."""
+    if "," in text:
+        return text.split(",")
+    if (match := _RANGE.fullmatch(text)) is None:
+        return [f"{{{text}}}"]
+    first, last = int(match[1]), int(match[2])
+    if abs(last - first) >= MOST_NAMES:
+        raise InputError(f"{argument}: the braces stand for over {MOST_NAMES} names")
+    step = 1 if first <= last else -1
+    padded = any(end.startswith("0") and len(end) > 1 for end in match.groups())
+    digits = max(map(len, match.groups())) if padded else 0
+    return [f"{number:0{digits}d}" for number in range(first, last + step, step)]
+
+
 def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
-    """Returns the sorted paths that match a glob, of this machine or of a store (files alone)."""
+    """Returns the sorted paths that match a glob, of this machine or of a store (files alone).
+
+    A glob that matches nothing may have braces: :func:`expand_braces`.
+    """
+    if (found := _matches(argument, recursive=recursive)) or "{" not in str(argument):
+        return found
+    names = expand_braces(str(argument))
+    return [path for name in names for path in _matches(name, recursive=recursive)]
+
+
+def _matches(argument: str | Path, *, recursive: bool) -> list[Path]:
     if not is_remote(argument):
         return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
     place = path_of(argument)

@@ -3,6 +3,7 @@
 Everything that can be wrong with a picture ends in a ``Rejected`` with a reason of the closed list.
 """
 
+import functools
 import io
 import threading
 import warnings
@@ -12,13 +13,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
+from vlmill.schemas.pictures.formats import format_name, other_name
 from vlmill.schemas.pictures.orientation import orientation_of, turned, turned_size
 from vlmill.schemas.rejects import Reason, Rejected
 
-# Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs.
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF")
+# Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
+# needs the extra `heif`, AVIF a pillow that was built with it.
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "HEIF")
+_HEIF = ("HEIC", "HEIF")
+_NEW_SUBFILE_TYPE, _DNG_VERSION = 254, 50706  # tags of a TIFF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +67,65 @@ def opened(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     if bounds.max_bytes is not None and len(data) > bounds.max_bytes:
         raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, limit {bounds.max_bytes}")
     Image.init()  # pillow would otherwise know only the formats that it has met
+    name = format_name(data)
+    if name in _HEIF:
+        register_heif()
+    formats = bounds.formats and [one for one in bounds.formats if one in Image.OPEN]
     try:
-        with QUIET, Image.open(io.BytesIO(data), formats=bounds.formats) as image:
+        with QUIET, Image.open(io.BytesIO(data), formats=formats) as image:
+            check_photograph(image, name)
             yield image
     except Rejected:
         raise
     except Image.DecompressionBombError as error:
         raise Rejected(Reason.TOO_LARGE, str(error)) from None
     except UnidentifiedImageError:
-        names = ", ".join(bounds.formats or ("the formats that pillow knows",))
-        raise Rejected(Reason.UNSUPPORTED_FORMAT, f"none of {names}") from None
+        raise unidentified(data, name, bounds) from None
     except Exception as error:
         # Decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, ... on damaged
         # input, and no list of them is complete.
         raise Rejected(Reason.UNREADABLE_IMAGE, f"{type(error).__name__}: {error}") from None
+
+
+@functools.cache
+def register_heif() -> None:
+    """Lets pillow open HEIC and HEIF files, if the extra `heif` is installed."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return  # such a file is then rejected with the name of the extra
+    register_heif_opener()
+
+
+def check_photograph(image: Image.Image, name: str | None) -> None:
+    """Raises Rejected for a camera's raw file: as a TIFF it would be its thumbnail."""
+    if image.format != "TIFF":
+        return
+    tags: dict[int, object] = image.tag_v2  # type: ignore[attr-defined] # of TiffImageFile
+    subfile = tags.get(_NEW_SUBFILE_TYPE, 0)
+    if name != "TIFF" and name is not None:
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, name)
+    if _DNG_VERSION in tags:
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, "camera raw (DNG)")
+    if isinstance(subfile, int) and subfile & 1:
+        detail = "camera raw, or another TIFF of a thumbnail"
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, detail)
+
+
+def unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
+    """Returns why no decoder takes a file whose bytes begin like the format ``name``, or None."""
+    known = ", ".join(bounds.formats or ("the formats that pillow knows",))
+    if name in _HEIF and "HEIF" not in Image.OPEN:
+        remedy = "pip install 'vlmill[heif]' to read it"
+        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{name}: {remedy}")
+    if name == "AVIF" and not features.check("avif"):
+        return Rejected(Reason.UNSUPPORTED_FORMAT, "AVIF: this pillow was built without it")
+    decoder = "HEIF" if name in _HEIF else name
+    if decoder in FORMATS and decoder in (bounds.formats or FORMATS):
+        return Rejected(Reason.UNREADABLE_IMAGE, f"begins like {name}; its header is damaged")
+    if named := name or other_name(data):
+        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{named}: none of {known}")
+    return Rejected(Reason.UNSUPPORTED_FORMAT, f"none of {known}")
 
 
 def upright(image: Image.Image, bounds: Bounds) -> UprightPicture:

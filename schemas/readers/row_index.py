@@ -14,7 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_values
 from vlmill.schemas.files.paths import readable
 from vlmill.schemas.ids import key64
-from vlmill.schemas.names import Difference, core_of, difference, without_ending
+from vlmill.schemas.names import Difference, composed, core_of, difference, without_ending
 from vlmill.schemas.tables import Table
 
 ABSENT = -1
@@ -97,7 +97,7 @@ class IdIndex:
 
     @cached_property
     def _bare(self) -> _Keys:
-        return _Keys(map(without_ending, self._texts()), len(self))
+        return _Keys((without_ending(composed(text)) for text in self._texts()), len(self))
 
     @cached_property
     def _cores(self) -> _Keys:
@@ -109,7 +109,7 @@ class IdIndex:
         Only those that differ least: 46.jpg for 46 rather than train/46. Empty if there is none, or
         if so many ids end alike that the last part identifies nothing.
         """
-        rows = list(self._bare.rows_of(without_ending(image_id)))
+        rows = list(self._bare.rows_of(without_ending(composed(image_id))))
         return self._nearest(image_id, rows) or self._nearest(
             image_id, list(islice(self._cores.rows_of(core_of(image_id)), MOST_ALIKE + 1))
         )

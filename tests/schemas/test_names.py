@@ -15,6 +15,9 @@ SAME = {
     ("coco/000000132417", "val2014/COCO_val2014_000000132417"): Difference.NUMBER,
     ("COCO_val2014_000000132417", "132417"): Difference.NUMBER,
     ("000000132417.jpg", "132417"): Difference.NUMBER,
+    ("a/K\u00e4se.jpg", "a/Ka\u0308se.jpg"): Difference.SPELLING,
+    ("K\u00e4se.jpg", "Ka\u0308se"): Difference.ENDING,
+    ("Ka\u0308se.jpg", "train/K\u00e4se"): Difference.FOLDERS,
 }
 DIFFERENT = [
     ("46.jpg", "46.png"),
@@ -26,6 +29,7 @@ DIFFERENT = [
     ("flickr/132417", "COCO_val2014_000000132417"),
     (".jpg", "x"),
     ("", "0"),
+    ("K\u00e4se", "Kase"),
 ]
 
 

@@ -42,8 +42,9 @@ begins. FILE has a row for each caption and names its picture; a picture may hav
 captions. TSV is read without quoting, CSV with it; of JSON lines the keys are the columns.
 
 image_id is the value of --image-column. With --image-root DIR, the picture is DIR/<value>, or that
-with .jpg, .jpeg, .png, .webp or .gif behind it; a row whose picture is missing, cannot be read, is
-animated, or would lie outside DIR is rejected. Without --image-root only `pairs` is written.
+with .jpg, .jpeg, .png or another image's ending behind it; a row whose picture is missing, cannot
+be read, is animated, or would lie outside DIR is rejected. Without --image-root only `pairs` is
+written.
 """
 OWN_EPILOG = """\
 example:

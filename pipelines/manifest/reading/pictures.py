@@ -2,18 +2,21 @@
 
 import os
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.files.remote import RemotePath
+from vlmill.schemas.names import PICTURE_ENDINGS, spellings
 from vlmill.schemas.pictures.decode import FORMATS
 from vlmill.schemas.rejects import Reason
 
 MAX_BYTES = 64 * 2**20
 MAX_PIXELS = 50_000_000  # what region extraction reads by default, too
-_LOWER = (".jpg", ".jpeg", ".png", ".webp", ".gif")
+_FIRST = (".jpg", ".jpeg", ".png", ".webp", ".gif")
+_LOWER = (*_FIRST, *(ending for ending in PICTURE_ENDINGS if ending not in _FIRST))
 ENDINGS = ("", *_LOWER, *(ending.upper() for ending in _LOWER))
 """What may follow a name; the first that is there counts."""
 _UNSAFE = re.compile(r"^/|^[A-Za-z]:[\\/]|\\|\0|(^|/)\.\.(/|$)")
@@ -28,16 +31,17 @@ def picture_path(root: Path, name: str) -> Path | Drop:
     """The file of a picture under ``root``, or why there is none.
 
     Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused.
+    A name may be composed and its file decomposed (macOS), or the other way round.
     """
     missing = Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
     if is_unsafe(name):
         return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
     if isinstance(root, RemotePath):
-        files = (path for path in (root / f"{name}{e}" for e in ENDINGS) if path.is_file())
-        return next(files, missing)
+        paths = (root / f"{one}{e}" for one in spellings(name) for e in ENDINGS)
+        return next((path for path in paths if path.is_file()), missing)
     base = os.path.realpath(root)
-    for ending in ENDINGS:
-        path = os.path.join(base, name + ending)
+    for one, ending in product(spellings(name), ENDINGS):
+        path = os.path.join(base, one + ending)
         if os.path.isfile(path):
             if os.path.commonpath([base, os.path.realpath(path)]) != base:
                 return Drop(Reason.UNSAFE_PATH, "a link that leads out of --image-root")

@@ -10,21 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmill.extract.pictures.given_boxes import checked, read_boxes
-from vlmill.extract.pictures.plan import (
-    REPEATED,
-    only_of_pairs,
-    plan_digest,
-    plan_pictures,
-    repeats_marked,
-    with_missing_boxes,
-)
+from vlmill.extract.pictures.choosing import only_of_pairs, with_missing_boxes
+from vlmill.extract.pictures.discovery import Skipped
+from vlmill.extract.pictures.given_boxes import checked, read_boxes, require_inside
+from vlmill.extract.pictures.plan import REPEATED, plan_digest, plan_pictures, repeats_marked
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason, Rejected
-from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, PAIRS, table_of_rows
+from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, PAIRS, REGIONS, table_of_rows
 
 NAMES = ["0", "1", "2", "3-empty", "3", "4-cut", "4", "5-again", "5", "6"]
 
@@ -117,21 +112,27 @@ def test_a_tar_in_webdatasets_layout(
         "00001.txt": b"a caption",
         "00001.json": b"{}",
         "./b/00002.JPG": jpeg(2),
-        "00003.seg.png": b"a label, no picture of its own",
+        "00003.left.png": jpeg(4),
+        "00003.right.png": b"rejected when it is read",
+        "00004": jpeg(5),
+        "00005.pyd": b"no image",
         f"{long[:90]}/{long[:60]}.png": jpeg(3),
     }
     path = tar_of(tmp_path / "shard-000.tar", files, format=layout)
-    plan = plan_pictures([str(path)])
-    assert [p.image_id for p in plan] == ["00001", "b/00002", f"{long[:90]}/{long[:60]}"]
+    skipped = Skipped()
+    plan = plan_pictures([str(path)], skipped=skipped)
+    last = f"{long[:90]}/{long[:60]}"
+    ids = ["00001", "b/00002", "00003.left", "00003.right", "00004", last]
+    contents = [jpeg(1), jpeg(2), jpeg(4), files["00003.right.png"], jpeg(5), jpeg(3)]
     reader = PictureReader(2**20)
-    assert [reader.read(p) for p in plan] == [
-        ("00001", jpeg(1)),
-        ("b/00002", jpeg(2)),
-        (plan[2].image_id, jpeg(3)),
-    ]
+    assert [reader.read(p) for p in plan] == list(zip(ids, contents, strict=True))
+    assert skipped.summary() == "skipped: 3 not images (.txt, .json, .pyd)"
+    assert len(plan) + 3 == len(files)
     (tmp_path / "1.jpg").write_bytes(jpeg(1))
     everything = plan_pictures([str(tmp_path)], "content")
-    assert [reader.read(p)[0] for p in everything] == [image_id_of(jpeg(n)) for n in (1, 1, 2, 3)]
+    assert [reader.read(p)[0] for p in everything] == [
+        image_id_of(content) for content in [jpeg(1), *contents]
+    ]
 
 
 def test_links_and_paths_of_a_tar_lead_nowhere(tmp_path: Path) -> None:
@@ -220,7 +221,9 @@ def test_an_id_counts_from_its_first_appearance(pictures: Path) -> None:
     plan = plan_pictures([str(pictures / "[3]*.jpg"), str(pictures)], "name")
     again = [p.image_id for p in plan if p.kind == REPEATED]
     assert again == ["3-empty", "3"]
-    with pytest.raises(Rejected, match="3-empty came earlier"):
+    with pytest.raises(
+        Rejected, match=r"3-empty\.jpg has the id of .*/3-empty\.jpg, which came earlier"
+    ):
         PictureReader(1000).read(next(p for p in plan if p.kind == REPEATED))
     unread = plan_pictures([str(pictures), str(pictures)], "content")
     assert not [p for p in unread if p.kind == REPEATED]
@@ -366,12 +369,86 @@ def test_boxes_of_choices_are_the_objects_of_their_picture(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '[{"image_id": "a", "boxes": [[1, 2, 3, 4]]}, {"image_id": 9, "boxes": []}]',
+        '{\n"a": [[1, 2, 3, 4]],\n"9": []\n}',
+        '{\n "image_id": "a",\n "boxes": [[1, 2, 3, 4]]\n}\n{"image_id": 9, "boxes": []}\n',
+        '\ufeff{"image_id": "a", "boxes": [[1, 2, 3, 4]]}\r\n\r\n{"image_id": 9, "boxes": []}',
+    ],
+)
+def test_layouts_of_json(tmp_path: Path, text: str) -> None:
+    (tmp_path / "boxes.json").write_text(text, encoding="utf-8")
+    given = read_boxes(tmp_path / "boxes.json")
+    assert list(given.entries) == ["a", "9"]
+    assert given.boxes_of("a", "x").tolist() == [[1, 2, 3, 4]]
+    assert given.boxes_of("hash", "COCO_val2014_000000000009.jpg").shape == (0, 4)
+
+
+def test_boxes_of_regions_are_all_of_them_upright(tmp_path: Path) -> None:
+    row: dict[str, object] = {"image_id": "a", "width": 9, "height": 9, "num_boxes": 1}
+    row["boxes"] = [[1.0, 2.0, 3.0, 4.0]]
+    write_shard(tmp_path / "out", REGIONS, table_of_rows([row], REGIONS))
+    given = read_boxes(tmp_path / "out")
+    assert given.upright and given.boxes_of("a", "x.jpg").tolist() == [[1, 2, 3, 4]]
+
+
+def test_folders_of_other_files_name_what_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK\3\4")
+    with pytest.raises(InputError, match="extract-rois import"):
+        read_boxes(tmp_path)
+    (tmp_path / "coco.json").write_text('{"images": [], "annotations": []}')
+    with pytest.raises(InputError, match=r"coco\.json is COCO's.*manifest boxes"):
+        read_boxes(tmp_path)
+
+
+def test_boxes_of_fractions_among_others_are_rejects(tmp_path: Path) -> None:
+    lines = [
+        {"image_id": "a", "boxes": [[0, 0, 1, 0.5]]},
+        {"image_id": "b", "boxes": [[0, 0, 2, 1]]},
+    ]
+    (tmp_path / "boxes").write_text("\n".join(map(json.dumps, lines)))
+    given = read_boxes(tmp_path / "boxes")
+    with pytest.raises(Rejected, match="fractions") as rejected:
+        given.boxes_of("a", "x")
+    assert rejected.value.reason is Reason.BAD_BOXES
+    assert len(given.boxes_of("b", "x")) == 1
+
+
+def test_boxes_outside_by_more_than_a_pixel_are_rejected() -> None:
+    require_inside(np.array([[-1, 0, 10, 6]], np.float32), 9, 5)
+    for box in ([-1.5, 0, 9, 5], [0, 0, 10.5, 5], [0, 0, 9, 6.5], [20, 20, 30, 30]):
+        with pytest.raises(Rejected, match=r"box 1, .* leaves the picture of 9 x 5"):
+            require_inside(np.array([box], np.float32), 9, 5)
+
+
+def test_boxes_that_name_no_picture_are_a_mistake(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "boxes").write_text('{"image_id": 77, "boxes": []}')
+    given = read_boxes(tmp_path / "boxes")
+    with pytest.raises(InputError, match=r"--boxes has 77, INPUT has 0\.jpg, 1\.jpg, 2\.jpg; call"):
+        with_missing_boxes(plan_pictures([str(pictures)]), given, "boxes")
+    (tmp_path / "hashes").write_text(json.dumps({"image_id": "a" * 64, "boxes": []}))
+    with_missing_boxes(plan_pictures([str(pictures)]), read_boxes(tmp_path / "hashes"), "hashes")
+
+
+@pytest.mark.parametrize(
     "boxes",
-    [None, 3, {}, [[1, 2, 3]], [[1, 2, 3, "4"]], [1, 2, 3, 4], [[3, 0, 1, 1]], [[0, 0, 1e9, 1]]],
+    [
+        None,
+        3,
+        {},
+        [[1, 2, 3]],
+        [[1, 2, 3, "4"]],
+        [1, 2, 3, 4],
+        [[3, 0, 1, 1]],
+        [[0, 0, 1e9, 1]],
+        [[5, 0, 5, 9]],
+    ],
 )
 def test_what_is_no_list_of_boxes(boxes: Any) -> None:
     assert isinstance(checked(boxes), str)
     assert isinstance(checked([[0, 0, 1, float("nan")]]), str)
+    assert checked([[5, 0, 5, 9]]) == "the box [5, 0, 5, 9] has no area"
 
 
 @pytest.mark.parametrize(
@@ -380,6 +457,12 @@ def test_what_is_no_list_of_boxes(boxes: Any) -> None:
         ("", "no entry"),
         ("{", "no JSON"),
         ("[1]", "no JSON object"),
+        ("a,1,2,3,4", "no JSON"),
+        ('{"images": [],\n "annotations": []}', "manifest boxes"),
+        ('[{"image_id": 9, "bbox": [1, 2, 3, 4]}]', "COCO's results"),
+        ('{"boxes": [], "width": 4}', "boxes and no image_id.* folder"),
+        ("PK\3\4", "ZIP archive"),
+        ('{"image_id": "a", "boxes": [[0, 0, 0.5, 1]]}', "fractions of width and height.*multiply"),
         ('{"boxes": []}', "no image_id"),
         ('{"image_id": "a", "boxes": []}\n{"image_id": "a", "boxes": []}', "two entries"),
     ],

@@ -102,14 +102,16 @@ def test_a_killed_run_leaves_no_process(shared_pictures: Path, alone: Path, tmp_
 def test_given_boxes_keep_their_rows_in_order(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
     pictures, boxes = tmp_path / "pictures", tmp_path / "boxes.jsonl"
     pictures.mkdir()
-    for number in range(4):
+    for number in range(6):
         (pictures / f"{number}.jpg").write_bytes(jpeg(number))
     given = {
-        "0": [[50, 40, 90, 70], [0, 0, 95, 71], [0, 0, 95, 71], [-3, 2, 200, 30], [7, 7, 7, 7]],
+        "0": [[50, 40, 90, 70], [0, 0, 95, 71], [0, 0, 95, 71], [-0.5, 2, 96.5, 30]],
         image_id_of(jpeg(1)): [[10, 10, 20, 20]],
         "2": [],
         "gone": [[1, 2, 3, 4]],
         "3": [[1, 2]],
+        "4": [[-3, 2, 200, 30]],
+        "5": [[7, 7, 7, 9]],
     }
     lines = [json.dumps({"image_id": k, "boxes": v}) for k, v in given.items()]
     boxes.write_text("\n".join(lines))
@@ -126,7 +128,8 @@ def test_given_boxes_keep_their_rows_in_order(jpeg: Callable[[int], bytes], tmp_
     assert rows[1].class_ids[0] == rows[1].class_probs[0, 1:].argmax()
     assert rows[2].features is not None and rows[2].features.shape == (0, reader.feature_dim)
     rejects = [(Path(r["key"]).stem, r["reason"]) for r in read_table(output, REJECTS).to_pylist()]
-    assert rejects == [("3", "bad_boxes"), ("gone", "missing_image")]
+    bad = [(number, "bad_boxes") for number in "345"]
+    assert rejects == [*bad, ("gone", "missing_image")]
     assert verify(output) == []
     alone = RegionReader(run(pictures / "0.jpg", *flags[2:], tmp_path / "detected"))
     detected = next(iter(alone)).global_feature

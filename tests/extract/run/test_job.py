@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run import job as run_module
+from vlmill.extract.run.duplicates import settled
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import row_problems, verify
 from vlmill.schemas.errors import InputError
@@ -59,6 +61,8 @@ def test_every_picture_has_a_row_or_a_reject(jpeg: Callable[[int], bytes], finis
         ("4-cut", "unreadable_image"),
         ("5-again", "duplicate"),
     ]
+    named = re.compile(r".*/5-again\.jpg has the bytes of .*/1\.jpg, which came earlier")
+    assert named.fullmatch(rejects[-1]["detail"])
     assert verify(finished) == []
 
 
@@ -122,7 +126,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     job: MakeJob, first_run: Path, monkeypatch: pytest.MonkeyPatch, pictures_done: int
 ) -> None:
     calls = 0
-    original = run_module.settled
+    original = settled
 
     def interrupted(*arguments: Any) -> object:
         nonlocal calls

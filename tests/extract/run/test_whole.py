@@ -16,6 +16,7 @@ from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.run import job as run_module
 from vlmill.extract.run.devices import Crew
+from vlmill.extract.run.duplicates import settled
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import verify
 from vlmill.extract.whole.crop import middle
@@ -100,7 +101,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_with_no_other_networks(
 ) -> None:
     run(job("whole"))
     calls = 0
-    original = run_module.settled
+    original = settled
 
     def interrupted(*arguments: object) -> object:
         nonlocal calls

@@ -82,6 +82,8 @@ def test_the_rows_are_those_of_a_run(
         "4-cut.jpg": "unreadable_image",
         "5-again.jpg": "duplicate",
     }
+    duplicate = next(one for one in plain["rejects"] if one["reason"] == "duplicate")
+    assert duplicate["why"] == "5-again.jpg has the bytes of 1.jpg, which came earlier"
     assert [[names.index(n), why] for n, why in rejects.items()] == json.loads(
         stream.headers["vlmill-rejects"]
     )

@@ -1,0 +1,28 @@
+"""Which pictures the rows of a finished part are of."""
+
+from pathlib import Path
+
+from vlmill.extract.pictures.plan import Picture
+from vlmill.extract.run.duplicates import row_pictures
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import REGIONS, REJECTS, table_of_rows
+
+
+def test_rows_of_a_finished_part_know_their_pictures(tmp_path: Path) -> None:
+    """Also where one path is there twice: the later one is the duplicate."""
+    pictures = [Picture(path=name) for name in ("a", "b", "cut", "a", "c")]
+    rows: list[dict[str, object]] = [
+        {"image_id": name, "width": 1, "height": 1, "num_boxes": 0, "boxes": []}
+        for name in ("hash-a", "hash-b", "hash-c")
+    ]
+    write_shard(tmp_path, REGIONS, table_of_rows(rows, REGIONS))
+    rejects = [
+        reject("regions", "cut", Reason.UNREADABLE_IMAGE),
+        reject("regions", "a", Reason.DUPLICATE),
+    ]
+    write_shard(tmp_path, REJECTS, rejects)
+    (regions_file,), (rejects_file,) = tmp_path.glob("regions-*"), tmp_path.glob("rejects-*")
+    found = row_pictures(pictures, regions_file, rejects_file)
+    assert found == {"hash-a": pictures[0], "hash-b": pictures[1], "hash-c": pictures[4]}
+    assert found["hash-a"] is pictures[0]
