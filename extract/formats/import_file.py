@@ -13,8 +13,11 @@ import pyarrow as pa
 
 from vlmill.extract.formats import hdf5, npz, tsv
 from vlmill.extract.formats import lmdb as lmdb_folder
+from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, decide, numbered
 from vlmill.extract.formats.names import FORMATS
-from vlmill.extract.formats.records import Bad, Record
+from vlmill.extract.formats.names import IMPORT_JOB as JOB
+from vlmill.extract.formats.records import Bad, BadRecord, FileRow, Record
+from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import path_input
@@ -25,8 +28,8 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REGIONS, REJECTS
 
-JOB = "extract-rois import"
 STAGE = "import"
+DAMAGE = Reason.BROKEN_ARCHIVE  # of what a damaged file has lost
 ROWS_PER_GROUP = 16
 REJECTS_PER_GROUP = 1000
 # Shards are numbered before their number is known, and renamed when it is.
@@ -35,7 +38,7 @@ PROVISIONAL_TOTAL = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Holds the options of one import; with ``format`` None the content tells it."""
+    """Holds the options of one import; what is None, the file's content decides."""
 
     file: Path
     output: Path
@@ -44,6 +47,8 @@ class Import:
     dtype: str = "float32"
     compression: str = "none"
     pictures_per_shard: int = 1000
+    background: str | None = None
+    classes_from: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +112,9 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     file of no known format.
     """
     name = job.format or recognise(job.file)
+    options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
     settings = {
-        **dataclasses.asdict(job),
+        **options,
         "file": job.file.name,
         "bytes": size_of(job.file),
         "format": name,
@@ -122,10 +128,27 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     if state is State.PARTIAL:
         prepare_output(job.output, job=JOB, settings=settings, fresh=True)
     inputs = [path_input("FILE", job.file)]
-    producer = {"job": JOB, **settings, "boxes": "given"}
-    shards = write_tables(job, records_of(job.file, name), producer)
+    shards = convert(job, name, settings)
     write_manifest(job.output, shards, job=JOB, settings=settings, inputs=inputs)
     return counted(shards)
+
+
+def convert(job: Import, name: str, settings: dict[str, Any]) -> list[Shard]:
+    """Writes the tables of a file of format ``name``.
+
+    The file is read again from its start where an id shows that it counts classes from 1.
+    """
+    flags = Numbering(background=job.background, classes_from=job.classes_from)
+    producer = {"job": JOB, **settings, "boxes": "given"}
+    try:
+        return write_tables(job, name, producer, flags)
+    except CountedFromOne as shown:
+        say(
+            f"note: FILE {job.file}: {shown} shows that classes are counted from 1; 1 is subtracted"
+        )
+    prepare_output(job.output, job=JOB, settings=settings, fresh=True)
+    flags = dataclasses.replace(flags, classes_from=1)
+    return write_tables(job, name, {**producer, "classes_from": 1}, flags, recognised=True)
 
 
 def size_of(path: Path) -> int:
@@ -142,17 +165,35 @@ def counted(shards: Sequence[Shard]) -> tuple[int, int]:
     return regions, rejects
 
 
-def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any]) -> list[Shard]:
-    """Writes the tables of regions and of rejects from a stream of records."""
+def write_tables(
+    job: Import,
+    name: str,
+    producer: dict[str, Any],
+    flags: Numbering,
+    *,
+    recognised: bool = False,
+) -> list[Shard]:
+    """Writes the tables of regions and of rejects of a file of format ``name``.
+
+    ``recognised``: the ids of the file have shown how it counts classes. Raises CountedFromOne
+    where they do so only now.
+    """
     with (
         Progress(total=None, unit="picture", label="import") as progress,
         ShardWriter(job.output, REJECTS, 0, 1, producer=producer) as rejects,
     ):
         sink = RejectSink(rejects, progress)
+        records = records_of(job.file, name)
         before, widths = first_widths(records, sink)
-        rows = accepted(chain(before, records), job, widths, sink)
+        first = before[-1] if before and len(before[-1].boxes) else None
+        numbering = decide(first, flags, str(job.file), ignore if recognised else say)
+        ids = IdCheck(numbering, port=name == "npz", recognised=recognised, name=str(job.file))
+        rows = accepted(chain(before, records), job, widths, numbering, ids, sink)
         arrays = region_arrays(
-            dtype=job.dtype, feature_dim=widths.features, class_probs_dim=widths.class_probs
+            dtype=job.dtype,
+            feature_dim=widths.features,
+            class_probs_dim=widths.class_probs,
+            background=numbering.stored_background,
         )
         shards: list[Shard] = []
         rest: pa.Table | None = next(rows, None)
@@ -171,6 +212,9 @@ def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any
             assert writer.shard is not None
             shards.append(writer.shard)
         sink.flush()
+    for line in (ids.assumption(), sink.damage(str(job.file))):
+        if line is not None:
+            say(line)
     assert rejects.shard is not None
     return [
         *(renamed(job.output, shard, i, len(shards)) for i, shard in enumerate(shards)),
@@ -178,9 +222,13 @@ def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any
     ]
 
 
-def first_widths(records: Iterator[Record], sink: "RejectSink") -> tuple[list[RegionRow], Widths]:
+def ignore(_: str) -> None:
+    """Leaves out a note that an earlier reading has printed."""
+
+
+def first_widths(records: Iterator[Record], sink: "RejectSink") -> tuple[list[FileRow], Widths]:
     """Returns the widths of the first row that has a box, and the rows up to it."""
-    before: list[RegionRow] = []
+    before: list[FileRow] = []
     for record in records:
         if isinstance(record, Bad):
             sink.add(record)
@@ -197,9 +245,11 @@ class RejectSink:
     def __init__(self, writer: ShardWriter, progress: Progress) -> None:
         self._writer, self._progress = writer, progress
         self._rows: list[dict[str, object]] = []
+        self._damaged: Bad | None = None
 
     def add(self, bad: Bad) -> None:
         """Adds one more reject."""
+        self._damaged = bad if bad.reason is DAMAGE else self._damaged
         self._rows.append(reject(STAGE, bad.key, bad.reason, bad.detail))
         self._progress.advance(rejects=1)
         if len(self._rows) == REJECTS_PER_GROUP:
@@ -210,9 +260,20 @@ class RejectSink:
         self._writer.write(self._rows)
         self._rows = []
 
+    def damage(self, name: str) -> str | None:
+        """Returns a line about the last reject of a damaged file ``name``; None without one."""
+        if self._damaged is None:
+            return None
+        return f"error: FILE {name} is damaged: {self._damaged.detail}; copy or download it again"
+
 
 def accepted(
-    records: Iterable[Record], job: Import, widths: Widths, sink: RejectSink
+    records: Iterable[Record],
+    job: Import,
+    widths: Widths,
+    numbering: Numbering,
+    ids: IdCheck,
+    sink: RejectSink,
 ) -> Iterator[pa.Table]:
     """Yields tables of one row each, for the records that can be one; the others go to ``sink``."""
     seen: set[str] = set()
@@ -221,19 +282,24 @@ def accepted(
             sink.add(record)
             continue
         row = dataclasses.replace(record, image_id=job.id_prefix + record.image_id)
-        if widths.class_probs is None and not len(row.boxes):
-            row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
         if row.image_id in seen:
             detail = "an earlier row has this id"
             sink.add(Bad(key=row.image_id, detail=detail, reason=Reason.DUPLICATE))
-        elif misfit := widths.misfit(row):
+            continue
+        if misfit := widths.misfit(row):
             sink.add(Bad(key=row.image_id, detail=misfit))
+            continue
+        ids.look(row)
+        try:
+            row = numbered(row, numbering)
+            if widths.class_probs is None and not len(row.boxes):
+                row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
+            yield encode_regions([row], dtype=job.dtype)
+        except BadRecord as error:
+            sink.add(Bad(key=row.image_id, detail=str(error), reason=error.reason))
+        except ValueError as error:
+            sink.add(Bad(key=row.image_id, detail=str(error), reason=Reason.NOT_FINITE))
         else:
-            try:
-                yield encode_regions([row], dtype=job.dtype)
-            except ValueError as error:
-                sink.add(Bad(key=row.image_id, detail=str(error), reason=Reason.NOT_FINITE))
-                continue
             seen.add(row.image_id)
 
 
