@@ -8,6 +8,7 @@ convention only (:func:`decide`, :class:`IdCheck`).
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,9 +59,9 @@ def decide(
         columns = row.class_probs.shape[1]
         background = KNOWN_COLUMNS.get(columns)
         if background is not None:
-            where = "without background" if background == "none" else "background first"
             note(
-                f"note: FILE {name}: {columns} columns of cls_prob are read as {where} (--background)"
+                f"note: FILE {name}: nothing states where the background is; {columns:,} columns "
+                f"of cls_prob are read as --background {background}"
             )
         elif row.class_ids is None:
             raise InputError(
@@ -87,7 +88,7 @@ def numbered(row: FileRow, numbering: Numbering) -> FileRow:
     background = numbering.background
     if numbering.is_stated and len(row.boxes) and row.background not in (None, background):
         raise BadRecord(f"background is {row.background}, of those before {background}")
-    changes: dict[str, Array] = {}
+    changes: dict[str, Any] = {}
     if numbering.classes_from == 1:
         for name in ("class_ids", "attribute_ids"):
             if (ids := getattr(row, name)) is not None:

@@ -88,7 +88,8 @@ def add_export(command: argparse.ArgumentParser) -> None:
 
 def command_import(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois import``."""
-    from vlmill.extract.formats.import_file import DAMAGE, Import, import_file
+    from vlmill.extract.formats.import_file import Import, import_file
+    from vlmill.extract.formats.rows import DAMAGE
     from vlmill.schemas.files.reading import reject_counts
 
     job = Import(

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from vlmill.extract.formats import hdf5, npz, tsv
 from vlmill.extract.formats import lmdb as lmdb_folder
-from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, decide, numbered
+from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, decide
 from vlmill.extract.formats.names import FORMATS
 from vlmill.extract.formats.names import IMPORT_JOB as JOB
-from vlmill.extract.formats.records import Bad, BadRecord, FileRow, Record
+from vlmill.extract.formats.records import Record
+from vlmill.extract.formats.rows import RejectSink, accepted, first_widths
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -24,14 +25,10 @@ from vlmill.schemas.files.digests import path_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, ShardWriter, shard_name
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
-from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.readers.regions import region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 
-STAGE = "import"
-DAMAGE = Reason.BROKEN_ARCHIVE  # of what a damaged file has lost
 ROWS_PER_GROUP = 16
-REJECTS_PER_GROUP = 1000
 # Shards are numbered before their number is known, and renamed when it is.
 PROVISIONAL_TOTAL = 100_000
 
@@ -49,34 +46,6 @@ class Import:
     pictures_per_shard: int = 1000
     background: str | None = None
     classes_from: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Widths:
-    """Holds the columns that all rows of a table share."""
-
-    features: int
-    class_probs: int | None
-
-    def misfit(self, row: RegionRow) -> str | None:
-        """Says why a row cannot stand beside the others."""
-        if not len(row.boxes):
-            return None
-        widths = widths_of(row)
-        if widths.features != self.features:
-            return f"features are {widths.features} wide, those before {self.features}"
-        if widths.class_probs != self.class_probs:
-            return f"{widths.class_probs} class probabilities, those before have {self.class_probs}"
-        return None
-
-
-def widths_of(row: RegionRow) -> Widths:
-    """Returns a row's widths."""
-    features, probs = row.features, row.class_probs
-    return Widths(
-        features=0 if features is None else features.shape[1],
-        class_probs=None if probs is None else probs.shape[1],
-    )
 
 
 def recognise(path: Path) -> str:
@@ -188,7 +157,15 @@ def write_tables(
         first = before[-1] if before and len(before[-1].boxes) else None
         numbering = decide(first, flags, str(job.file), ignore if recognised else say)
         ids = IdCheck(numbering, port=name == "npz", recognised=recognised, name=str(job.file))
-        rows = accepted(chain(before, records), job, widths, numbering, ids, sink)
+        rows = accepted(
+            chain(before, records),
+            widths,
+            numbering,
+            ids,
+            sink,
+            id_prefix=job.id_prefix,
+            dtype=job.dtype,
+        )
         arrays = region_arrays(
             dtype=job.dtype,
             feature_dim=widths.features,
@@ -224,83 +201,6 @@ def write_tables(
 
 def ignore(_: str) -> None:
     """Leaves out a note that an earlier reading has printed."""
-
-
-def first_widths(records: Iterator[Record], sink: "RejectSink") -> tuple[list[FileRow], Widths]:
-    """Returns the widths of the first row that has a box, and the rows up to it."""
-    before: list[FileRow] = []
-    for record in records:
-        if isinstance(record, Bad):
-            sink.add(record)
-            continue
-        before.append(record)
-        if len(record.boxes):
-            return before, widths_of(record)
-    return before, Widths(features=0, class_probs=None)
-
-
-class RejectSink:
-    """Writes rejects in groups."""
-
-    def __init__(self, writer: ShardWriter, progress: Progress) -> None:
-        self._writer, self._progress = writer, progress
-        self._rows: list[dict[str, object]] = []
-        self._damaged: Bad | None = None
-
-    def add(self, bad: Bad) -> None:
-        """Adds one more reject."""
-        self._damaged = bad if bad.reason is DAMAGE else self._damaged
-        self._rows.append(reject(STAGE, bad.key, bad.reason, bad.detail))
-        self._progress.advance(rejects=1)
-        if len(self._rows) == REJECTS_PER_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes what is held."""
-        self._writer.write(self._rows)
-        self._rows = []
-
-    def damage(self, name: str) -> str | None:
-        """Returns a line about the last reject of a damaged file ``name``; None without one."""
-        if self._damaged is None:
-            return None
-        return f"error: FILE {name} is damaged: {self._damaged.detail}; copy or download it again"
-
-
-def accepted(
-    records: Iterable[Record],
-    job: Import,
-    widths: Widths,
-    numbering: Numbering,
-    ids: IdCheck,
-    sink: RejectSink,
-) -> Iterator[pa.Table]:
-    """Yields tables of one row each, for the records that can be one; the others go to ``sink``."""
-    seen: set[str] = set()
-    for record in records:
-        if isinstance(record, Bad):
-            sink.add(record)
-            continue
-        row = dataclasses.replace(record, image_id=job.id_prefix + record.image_id)
-        if row.image_id in seen:
-            detail = "an earlier row has this id"
-            sink.add(Bad(key=row.image_id, detail=detail, reason=Reason.DUPLICATE))
-            continue
-        if misfit := widths.misfit(row):
-            sink.add(Bad(key=row.image_id, detail=misfit))
-            continue
-        ids.look(row)
-        try:
-            row = numbered(row, numbering)
-            if widths.class_probs is None and not len(row.boxes):
-                row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
-            yield encode_regions([row], dtype=job.dtype)
-        except BadRecord as error:
-            sink.add(Bad(key=row.image_id, detail=str(error), reason=error.reason))
-        except ValueError as error:
-            sink.add(Bad(key=row.image_id, detail=str(error), reason=Reason.NOT_FINITE))
-        else:
-            seen.add(row.image_id)
 
 
 def fill(

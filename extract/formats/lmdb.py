@@ -85,6 +85,8 @@ def summary(pages: Pages, lost: int) -> Bad:
     number = "1 record" if lost == 1 else f"{lost:,} records"
     if pages.num_records is None:
         number = "an unknown number of records"
+    elif KEYS not in pages.keys:
+        number += " (perhaps with the list of keys)"
     detail = f"{pages.reason()}; {number} cannot be read" if lost else pages.reason()
     return Bad(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE)
 

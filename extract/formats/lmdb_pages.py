@@ -48,6 +48,7 @@ class Meta(NamedTuple):
     num_records: int
     last_page: int
     transaction: int
+    is_newest: bool = False  # as the other one shows, which is not damaged
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,18 @@ class Pages:
 
     def __init__(self, file: int, path: Path) -> None:
         self._file, self._bytes = file, os.fstat(file).st_size
-        self._meta = self._read_newest()
+        self._meta, self.damage = self._read_newest()
         self._size = self._find_page_size(path) if self._meta is None else self._meta.page_size
         self._num_pages = -(-self._bytes // self._size)
         self._visited = bytearray(self._num_pages // 8 + 1)
-        self.damage: list[str] = []
         self.keys: set[bytes] = set()
-        if self._meta is None:
-            self.damage.append("neither of the pages that describe the file can be read")
 
     @property
     def num_records(self) -> int | None:
-        """Returns the number of records that the file states; None where it cannot be right."""
-        known = self._meta is not None and self._meta.num_records < self._bytes
-        return self._meta.num_records if self._meta is not None and known else None
+        """Returns the number of records that the file states; None where it may be wrong."""
+        if self._meta is None or not self._meta.is_newest or self._meta.num_records > self._bytes:
+            return None
+        return self._meta.num_records
 
     def reason(self) -> str:
         """Returns what is wrong with the file: that it is short, else the first damaged page."""
@@ -98,9 +97,12 @@ class Pages:
         """
         if self._meta is not None:
             yield from self._unseen(self._walk(self._meta.root, 0))
+            if self.num_records not in (None, len(self.keys)):
+                self.damage.append(f"{len(self.keys):,} of {self.num_records:,} records are found")
             if not self.damage:
                 return
-            self._mark_free(self._meta.free_root)
+            if self._meta.is_newest:
+                self._mark_free(self._meta.free_root)
         for number in self._unvisited_leaves():
             yield from self._unseen(self._walk(number, 0))
 
@@ -114,16 +116,25 @@ class Pages:
 
     # --- pages 0 and 1 ---
 
-    def _read_newest(self) -> Meta | None:
-        """Returns what the newer one of pages 0 and 1 states, as far as they can be read.
+    def _read_newest(self) -> tuple[Meta | None, list[str]]:
+        """Returns what the newer one of pages 0 and 1 states, and which of them are damaged.
 
         Page 1 proves the size of pages by its place.
         """
         first = self._read_meta(0)
         second = next(filter(None, map(self._read_meta, PAGE_SIZES)), None)
-        if first is None or second is None or first.page_size != second.page_size:
-            return second or first
-        return max(first, second, key=lambda meta: meta.transaction)
+        if first is None and second is None:
+            return None, ["pages 0 and 1, which describe the file, are damaged"]
+        if first is None or (second is not None and first.page_size != second.page_size):
+            return second, ["page 0, which describes the file, is damaged"]
+        if second is None:
+            return first, ["page 1, which describes the file, is damaged"]
+        newest = max(first, second, key=lambda meta: meta.transaction)
+        # Transaction n is written to page n mod 2, from 0 in both pages of a new file on.
+        pair = first.transaction, second.transaction
+        if pair != (0, 0) and (abs(pair[0] - pair[1]) != 1 or pair[0] % 2):
+            return newest, ["pages 0 and 1, which describe the file, do not agree"]
+        return newest._replace(is_newest=True), []
 
     def _read_meta(self, offset: int) -> Meta | None:
         data = os.pread(self._file, _ENDS_AT + _ENDS.size, offset)

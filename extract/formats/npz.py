@@ -86,7 +86,7 @@ def fields_of(members: dict[str, Any]) -> dict[str, Any]:
     names = {"x": "features", "bbox": "boxes", "num_bbox": "num_boxes"}
     names |= {"width": "image_w", "height": "image_h"}
     fields = {names.get(name, name): value for name, value in members.items()}
-    if "num_boxes" not in fields and np.ndim(fields.get("boxes")) == 2:
+    if "num_boxes" not in fields and len(np.shape(fields.get("boxes", ()))) == 2:
         fields["num_boxes"] = len(fields["boxes"])
     ours = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
     needed = {"features", "boxes", "num_boxes", "image_h", "image_w"}
@@ -108,7 +108,7 @@ def has_transposed(files: Sequence[Path]) -> bool:
             continue
         shape, count = np.shape(fields["features"]), np.size(fields["boxes"]) // 4
         if len(shape) == 2 and count in shape and shape[0] != shape[1]:
-            return shape[0] != count
+            return bool(shape[0] != count)
     return False
 
 

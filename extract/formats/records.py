@@ -148,6 +148,9 @@ def row_of(fields: Mapping[str, Any]) -> FileRow:
     """
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
     arrays = {n: shaped(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
+    for name in ("boxes", "features"):
+        if name not in arrays:
+            raise BadRecord(f"{name} has no value")
     check_boxes(arrays["boxes"])
     for name in ("objects_id", "attrs_id"):
         if name in arrays:
@@ -162,12 +165,13 @@ def row_of(fields: Mapping[str, Any]) -> FileRow:
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     if outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX):
         raise BadRecord(f"a box leaves the picture of {width} x {height}", Reason.BAD_BOXES)
+    columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
     return FileRow(
         image_id=str(fields["image_id"]),
         width=width,
         height=height,
         **stated(fields),
-        **{COLUMNS[name]: array for name, array in arrays.items()},
+        **columns,
     )
 
 
