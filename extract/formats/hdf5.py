@@ -80,7 +80,8 @@ def check_layout(file: h5py.File, path: Path) -> None:
     absent = [name for name in needed if not isinstance(file.get(name), h5py.Dataset)]
     if absent:
         raise InputError(
-            f"FILE {path} lacks {', '.join(absent)}; give a file of the layout that export writes"
+            f"FILE {path} lacks {', '.join(absent)}, or is damaged there; give a whole file of the "
+            "layout that export writes"
         )
     for name in [*needed, *(n for n in KINDS if n in file)]:
         check_dataset(file, name, path)

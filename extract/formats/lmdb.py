@@ -134,7 +134,7 @@ def missing(listed: bytes, pages: Pages) -> Iterator[Bad]:
         if raw in pages.keys:
             continue
         if pages.damage:
-            detail = f"listed in keys, but lost: {pages.reason()}"
+            detail = f"{pages.reason()}; its record is listed in keys, and lost"
             yield Bad(key=text_of(raw), detail=detail, reason=Reason.BROKEN_ARCHIVE)
         else:
             yield Bad(key=text_of(raw), detail="listed in keys, but missing")

@@ -97,7 +97,7 @@ class Pages:
         """
         if self._meta is not None:
             yield from self._unseen(self._walk(self._meta.root, 0))
-            if self.num_records not in (None, len(self.keys)):
+            if not self.damage and self.num_records not in (None, len(self.keys)):
                 self.damage.append(f"{len(self.keys):,} of {self.num_records:,} records are found")
             if not self.damage:
                 return
