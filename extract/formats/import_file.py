@@ -50,8 +50,6 @@ class Import:
 
 def recognise(path: Path) -> str:
     """Returns the format of a file or folder, by its content. Raises InputError."""
-    if not path.exists():
-        raise InputError(f"FILE {path}: no such file; give a feature file or folder")
     if lmdb_folder.is_lmdb(path):
         return "lmdb"
     if npz.is_npz(path):
@@ -80,6 +78,8 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     Memory is bounded by 16 rows and the ids. A killed import starts over. Raises InputError for a
     file of no known format.
     """
+    if not job.file.exists():
+        raise InputError(f"FILE {job.file}: no such file; give a feature file or folder")
     name = job.format or recognise(job.file)
     options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
     settings = {

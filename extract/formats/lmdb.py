@@ -51,7 +51,10 @@ def is_lmdb(path: Path) -> bool:
 
 def read(path: Path) -> Iterator[Record]:
     """Yields the rows in the order of their keys; of a damaged file those that can be read."""
-    handle = os.open(path / FILE if path.is_dir() else path, os.O_RDONLY)
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"FILE {path} has no {FILE}; give the folder of an LMDB, or its {FILE}")
+    handle = os.open(file, os.O_RDONLY)
     try:
         yield from records_of(Pages(handle, path))
     finally:

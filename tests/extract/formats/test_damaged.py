@@ -147,6 +147,17 @@ def test_a_file_that_is_no_lmdb_is_named(
         assert reason in lines[0]
 
 
+def test_a_folder_without_an_lmdb_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "db").mkdir()
+    for name, message in (("db", " has no data.mdb"), ("nowhere", ": no such file")):
+        path = tmp_path / name
+        arguments = ["import", str(path), "--format", "lmdb", "--output", str(tmp_path / "out")]
+        assert run_command(command, arguments) == 2
+        assert f"FILE {path}{message}" in capsys.readouterr().err
+
+
 def test_lost_keys_are_named_where_the_list_of_keys_is_left(tmp_path: Path) -> None:
     keys = [f"z{number:03}".encode() for number in range(400)]  # a list beyond its page
     with lmdb.open(str(tmp_path / "db"), map_size=2**26) as opened, opened.begin(write=True) as put:
