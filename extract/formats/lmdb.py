@@ -76,22 +76,21 @@ def records_of(pages: Pages) -> Iterator[Record]:
             listed = value
         else:
             yield record_of(key, value)
-    lost = 0 if pages.num_records is None else max(0, pages.num_records - len(pages.keys))
     absent = [] if listed is None else list(missing(listed, pages))
     yield from absent
-    if pages.damage and (lost > len(absent) or not (absent or named_losses)):
-        yield summary(pages, lost - len(absent))
-
-
-def summary(pages: Pages, lost: int) -> Bad:
-    """Returns the reject of a damaged file, for ``lost`` records whose keys are not known."""
-    number = "1 record" if lost == 1 else f"{lost:,} records"
+    if pages.damage is None:
+        return
     if pages.num_records is None:
-        number = "an unknown number of records"
-    elif KEYS not in pages.keys:
-        number += " (perhaps with the list of keys)"
-    detail = f"{pages.reason()}; {number} cannot be read" if lost else pages.reason()
-    return Bad(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+        number = "how many records are lost is not known"
+    elif (lost := pages.num_records - len(pages.keys) - len(absent)) > 0:
+        number = "1 record is lost" if lost == 1 else f"{lost:,} records are lost"
+        number += "" if KEYS in pages.keys else " (perhaps with the list of keys)"
+    elif absent or named_losses:
+        return
+    else:
+        number = "no record is lost"
+    detail = f"{pages.reason()}; {number}"
+    yield Bad(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE)
 
 
 def text_of(key: bytes) -> str:

@@ -20,11 +20,11 @@ from vlmill.schemas.rejects import Reason
 MAGIC = 0xBEEFC0DE
 VERSION = 1
 NO_PAGE = 2**64 - 1
-PAGE_SIZES = (4096, 16_384, 8192, 32_768, 65_536, 2048, 1024, 512)  # the usual ones first
+PAGE_SIZES = (4096, 16_384, 8192, 32_768, 2048, 1024, 512)  # the usual ones first
 MAX_VALUE = 2**26
 MAX_DEPTH = 32
-BRANCH, LEAF, OVERFLOW, META, KIND = 0x01, 0x02, 0x04, 0x08, 0x2F
-BIG_VALUE, SUB_DATABASE, DUPLICATES = 0x01, 0x02, 0x04
+BRANCH, LEAF, OVERFLOW, KIND = 0x01, 0x02, 0x04, 0x2F  # of pages, and the bits that tell it
+BIG_VALUE, SUB_DATABASE, DUPLICATES = 0x01, 0x02, 0x04  # of nodes
 _PAGE = struct.Struct("<QHHHH")  # number, unused, flags, end of the offsets, start of the nodes
 _OVERFLOW = struct.Struct("<QHHI")  # number, unused, flags, count of pages
 _NODE = struct.Struct("<HHHH")  # size or page, low and high half; flags or page; bytes of the key
@@ -62,13 +62,15 @@ class Lost:
 class Pages:
     """Reads an open file page by page.
 
-    ``damage`` has a line for each page that cannot be read, ``keys`` those that were yielded.
+    ``damage`` is the first place that cannot be read and the number of such places, None where
+    there is none. ``keys`` are those of the records that were yielded.
     Raises InputError for a file of which no page can be an LMDB's.
     """
 
     def __init__(self, file: int, path: Path) -> None:
         self._file, self._bytes = file, os.fstat(file).st_size
-        self._meta, self.damage = self._read_newest()
+        self.damage: tuple[str, int] | None = None
+        self._meta = self._read_newest()
         self._size = self._find_page_size(path) if self._meta is None else self._meta.page_size
         self._num_pages = -(-self._bytes // self._size)
         self._visited = bytearray(self._num_pages // 8 + 1)
@@ -86,8 +88,14 @@ class Pages:
         stated = 0 if self._meta is None else (self._meta.last_page + 1) * self._size
         if self._bytes < stated:
             return f"it has {self._bytes:,} of {stated:,} bytes"
-        more = f", and {len(self.damage) - 1} more" if len(self.damage) > 1 else ""
-        return f"{self.damage[0]}{more}" if self.damage else "some values are damaged"
+        if self.damage is None:
+            return "some values are damaged"
+        first, number = self.damage
+        return f"{first}, and {number - 1:,} more" if number > 1 else first
+
+    def _add_damage(self, what: str) -> None:
+        first, number = self.damage or (what, 0)
+        self.damage = first, number + 1
 
     def records(self) -> Iterator[tuple[bytes, bytes | Lost]]:
         """Yields keys and values: of the tree in its order, then of pages that it does not reach.
@@ -98,7 +106,7 @@ class Pages:
         if self._meta is not None:
             yield from self._unseen(self._walk(self._meta.root, 0))
             if not self.damage and self.num_records not in (None, len(self.keys)):
-                self.damage.append(f"{len(self.keys):,} of {self.num_records:,} records are found")
+                self._add_damage(f"{len(self.keys):,} of {self.num_records:,} records are found")
             if not self.damage:
                 return
             if self._meta.is_newest:
@@ -116,25 +124,29 @@ class Pages:
 
     # --- pages 0 and 1 ---
 
-    def _read_newest(self) -> tuple[Meta | None, list[str]]:
-        """Returns what the newer one of pages 0 and 1 states, and which of them are damaged.
+    def _read_newest(self) -> Meta | None:
+        """Returns what the newer one of pages 0 and 1 states, as far as they can be read.
 
         Page 1 proves the size of pages by its place.
         """
         first = self._read_meta(0)
         second = next(filter(None, map(self._read_meta, PAGE_SIZES)), None)
         if first is None and second is None:
-            return None, ["pages 0 and 1, which describe the file, are damaged"]
+            self._add_damage("pages 0 and 1, which describe the file, are damaged")
+            return None
         if first is None or (second is not None and first.page_size != second.page_size):
-            return second, ["page 0, which describes the file, is damaged"]
+            self._add_damage("page 0, which describes the file, is damaged")
+            return second
         if second is None:
-            return first, ["page 1, which describes the file, is damaged"]
+            self._add_damage("page 1, which describes the file, is damaged")
+            return first
         newest = max(first, second, key=lambda meta: meta.transaction)
         # Transaction n is written to page n mod 2, from 0 in both pages of a new file on.
         pair = first.transaction, second.transaction
         if pair != (0, 0) and (abs(pair[0] - pair[1]) != 1 or pair[0] % 2):
-            return newest, ["pages 0 and 1, which describe the file, do not agree"]
-        return newest._replace(is_newest=True), []
+            self._add_damage("pages 0 and 1, which describe the file, do not agree")
+            return newest
+        return newest._replace(is_newest=True)
 
     def _read_meta(self, offset: int) -> Meta | None:
         data = os.pread(self._file, _ENDS_AT + _ENDS.size, offset)
@@ -154,10 +166,8 @@ class Pages:
         """Returns the size at which pages 2 and 3 have their numbers. Raises InputError."""
         for size in PAGE_SIZES:
             heads = [os.pread(self._file, _PAGE.size, number * size) for number in (2, 3)]
-            if all(len(head) == _PAGE.size for head in heads):
-                numbers = [_PAGE.unpack(head)[0] for head in heads]
-                if numbers == [2, 3]:
-                    return size
+            if [int.from_bytes(head[:8], "little") for head in heads] == [2, 3]:
+                return size
         raise InputError(f"FILE {path} is no LMDB: {self._content()}; copy or download it again")
 
     def _content(self) -> str:
@@ -183,7 +193,7 @@ class Pages:
                 raise Damaged(f"page {root} is deeper than a tree has levels")
             children = self._children(page, root) if kind == BRANCH else []
         except Damaged as error:
-            self.damage.append(str(error))
+            self._add_damage(str(error))
             return
         if kind == LEAF:
             yield from self._nodes(page, root)
@@ -212,34 +222,31 @@ class Pages:
 
     def _children(self, page: bytes, number: int) -> list[int]:
         children = []
-        for at in self._offsets(page):
-            if at is None:
-                self.damage.append(f"page {number} has a damaged entry")
-                continue
+        for at in self._offsets(page, number):
             low, high, top, _ = _NODE.unpack_from(page, at)
             children.append(low | high << 16 | top << 32)
         return children
 
-    def _offsets(self, page: bytes) -> Iterator[int | None]:
-        """Yields where each node of a page is; None for one outside of it."""
+    def _offsets(self, page: bytes, number: int) -> Iterator[int]:
+        """Yields where each node of a page is."""
         _, _, _, lower, upper = _PAGE.unpack_from(page)
         for at in range(_PAGE.size, lower, 2):
             offset = int.from_bytes(page[at : at + 2], "little")
-            fits = upper <= offset and offset + _NODE.size <= len(page)
-            yield offset if fits else None
+            if upper <= offset <= len(page) - _NODE.size:
+                yield offset
+            else:
+                self._add_damage(f"page {number} has a damaged entry")
 
     def _nodes(self, page: bytes, number: int) -> Iterator[tuple[bytes, bytes | Lost]]:
         """Yields the records of a leaf."""
-        for at in self._offsets(page):
-            low, high, flags, key_bytes = (
-                (0, 0, 0, 0) if at is None else _NODE.unpack_from(page, at)
-            )
-            start = 0 if at is None else at + _NODE.size
-            key = page[start : start + key_bytes]
-            if not key or len(key) < key_bytes:
-                self.damage.append(f"page {number} has a damaged record")
+        for at in self._offsets(page, number):
+            low, high, flags, key_bytes = _NODE.unpack_from(page, at)
+            value_at = at + _NODE.size + key_bytes
+            if not key_bytes or value_at > len(page):
+                self._add_damage(f"page {number} has a damaged key")
                 continue
-            yield key, self._value(page, start + key_bytes, low | high << 16, flags)
+            key = page[at + _NODE.size : value_at]
+            yield key, self._value(page, value_at, low | high << 16, flags)
 
     def _value(self, page: bytes, at: int, size: int, flags: int) -> bytes | Lost:
         if flags & (SUB_DATABASE | DUPLICATES):
@@ -269,13 +276,13 @@ class Pages:
 
     def _mark_free(self, root: int) -> None:
         """Marks the pages as visited that the file lists as free: they have older records."""
-        before = len(self.damage)
+        before = self.damage
         for _, value in self._walk(root, 0):
             if isinstance(value, bytes):
                 for (number,) in struct.iter_unpack("<Q", value[8 : len(value) // 8 * 8]):
                     if number < self._num_pages:
                         self._visited[number >> 3] |= 1 << (number & 7)
-        del self.damage[before:]
+        self.damage = before
 
     def _unvisited_leaves(self) -> Iterator[int]:
         number = 2

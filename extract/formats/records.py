@@ -177,10 +177,10 @@ def row_of(fields: Mapping[str, Any]) -> FileRow:
 
 def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a record of our own exports states about classes; of others nothing."""
-    background, classes_from = (fields.get(name) for name in STATED)
+    known = {"background": ("first", "none"), "classes_from": (0, 1)}
     return {
-        "background": background if isinstance(background, str) else None,
-        "classes_from": int(classes_from) if isinstance(classes_from, (int, np.integer)) else None,
+        name: next((value for value in values if str(fields.get(name)) == str(value)), None)
+        for name, values in known.items()
     }
 
 

@@ -249,7 +249,7 @@ def test_lmdb_and_hdf5_exports_state_how_they_count(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "hdf5") as file:
         assert dict(file.attrs) == {"background": "none", "classes_from": 0}
     with lmdb.open(str(tmp_path / "lmdb"), lock=False) as opened, opened.begin() as transaction:
-        item = pickle.loads(transaction.get(b"a"))
+        item = pickle.loads(transaction.get(b"a", b""))
     assert (item["background"], item["classes_from"]) == ("none", 0)
 
 
