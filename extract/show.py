@@ -49,7 +49,9 @@ class Vocabulary:
 
 
 def name_of(names: Sequence[str], number: int, kind: str) -> str:
-    """Returns the name with that number, or the number."""
+    """Returns the name with that number, or the number; -1 is no class."""
+    if number < 0:
+        return f"no {kind}"
     return names[number] if number < len(names) else f"{kind} {number}"
 
 

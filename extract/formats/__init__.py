@@ -4,5 +4,6 @@ Each format has a file, ``tsv``, ``lmdb``, ``npz`` and ``hdf5``, with ``read(pat
 Iterator[Record]``, which never raises for what a stranger's file holds: a record that is wrong is a
 :class:`~vlmill.extract.formats.records.Bad`; and ``write(rows, path)``, which makes the whole file
 or none. Nothing here executes what a file says. Reading order: ``names``, ``command``, ``records``
-(what a record is), ``import_file``, ``export_file`` and then one format.
+(what a record is), ``classes`` (how a file counts them), ``rows``, ``import_file``, ``export_file``
+and then one format; ``lmdb_pages`` reads an LMDB without its library.
 """

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
-from vlmill.extract.formats.names import FORMAT_NAMES, FORMATS
+from vlmill.extract.formats.names import BACKGROUNDS, FORMAT_NAMES, FORMATS
 from vlmill.schemas.console.command import at_least, say_how_to_read
 from vlmill.schemas.rejects import rejects_said
 
@@ -38,6 +38,20 @@ def add_import(command: argparse.ArgumentParser) -> None:
         default="",
         metavar="TEXT",
         help="put before the file's own ids, which are kept as they are",
+    )
+    command.add_argument(
+        "--background",
+        choices=BACKGROUNDS,
+        help="column of the background in class distributions (cls_prob); default: as the file or "
+        "its format states it; otherwise 1,600 columns have none and 1,601 have it first, and any "
+        "other number needs this flag",
+    )
+    command.add_argument(
+        "--classes-from",
+        type=int,
+        choices=(0, 1),
+        help="number of the first class in objects_id and attrs_id, where 1 means that 0 is the "
+        "background; default: 0, or 1 where an id of the file shows it",
     )
     command.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of features (default: %(default)s)"
@@ -75,6 +89,7 @@ def add_export(command: argparse.ArgumentParser) -> None:
 def command_import(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois import``."""
     from vlmill.extract.formats.import_file import Import, import_file
+    from vlmill.extract.formats.rows import DAMAGE
     from vlmill.schemas.files.reading import reject_counts
 
     job = Import(
@@ -85,12 +100,14 @@ def command_import(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         compression=arguments.compression,
         pictures_per_shard=arguments.pictures_per_shard,
+        background=arguments.background,
+        classes_from=arguments.classes_from,
     )
     regions, rejects = import_file(job, fresh=arguments.fresh)
     say_how_to_read(arguments.output, "regions")
-    reasons = rejects_said(reject_counts(arguments.output))
-    print(f"{arguments.output}: {regions} rows of regions, {reasons}")
-    return 0 if regions or not rejects else 1
+    counts = reject_counts(arguments.output)
+    print(f"{arguments.output}: {regions} rows of regions, {rejects_said(counts)}")
+    return 1 if counts[DAMAGE] or (rejects and not regions) else 0
 
 
 def command_export(arguments: argparse.Namespace) -> int:

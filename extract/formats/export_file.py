@@ -6,7 +6,8 @@ from pathlib import Path
 
 from vlmill.extract.formats import hdf5, npz, tsv
 from vlmill.extract.formats import lmdb as lmdb_folder
-from vlmill.extract.formats.names import FORMATS
+from vlmill.extract.formats.classes import KNOWN_COLUMNS
+from vlmill.extract.formats.names import FORMATS, IMPORT_JOB
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
@@ -27,12 +28,32 @@ def export_file(regions: str | Path, path: Path, name: str, *, fresh: bool = Fal
     reader = RegionReader(regions, flag="REGIONS")
     if not len(reader):
         raise InputError(f"REGIONS {regions} has no rows; there is nothing to export")
+    background = background_of(reader)
+    if name == "tsv7" and background == "none":
+        raise InputError(
+            f"REGIONS {regions} has class distributions without background, which --format tsv7 "
+            "has first; give --format lmdb, npz or hdf5"
+        )
     with Progress(total=len(reader), unit="picture", label="export") as progress:
         rows = counted(iter(reader), progress)
         if name in tsv.FIELDS:
             return tsv.write(rows, path, name)
         writers = {"lmdb": lmdb_folder.write, "npz": npz.write, "hdf5": hdf5.write}
-        return writers[name](rows, path)
+        stated = {"classes_from": 0} | ({"background": background} if background else {})
+        return writers[name](rows, path, stated)
+
+
+def background_of(reader: RegionReader) -> str | None:
+    """Returns where the distributions have the background: "first" or "none".
+
+    None without distributions, and for a table of an import that has not stated it.
+    """
+    about = reader.arrays.get("class_probs")
+    if about is None:
+        return None
+    imported = reader.producer.get("job") == IMPORT_JOB
+    background: str | None = about.get("background", None if imported else "first")
+    return background or KNOWN_COLUMNS.get(about["dim"])
 
 
 def require_free(path: Path, name: str, *, fresh: bool) -> None:

@@ -9,7 +9,7 @@ after its last). Those code bases keep the ids in a pickle beside the file; here
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from vlmill.extract.formats.records import (
     KINDS,
     MAX_BOXES,
+    STATED,
     Array,
     Bad,
     Record,
@@ -30,6 +31,7 @@ from vlmill.extract.formats.records import (
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.readers.regions import RegionRow
+from vlmill.schemas.rejects import Reason
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 DATASETS = {"features": "image_features", "boxes": "image_bb"}
@@ -38,6 +40,8 @@ CHUNK_ROWS = 64
 TEXT = h5py.string_dtype()
 MAX_WIDTH = 2**17
 MAX_CHUNK_BYTES = 2**28
+# Of h5py, for a damaged file.
+ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def is_hdf5(path: Path) -> bool:
@@ -47,16 +51,27 @@ def is_hdf5(path: Path) -> bool:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Yields the rows in the file's order."""
+    """Yields the rows in the file's order; of a damaged file those that can be read."""
     try:
-        with h5py.File(path, "r") as file:
+        file = h5py.File(path, "r")
+    except ERRORS as error:
+        detail = f"it cannot be opened, and no image of it is read: {error}"
+        yield Bad(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+        return
+    with file:
+        try:
             check_layout(file, path)
-            for first in range(0, len(file["image_ids"]), PICTURES_AT_ONCE):
-                yield from records_of(file, slice(first, first + PICTURES_AT_ONCE))
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        if isinstance(error, InputError):
+            count = len(file["image_ids"])
+            states = {name: file.attrs.get(name) for name in STATED}
+        except InputError:
             raise
-        yield Bad(key=path.name, detail=f"the rest of the file cannot be read: {error}")
+        except ERRORS as error:
+            detail = f"no image of it can be read: {error}"
+            yield Bad(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+            return
+        for first in range(0, count, PICTURES_AT_ONCE):
+            part = slice(first, min(first + PICTURES_AT_ONCE, count))
+            yield from records_of(file, part, states, path.name)
 
 
 def check_layout(file: h5py.File, path: Path) -> None:
@@ -65,11 +80,14 @@ def check_layout(file: h5py.File, path: Path) -> None:
     absent = [name for name in needed if not isinstance(file.get(name), h5py.Dataset)]
     if absent:
         raise InputError(
-            f"FILE {path} lacks {', '.join(absent)}; give a file of the layout that export writes"
+            f"FILE {path} lacks {', '.join(absent)}, or is damaged there; give a whole file of the "
+            "layout that export writes"
         )
     for name in [*needed, *(n for n in KINDS if n in file)]:
         check_dataset(file, name, path)
     counts = {len(file[name]) for name in ("image_ids", "image_w", "image_h", "pos_boxes")}
+    if max(counts) > path.stat().st_size:
+        raise InputError(f"FILE {path}: {max(counts)} image_ids are more than it has bytes")
     if len(counts) > 1 or file["pos_boxes"].shape[1:] != (2,):
         raise InputError(f"FILE {path}: image_ids, sizes and pos_boxes disagree; write it again")
 
@@ -87,34 +105,50 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
 
 
-def records_of(file: h5py.File, part: slice) -> Iterator[Record]:
-    """Yields the rows of some pictures."""
-    ids = file["image_ids"].asstr(errors="replace")[part]
-    sizes = zip(file["image_w"][part], file["image_h"][part], strict=True)
-    total = len(file["image_bb"])
-    for image_id, (width, height), (low, high) in zip(
-        ids, sizes, file["pos_boxes"][part].tolist(), strict=True
-    ):
+def records_of(
+    file: h5py.File, part: slice, states: Mapping[str, Any], name: str
+) -> Iterator[Record]:
+    """Yields the rows of some pictures; ``states`` is what the file states about classes."""
+    try:
+        ids = file["image_ids"].asstr(errors="replace")[part]
+        widths, heights = file["image_w"][part], file["image_h"][part]
+        places = file["pos_boxes"][part].tolist()
+    except ERRORS as error:
+        for number in range(part.start, part.stop):
+            detail = f"its id, size or place cannot be read: {error}"
+            key = f"{name}:{number}"
+            yield Bad(key=key, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+        return
+    for image_id, width, height, place in zip(ids, widths, heights, places, strict=True):
+        sizes = {"image_id": image_id, "image_w": width, "image_h": height}
+        yield record_of(file, place, {**states, **sizes})
+
+
+def record_of(file: h5py.File, place: Sequence[int], fields: Mapping[str, Any]) -> Record:
+    """Returns the row of the boxes from ``place[0]`` to before ``place[1]``."""
+    low, high = place
+    image_id = fields["image_id"]
+    try:
+        total = len(file["image_bb"])
         if not 0 <= low <= high <= min(total, low + MAX_BOXES):
-            yield Bad(key=image_id, detail=f"pos_boxes {low}..{high} of {total} boxes")
-            continue
-        fields: dict[str, Any] = {
-            "image_id": image_id,
-            "image_w": width,
-            "image_h": height,
-            "num_boxes": high - low,
-        }
-        for name in KINDS:
-            if (dataset := DATASETS.get(name, name)) in file:
-                fields[name] = file[dataset][low:high]
-        yield checked(image_id, fields)
+            return Bad(key=image_id, detail=f"pos_boxes {low}..{high} of {total} boxes")
+        datasets = {name: DATASETS.get(name, name) for name in KINDS}
+        arrays = {name: file[data][low:high] for name, data in datasets.items() if data in file}
+    except ERRORS as error:
+        detail = f"its boxes cannot be read: {error}"
+        return Bad(key=image_id, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+    return checked(image_id, {**fields, "num_boxes": high - low, **arrays})
 
 
-def write(rows: Iterator[RegionRow], path: Path) -> int:
-    """Writes one file, atomically; returns the number of pictures."""
+def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
+    """Writes one file, atomically; returns the number of pictures.
+
+    ``stated``, how classes are counted, becomes attributes of the file.
+    """
     named = same_payloads(rows)
     pictures = boxes = 0
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+        file.attrs.update(stated)
         while part := list(islice(named, PICTURES_AT_ONCE)):
             names = part[0][0]
             picked = [row for _, row in part]

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,29 +13,29 @@ import pyarrow as pa
 
 from vlmill.extract.formats import hdf5, npz, tsv
 from vlmill.extract.formats import lmdb as lmdb_folder
+from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, decide
 from vlmill.extract.formats.names import FORMATS
-from vlmill.extract.formats.records import Bad, Record
+from vlmill.extract.formats.names import IMPORT_JOB as JOB
+from vlmill.extract.formats.records import Record
+from vlmill.extract.formats.rows import RejectSink, accepted, first_widths
+from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import path_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, ShardWriter, shard_name
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
-from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.readers.regions import region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 
-JOB = "extract-rois import"
-STAGE = "import"
 ROWS_PER_GROUP = 16
-REJECTS_PER_GROUP = 1000
 # Shards are numbered before their number is known, and renamed when it is.
 PROVISIONAL_TOTAL = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Holds the options of one import; with ``format`` None the content tells it."""
+    """Holds the options of one import; what is None, the file's content decides."""
 
     file: Path
     output: Path
@@ -44,40 +44,12 @@ class Import:
     dtype: str = "float32"
     compression: str = "none"
     pictures_per_shard: int = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Widths:
-    """Holds the columns that all rows of a table share."""
-
-    features: int
-    class_probs: int | None
-
-    def misfit(self, row: RegionRow) -> str | None:
-        """Says why a row cannot stand beside the others."""
-        if not len(row.boxes):
-            return None
-        widths = widths_of(row)
-        if widths.features != self.features:
-            return f"features are {widths.features} wide, those before {self.features}"
-        if widths.class_probs != self.class_probs:
-            return f"{widths.class_probs} class probabilities, those before have {self.class_probs}"
-        return None
-
-
-def widths_of(row: RegionRow) -> Widths:
-    """Returns a row's widths."""
-    features, probs = row.features, row.class_probs
-    return Widths(
-        features=0 if features is None else features.shape[1],
-        class_probs=None if probs is None else probs.shape[1],
-    )
+    background: str | None = None
+    classes_from: int | None = None
 
 
 def recognise(path: Path) -> str:
     """Returns the format of a file or folder, by its content. Raises InputError."""
-    if not path.exists():
-        raise InputError(f"FILE {path}: no such file; give a feature file or folder")
     if lmdb_folder.is_lmdb(path):
         return "lmdb"
     if npz.is_npz(path):
@@ -106,9 +78,12 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     Memory is bounded by 16 rows and the ids. A killed import starts over. Raises InputError for a
     file of no known format.
     """
+    if not job.file.exists():
+        raise InputError(f"FILE {job.file}: no such file; give a feature file or folder")
     name = job.format or recognise(job.file)
+    options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
     settings = {
-        **dataclasses.asdict(job),
+        **options,
         "file": job.file.name,
         "bytes": size_of(job.file),
         "format": name,
@@ -122,10 +97,27 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     if state is State.PARTIAL:
         prepare_output(job.output, job=JOB, settings=settings, fresh=True)
     inputs = [path_input("FILE", job.file)]
-    producer = {"job": JOB, **settings, "boxes": "given"}
-    shards = write_tables(job, records_of(job.file, name), producer)
+    shards = convert(job, name, settings)
     write_manifest(job.output, shards, job=JOB, settings=settings, inputs=inputs)
     return counted(shards)
+
+
+def convert(job: Import, name: str, settings: dict[str, Any]) -> list[Shard]:
+    """Writes the tables of a file of format ``name``.
+
+    The file is read again from its start where an id shows that it counts classes from 1.
+    """
+    flags = Numbering(background=job.background, classes_from=job.classes_from)
+    producer = {"job": JOB, **settings, "boxes": "given"}
+    try:
+        return write_tables(job, name, producer, flags)
+    except CountedFromOne as shown:
+        say(
+            f"note: FILE {job.file}: {shown} shows that classes are counted from 1; 1 is subtracted"
+        )
+    prepare_output(job.output, job=JOB, settings=settings, fresh=True)
+    flags = dataclasses.replace(flags, classes_from=1)
+    return write_tables(job, name, {**producer, "classes_from": 1}, flags, recognised=True)
 
 
 def size_of(path: Path) -> int:
@@ -142,17 +134,43 @@ def counted(shards: Sequence[Shard]) -> tuple[int, int]:
     return regions, rejects
 
 
-def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any]) -> list[Shard]:
-    """Writes the tables of regions and of rejects from a stream of records."""
+def write_tables(
+    job: Import,
+    name: str,
+    producer: dict[str, Any],
+    flags: Numbering,
+    *,
+    recognised: bool = False,
+) -> list[Shard]:
+    """Writes the tables of regions and of rejects of a file of format ``name``.
+
+    ``recognised``: the ids of the file have shown how it counts classes. Raises CountedFromOne
+    where they do so only now.
+    """
     with (
         Progress(total=None, unit="picture", label="import") as progress,
         ShardWriter(job.output, REJECTS, 0, 1, producer=producer) as rejects,
     ):
         sink = RejectSink(rejects, progress)
+        records = records_of(job.file, name)
         before, widths = first_widths(records, sink)
-        rows = accepted(chain(before, records), job, widths, sink)
+        first = before[-1] if before and len(before[-1].boxes) else None
+        numbering = decide(first, flags, str(job.file), ignore if recognised else say)
+        ids = IdCheck(numbering, port=name == "npz", recognised=recognised, name=str(job.file))
+        rows = accepted(
+            chain(before, records),
+            widths,
+            numbering,
+            ids,
+            sink,
+            id_prefix=job.id_prefix,
+            dtype=job.dtype,
+        )
         arrays = region_arrays(
-            dtype=job.dtype, feature_dim=widths.features, class_probs_dim=widths.class_probs
+            dtype=job.dtype,
+            feature_dim=widths.features,
+            class_probs_dim=widths.class_probs,
+            background=numbering.stored_background,
         )
         shards: list[Shard] = []
         rest: pa.Table | None = next(rows, None)
@@ -171,6 +189,9 @@ def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any
             assert writer.shard is not None
             shards.append(writer.shard)
         sink.flush()
+    for line in (ids.assumption(), sink.damage(str(job.file))):
+        if line is not None:
+            say(line)
     assert rejects.shard is not None
     return [
         *(renamed(job.output, shard, i, len(shards)) for i, shard in enumerate(shards)),
@@ -178,63 +199,8 @@ def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any
     ]
 
 
-def first_widths(records: Iterator[Record], sink: "RejectSink") -> tuple[list[RegionRow], Widths]:
-    """Returns the widths of the first row that has a box, and the rows up to it."""
-    before: list[RegionRow] = []
-    for record in records:
-        if isinstance(record, Bad):
-            sink.add(record)
-            continue
-        before.append(record)
-        if len(record.boxes):
-            return before, widths_of(record)
-    return before, Widths(features=0, class_probs=None)
-
-
-class RejectSink:
-    """Writes rejects in groups."""
-
-    def __init__(self, writer: ShardWriter, progress: Progress) -> None:
-        self._writer, self._progress = writer, progress
-        self._rows: list[dict[str, object]] = []
-
-    def add(self, bad: Bad) -> None:
-        """Adds one more reject."""
-        self._rows.append(reject(STAGE, bad.key, bad.reason, bad.detail))
-        self._progress.advance(rejects=1)
-        if len(self._rows) == REJECTS_PER_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes what is held."""
-        self._writer.write(self._rows)
-        self._rows = []
-
-
-def accepted(
-    records: Iterable[Record], job: Import, widths: Widths, sink: RejectSink
-) -> Iterator[pa.Table]:
-    """Yields tables of one row each, for the records that can be one; the others go to ``sink``."""
-    seen: set[str] = set()
-    for record in records:
-        if isinstance(record, Bad):
-            sink.add(record)
-            continue
-        row = dataclasses.replace(record, image_id=job.id_prefix + record.image_id)
-        if widths.class_probs is None and not len(row.boxes):
-            row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
-        if row.image_id in seen:
-            detail = "an earlier row has this id"
-            sink.add(Bad(key=row.image_id, detail=detail, reason=Reason.DUPLICATE))
-        elif misfit := widths.misfit(row):
-            sink.add(Bad(key=row.image_id, detail=misfit))
-        else:
-            try:
-                yield encode_regions([row], dtype=job.dtype)
-            except ValueError as error:
-                sink.add(Bad(key=row.image_id, detail=str(error), reason=Reason.NOT_FINITE))
-                continue
-            seen.add(row.image_id)
+def ignore(_: str) -> None:
+    """Leaves out a note that an earlier reading has printed."""
 
 
 def fill(

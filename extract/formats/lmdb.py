@@ -2,14 +2,16 @@
 texts by name, and under ``keys`` a pickle of the list of keys.
 """
 
+import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
 
+from vlmill.extract.formats.lmdb_pages import Lost, Pages
 from vlmill.extract.formats.records import (
     KINDS,
     Bad,
@@ -24,6 +26,7 @@ from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_folder
 from vlmill.schemas.readers.regions import RegionRow
+from vlmill.schemas.rejects import Reason
 
 Row = TypeVar("Row")
 KEYS = b"keys"
@@ -31,42 +34,73 @@ MAP_BYTES = 2**40  # room in the address space; the file takes what it holds
 MAX_KEY_BYTES = 511
 ROWS_PER_COMMIT = 500
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
+FILE = "data.mdb"
+SUFFIXES = (".mdb", ".lmdb")
 
 
 def is_lmdb(path: Path) -> bool:
-    """Says whether ``path`` is an LMDB's folder, or the file inside."""
-    file = path / "data.mdb" if path.is_dir() else path
+    """Says whether ``path`` is an LMDB's folder, or the file inside, by content or by name."""
+    file = path / FILE if path.is_dir() else path
     if not file.is_file():
         return False
+    if file.name == FILE or file.suffix in SUFFIXES:
+        return True
     with file.open("rb") as opened:
         return opened.read(20)[16:] == MAGIC
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Yields the rows in the order of their keys."""
+    """Yields the rows in the order of their keys; of a damaged file those that can be read."""
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"FILE {path} has no {FILE}; give the folder of an LMDB, or its {FILE}")
+    handle = os.open(file, os.O_RDONLY)
     try:
-        environment = lmdb.open(
-            str(path),
-            subdir=path.is_dir(),
-            readonly=True,
-            lock=False,
-            readahead=False,
-            max_readers=1,
-        )
-    except lmdb.Error as error:
-        raise InputError(f"FILE {path}: no readable LMDB ({error}); give another file") from None
-    with environment, environment.begin(buffers=False) as transaction:
-        num_records = 0
-        for key, value in transaction.cursor():
-            if key != KEYS:
-                num_records += 1
-                yield record_of(key, value)
-        yield from missing(transaction)
+        yield from records_of(Pages(handle, path))
+    finally:
+        os.close(handle)
+
+
+def records_of(pages: Pages) -> Iterator[Record]:
+    """Yields the rows, then a reject for each key that is listed and has no value.
+
+    Where the file is damaged another one has the number of the other records that are lost.
+    """
+    listed: bytes | None = None
+    named_losses = 0
+    for key, value in pages.records():
+        if isinstance(value, Lost):
+            named_losses += value.reason is Reason.BROKEN_ARCHIVE
+            yield Bad(key=text_of(key), detail=value.detail, reason=value.reason)
+        elif key == KEYS:
+            listed = value
+        else:
+            yield record_of(key, value)
+    absent = [] if listed is None else list(missing(listed, pages))
+    yield from absent
+    if pages.damage is None:
+        return
+    if pages.num_records is None:
+        number = "how many records are lost is not known"
+    elif (lost := pages.num_records - len(pages.keys) - len(absent)) > 0:
+        number = "1 record is lost" if lost == 1 else f"{lost:,} records are lost"
+        number += "" if KEYS in pages.keys else " (perhaps with the list of keys)"
+    elif absent or named_losses:
+        return
+    else:
+        number = "no record is lost"
+    detail = f"{pages.reason()}; {number}"
+    yield Bad(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+
+
+def text_of(key: bytes) -> str:
+    """Returns a key as text."""
+    return key.decode("utf-8", "replace")
 
 
 def record_of(key: bytes, value: bytes) -> Record:
     """Returns the row that one value holds."""
-    name = key.decode("utf-8", "replace")
+    name = text_of(key)
     try:
         item = loads(value)
         if not isinstance(item, dict):
@@ -88,13 +122,10 @@ def field_of(name: str, value: Any) -> Any:
     return plain_value(value)
 
 
-def missing(transaction: lmdb.Transaction) -> Iterator[Bad]:
+def missing(listed: bytes, pages: Pages) -> Iterator[Bad]:
     """Yields the keys that are listed, and have no value."""
-    listed = transaction.get(KEYS)
-    if listed is None:
-        return
     try:
-        keys = loads(bytes(listed))
+        keys = loads(listed)
         if not isinstance(keys, list):
             raise BadPickle(f"a pickle of {type(keys).__name__}, must be a list")
     except BadPickle as error:
@@ -102,12 +133,20 @@ def missing(transaction: lmdb.Transaction) -> Iterator[Bad]:
         return
     for key in keys:
         raw = key if isinstance(key, bytes) else str(plain_value(key)).encode("utf-8", "replace")
-        if not raw or len(raw) > MAX_KEY_BYTES or transaction.get(raw) is None:
-            yield Bad(key=raw.decode("utf-8", "replace"), detail="listed in keys, but missing")
+        if raw in pages.keys:
+            continue
+        if pages.damage:
+            detail = f"{pages.reason()}; its record is listed in keys, and lost"
+            yield Bad(key=text_of(raw), detail=detail, reason=Reason.BROKEN_ARCHIVE)
+        else:
+            yield Bad(key=text_of(raw), detail="listed in keys, but missing")
 
 
-def write(rows: Iterator[RegionRow], path: Path) -> int:
-    """Writes the folder ``path``, in place of one that is there; returns the number of rows."""
+def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
+    """Writes the folder ``path``, in place of one that is there; returns the number of rows.
+
+    Each value has ``stated``, how classes are counted.
+    """
     keys: list[bytes] = []
     with atomic_folder(path, replace=True) as temporary:
         with lmdb.open(str(temporary), map_size=MAP_BYTES, sync=False) as environment:
@@ -115,7 +154,8 @@ def write(rows: Iterator[RegionRow], path: Path) -> int:
                 with environment.begin(write=True) as transaction:
                     for names, row in part:
                         keys.append(key_of(row))
-                        transaction.put(keys[-1], pickle.dumps(item_of(row, names), protocol=4))
+                        item = {**item_of(row, names), **stated}
+                        transaction.put(keys[-1], pickle.dumps(item, protocol=4))
             with environment.begin(write=True) as transaction:
                 transaction.put(KEYS, pickle.dumps(keys, protocol=4))
             environment.sync(True)

@@ -13,4 +13,6 @@ FORMAT_NAMES = """formats:
 """
 
 
+IMPORT_JOB = "extract-rois import"
 FORMATS = ("tsv", "tsv6", "tsv7", "lmdb", "npz", "hdf5")
+BACKGROUNDS = ("first", "none", "last")  # columns of the background in a distribution

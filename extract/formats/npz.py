@@ -10,7 +10,8 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,7 @@ import numpy as np
 from vlmill.extract.formats.records import (
     KINDS,
     LISTS,
+    STATED,
     Bad,
     BadRecord,
     Record,
@@ -52,17 +54,23 @@ def is_npz(path: Path) -> bool:
 def read(path: Path) -> Iterator[Record]:
     """Yields the rows of one file, or of a folder's files in the order of their names."""
     names = sorted(p for p in path.glob("*.npz")) if path.is_dir() else [path]
-    for name in names:
-        if not name.name.startswith(TEMPORARY_PREFIX):
-            yield record_of(name)
+    files = [name for name in names if not name.name.startswith(TEMPORARY_PREFIX)]
+    transposes = cache(lambda: has_transposed(files))
+    for file in files:
+        yield record_of(file, transposes)
 
 
-def record_of(path: Path) -> Record:
-    """Returns one file's row. Its id is info's, else the file's name without the ending."""
+def record_of(path: Path, transposes: Callable[[], bool] = lambda: False) -> Record:
+    """Returns one file's row. Its id is info's, else the file's name without the ending.
+
+    ``transposes`` says whether square features are [D, N].
+    """
     try:
         members = members_of(path)
         info = info_of(members.pop("info", None))
         fields = {**info, **fields_of(members)}
+        if is_square(fields) and transposes():
+            fields["features"] = fields["features"].T
     except (BadRecord, BadPickle) as error:
         reason = error.reason if isinstance(error, BadRecord) else Reason.BAD_RECORD
         return Bad(key=path.name, detail=str(error), reason=reason)
@@ -71,11 +79,43 @@ def record_of(path: Path) -> Record:
 
 
 def fields_of(members: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arrays under the names of the other formats."""
-    if absent := {"x", "bbox", "num_bbox", "image_h", "image_w"} - members.keys():
-        raise BadRecord(f"no {', '.join(sorted(absent))}")
+    """Returns the arrays under the names of the other formats.
+
+    OpenVQA's files of GQA call the sizes width and height, and have no num_bbox.
+    """
     names = {"x": "features", "bbox": "boxes", "num_bbox": "num_boxes"}
-    return {names.get(name, name): value for name, value in members.items()}
+    names |= {"width": "image_w", "height": "image_h"}
+    fields = {names.get(name, name): value for name, value in members.items()}
+    if "num_boxes" not in fields and len(np.shape(fields.get("boxes", ()))) == 2:
+        fields["num_boxes"] = len(fields["boxes"])
+    ours = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
+    needed = {"features", "boxes", "num_boxes", "image_h", "image_w"}
+    if absent := needed - fields.keys():
+        raise BadRecord(f"no {', '.join(sorted(ours.get(name, name) for name in absent))}")
+    return fields
+
+
+def has_transposed(files: Sequence[Path]) -> bool:
+    """Says whether the first file whose features are not square has them as [D, N].
+
+    A square array does not show which side is the boxes: the others of its folder do, and where all
+    are square they are [N, D], as MILVLG's port writes them.
+    """
+    for file in files:
+        try:
+            fields = fields_of(members_of(file))
+        except (BadRecord, BadPickle):
+            continue
+        shape, count = np.shape(fields["features"]), np.size(fields["boxes"]) // 4
+        if len(shape) == 2 and count in shape and shape[0] != shape[1]:
+            return bool(shape[0] != count)
+    return False
+
+
+def is_square(fields: dict[str, Any]) -> bool:
+    """Says whether the features have as many columns as boxes."""
+    shape = np.shape(fields["features"])
+    return len(shape) == 2 and shape[0] == shape[1]
 
 
 def info_of(value: Any) -> dict[str, Any]:
@@ -89,7 +129,8 @@ def info_of(value: Any) -> dict[str, Any]:
     if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
         raise BadRecord("info is no array of one dict")
     info = items[0]
-    names = {"image_id", *LISTS, "cls_prob"} - ({"attrs_id"} if "attrs_scores" in info else set())
+    names = {"image_id", *LISTS, "cls_prob", *STATED}
+    names -= {"attrs_id"} if "attrs_scores" in info else set()
     fields = {name: plain_value(info[name]) for name in names if name in info}
     return {name: array for name, array in fields.items() if array is not None}
 
@@ -137,10 +178,11 @@ def array_of(data: bytes) -> Any:
     return np.frombuffer(body, kind).reshape(sides, order="F" if fortran else "C")
 
 
-def write(rows: Iterator[RegionRow], path: Path) -> int:
+def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
     """Writes the folder ``path`` with a file a row; returns how many.
 
-    A file's name is the id, percent-quoted where a name cannot hold it; the id itself is in info.
+    A file's name is the id, percent-quoted where a name cannot hold it; the id itself is in info,
+    and with it ``stated``, how classes are counted.
     """
     count = 0
     with atomic_folder(path, replace=True) as folder:
@@ -149,12 +191,12 @@ def write(rows: Iterator[RegionRow], path: Path) -> int:
             if len(name) > MAX_NAME_BYTES or name.startswith("."):
                 raise InputError(f"{row.image_id}: no file can have this id; give --format hdf5")
             with (folder / name).open("xb") as file:
-                np.savez_compressed(file, **arrays_of(row))
+                np.savez_compressed(file, **arrays_of(row, stated))
             count += 1
     return count
 
 
-def arrays_of(row: RegionRow) -> dict[str, Any]:
+def arrays_of(row: RegionRow, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays that a row's file holds."""
     plain = {"image_h": row.height, "image_w": row.width}
     lists = [name for name in payloads(row) if name in LISTS or name == "cls_prob"]
@@ -163,6 +205,7 @@ def arrays_of(row: RegionRow) -> dict[str, Any]:
         **plain,
         "num_boxes": len(row.boxes),
         **{name: widened(name, row) for name in lists},
+        **stated,
     }
     return {
         "x": widened("features", row),

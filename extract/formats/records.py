@@ -39,10 +39,25 @@ COLUMNS = {
     "attrs_conf": "attribute_scores",
 }
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
+STATED = ("background", "classes_from")  # of a FileRow
 # Others count whole pixels, or round: a box may end one beyond the border.
 IMPORTED_BORDER_PX = 1.0
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
+NO_CLASS = -1  # the class of a region whose likeliest class is the background
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRow(RegionRow):
+    """A row as its file has it, and what the file or its format states about classes.
+
+    ``background`` is the column of the background in ``class_probs`` and ``classes_from`` the
+    number of the first class in ``class_ids`` and ``attribute_ids``
+    (:mod:`~vlmill.extract.formats.classes`). What is not stated is None.
+    """
+
+    background: str | None = None
+    classes_from: int | None = None
 
 
 class BadRecord(ValueError):
@@ -64,7 +79,7 @@ class Bad:
     reason: Reason = Reason.BAD_RECORD
 
 
-Record = RegionRow | Bad
+Record = FileRow | Bad
 
 
 def from_base64(name: str, text: bytes | str) -> Array:
@@ -125,21 +140,23 @@ def whole_number(name: str, value: object, low: int, high: int) -> int:
     return int(number)
 
 
-def row_of(fields: Mapping[str, Any]) -> RegionRow:
+def row_of(fields: Mapping[str, Any]) -> FileRow:
     """Returns a row from ``image_id``, ``image_w``, ``image_h``, ``num_boxes`` and arrays by name.
 
-    Arrays may be flat. Raises BadRecord for what does not fit together. Classes come from
-    ``objects_id`` and ``objects_conf``, else from ``cls_prob``: the likeliest class that is not
-    background (its first column where it has 1 mod 100 columns, as the 1601 of Visual Genome).
+    Arrays may be flat or transposed (:func:`shaped`). ``background`` and ``classes_from`` are what
+    the file states. Raises BadRecord for what does not fit together.
     """
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
     arrays = {n: shaped(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
+    for name in ("boxes", "features"):
+        if name not in arrays:
+            raise BadRecord(f"{name} has no value")
     check_boxes(arrays["boxes"])
     for name in ("objects_id", "attrs_id"):
         if name in arrays:
             numbers = arrays[name]
-            if ((numbers < 0) | (numbers > MAX_ID)).any():
-                raise BadRecord(f"{name} has a number outside 0..{MAX_ID}")
+            if ((numbers < NO_CLASS) | (numbers > MAX_ID)).any():
+                raise BadRecord(f"{name} has a number outside {NO_CLASS}..{MAX_ID}")
             arrays[name] = numbers.astype(np.int16)
     for name in ("features", "cls_prob", "objects_conf", "attrs_conf"):
         if name in arrays and not np.isfinite(arrays[name]).all():
@@ -148,19 +165,34 @@ def row_of(fields: Mapping[str, Any]) -> RegionRow:
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     if outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX):
         raise BadRecord(f"a box leaves the picture of {width} x {height}", Reason.BAD_BOXES)
-    return RegionRow(
+    columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
+    return FileRow(
         image_id=str(fields["image_id"]),
         width=width,
         height=height,
-        **{COLUMNS[name]: array for name, array in with_classes(arrays).items()},
+        **stated(fields),
+        **columns,
     )
 
 
+def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a record of our own exports states about classes; of others nothing."""
+    known = {"background": ("first", "none"), "classes_from": (0, 1)}
+    return {
+        name: next((value for value in values if str(fields.get(name)) == str(value)), None)
+        for name, values in known.items()
+    }
+
+
 def shaped(name: str, value: Any, count: int) -> Array:
-    """Returns a payload as [n] or [n, width], in its own type. Raises BadRecord."""
+    """Returns a payload as [n] or [n, width], in its own type. Raises BadRecord.
+
+    A flat array is row-major. One with two sides is transposed where only its second side is n, as
+    OpenVQA's and MCAN's files have features [D, n]; where both sides are n it is [n, D].
+    """
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         raise BadRecord(f"{name} is no array of numbers")
-    flat = value.reshape(-1)
+    flat = row_major(name, value, count).reshape(-1)
     if name in LISTS or name == "boxes":
         expected = count * (4 if name == "boxes" else 1)
         if flat.size != expected:
@@ -171,6 +203,24 @@ def shaped(name: str, value: Any, count: int) -> Array:
             raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes")
         shape = (count, flat.size // count if count else 0)
     return flat.astype(KINDS[name]).reshape(shape)
+
+
+def row_major(name: str, value: Array, count: int) -> Array:
+    """Returns an array whose first side is the ``count`` boxes, or a flat one as it is.
+
+    Raises BadRecord where no side is, and for more than two sides.
+    """
+    sides = value.shape
+    while len(sides) > 2 and sides[-1] == 1:  # [n, D, 1, 1]: pooled and not squeezed
+        sides = sides[:-1]
+    if len(sides) < 2 or sides[0] == count:
+        if len(sides) > 2:
+            raise BadRecord(f"{name} is {' x '.join(map(str, value.shape))}, must have two sides")
+        return value
+    if len(sides) == 2 and sides[1] == count:
+        return value.reshape(sides).T
+    text = " x ".join(map(str, value.shape))
+    raise BadRecord(f"{name} is {text}: no side has the {count} boxes of num_boxes")
 
 
 def check_boxes(boxes: Array) -> None:
@@ -185,26 +235,6 @@ def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
     """Says whether a box [n, 4] leaves its picture by more than ``tolerance_px``."""
     far = np.array([width, height]) + tolerance_px
     return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
-
-
-def with_classes(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Adds the likeliest class where only the distribution is there."""
-    if "objects_id" in arrays or "cls_prob" not in arrays:
-        return arrays
-    probs = arrays["cls_prob"]
-    foreground = probs[:, 1:] if probs.shape[1] % 100 == 1 else probs
-    if not foreground.size:
-        nothing = np.zeros(len(probs))
-        return {
-            **arrays,
-            "objects_id": nothing.astype(np.int16),
-            "objects_conf": nothing.astype("<f4"),
-        }
-    return {
-        **arrays,
-        "objects_id": foreground.argmax(axis=1).astype(np.int16),
-        "objects_conf": foreground.max(axis=1),
-    }
 
 
 def checked(key: str, fields: Mapping[str, Any]) -> Record:

@@ -6,7 +6,7 @@ memory does not grow with the file.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from vlmill.extract.formats.records import (
     KINDS,
@@ -42,6 +42,8 @@ FIELDS = {
         "features",
     ),
 }
+# What these layouts state about classes.
+STATED: dict[str, dict[str, Any]] = {"tsv": {"classes_from": 0}, "tsv7": {"background": "first"}}
 BY_COUNT = {len(fields): name for name, fields in FIELDS.items()}
 HEADERS = (b"img_id", b"image_id")
 MAX_LINE = 64 * 2**20  # 100 boxes with the whole distribution are 2 MB
@@ -64,7 +66,7 @@ def read(path: Path, name: str) -> Iterator[Record]:
                 detail = f"a line of more than {MAX_LINE} bytes"
                 yield Bad(key=place, detail=detail, reason=Reason.TOO_LARGE)
             elif line and not (number == 1 and line.split(b"\t", 1)[0] in HEADERS):
-                yield record_of(line, FIELDS[name], place)
+                yield record_of(line, name, place)
 
 
 def lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -80,8 +82,9 @@ def lines(file: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def record_of(line: bytes, names: tuple[str, ...], place: str) -> Record:
-    """Returns one line's row."""
+def record_of(line: bytes, layout: str, place: str) -> Record:
+    """Returns the row of one line in a layout of FIELDS."""
+    names = FIELDS[layout]
     texts = line.split(b"\t")
     key = texts[0].decode("utf-8", "replace")
     key = key if len(texts) > 1 and key else place
@@ -89,10 +92,10 @@ def record_of(line: bytes, names: tuple[str, ...], place: str) -> Record:
         return Bad(key=key, detail=f"{place}: {len(texts)} fields, must be {len(names)}")
     try:
         texts[0].decode("utf-8")
-        fields = {
+        fields: dict[str, Any] = {
             name: from_base64(name, text) if name in KINDS else text.decode("utf-8")
             for name, text in zip(names, texts, strict=True)
-        }
+        } | STATED.get(layout, {})
     except (BadRecord, UnicodeDecodeError) as error:
         return Bad(key=key, detail=f"{place}: {error}")
     return checked(key, fields) if fields["image_id"] else Bad(key=place, detail="no id")

@@ -42,7 +42,8 @@ class RegionRow:
 
     ``boxes`` float32 [R, 4] in pixels of the original picture; ``features`` [R, D] in the stored
     dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32
-    [R]; ``class_probs`` [R, K] in the stored dtype with background where the producer has it;
+    [R], and -1 where a region's likeliest class is the background; ``class_probs`` [R, K] in the
+    stored dtype with background where the producer has it;
     ``class_prob_ids`` uint16 [R, K] where only the K highest are kept, falling: the columns of the
     whole distribution that they come from; ``global_feature`` [D]. What the producer lacks is None.
     Read back, bfloat16 is float32.
@@ -69,12 +70,15 @@ def region_arrays(
     class_probs_dim: int | None = None,
     top_k: int | None = None,
     global_dim: int | None = None,
+    background: str | None = None,
 ) -> dict[str, Any]:
     """Returns the ``arrays`` metadata of a regions shard
     (:class:`~vlmill.schemas.files.shards.ShardWriter`).
 
     ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept,
     ``global_dim`` the width of a whole picture's feature where it is not the regions'.
+    ``background`` states whether the distribution's first column is the background ("first") or no
+    column is ("none"); None states nothing.
     """
     if dtype not in FEATURE_DTYPES:
         raise ValueError(f"dtype {dtype}: must be one of {', '.join(FEATURE_DTYPES)}")
@@ -84,6 +88,8 @@ def region_arrays(
         if top_k is not None:
             arrays["class_probs"] = {"dtype": dtype, "dim": top_k, "of": class_probs_dim}
             arrays["class_prob_ids"] = {"dtype": "uint16", "dim": top_k}
+        if background is not None:
+            arrays["class_probs"]["background"] = background
     if global_dim is not None:
         arrays["global_feature"] = {"dtype": dtype, "dim": global_dim}
     return arrays

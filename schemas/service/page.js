@@ -56,13 +56,16 @@ function numbers(text, dtype) {
 
 function short(id) { return id.length > 24 ? `${id.slice(0, 12)}…` : id; }
 
-function named(list, number, kind) { return (list && list[number]) || `${kind} ${number}`; }
+function named(list, number, kind) {
+  return number < 0 ? `no ${kind}` : (list && list[number]) || `${kind} ${number}`;
+}
 
 function readRow(row, arrays) {
   const read = (name) => (row[name] && arrays[name] ? numbers(row[name], arrays[name].dtype) : null);
   return { row, features: read("features"), probs: read("class_probs"),
     ids: read("class_prob_ids"), width: arrays.features ? arrays.features.dim : 0,
-    classes: arrays.class_probs ? arrays.class_probs.dim : 0 };
+    classes: arrays.class_probs ? arrays.class_probs.dim : 0,
+    first: arrays.class_probs && arrays.class_probs.background === "none" ? 0 : 1 };
 }
 
 function labels(regions, at) {
@@ -75,13 +78,14 @@ function labels(regions, at) {
 }
 
 function distribution(regions, at) {
-  const { probs, ids, classes } = regions;
+  const { probs, ids, classes, first } = regions; // first: the column of class 0
   if (!probs) return [];
   const own = probs.subarray(at * classes, (at + 1) * classes);
   const column = (k) => (ids ? ids[at * classes + k] : k);
   const order = [...own.keys()].sort((a, b) => own[b] - own[a]).slice(0, 10);
   return order.map((k) => ({ value: own[k],
-    name: column(k) === 0 ? "background" : named(state.about.classes, column(k) - 1, "class") }));
+    name: column(k) < first ? "background"
+      : named(state.about.classes, column(k) - first, "class") }));
 }
 
 function alike(one, at, other) {

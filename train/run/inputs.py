@@ -221,7 +221,15 @@ def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe
             f"--regions {where} has no class ids, which objectives.moc needs; "
             "extract them with classes, or add objectives.moc=0"
         )
-    by_distribution = any(stage.feeding.region_targets == "distribution" for stage in recipe.stages)
+    by_distribution = [
+        i for i, s in enumerate(recipe.stages) if s.feeding.region_targets == "distribution"
+    ]
+    if by_distribution and regions.arrays.get("class_probs", {}).get("background") == "none":
+        changes = " ".join(f"stages.{i}.feeding.region_targets=class" for i in by_distribution)
+        raise InputError(
+            f"--regions {where}: the class distributions have no background, which is a class of "
+            f"{recipe.name}; add {changes}"
+        )
     if by_distribution and "class_probs" not in regions.arrays:
         say(
             f"warning: --regions {where} has no distribution over classes; the class itself is the "

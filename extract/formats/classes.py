@@ -1,0 +1,175 @@
+"""Decides how a file counts classes: where the background is, and which number the first class has.
+
+Tables count classes and attributes from 0 without the background. Of other projects' files a flag
+decides, then what the file or its format states, then a number of columns or an id that fits one
+convention only (:func:`decide`, :class:`IdCheck`).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlmill.extract.formats.records import NO_CLASS, Array, BadRecord, FileRow
+from vlmill.schemas.errors import InputError
+
+# Visual Genome's detectors have 1,600 classes; Caffe's and ViLBERT's files have the background
+# before them, MMF's and those of Detectron2 in MILVLG's port leave it out.
+KNOWN_COLUMNS = {1600: "none", 1601: "first"}
+# Classes and attributes of the detectors of MILVLG's port.
+PORT_NUMBERS = {"class_ids": 1600, "attribute_ids": 400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbering:
+    """Holds how a file counts classes.
+
+    ``background`` is None where nothing states it; ``classes_from`` is None where 0 is assumed.
+    """
+
+    background: str | None = None
+    classes_from: int | None = None
+    is_stated: bool = False  # no flag: a row that states another background is none of these
+
+    @property
+    def stored_background(self) -> str | None:
+        """Returns where a table has the background: one that was last becomes the first column."""
+        return "first" if self.background == "last" else self.background
+
+
+class CountedFromOne(Exception):
+    """Is raised, with the id, where an id shows that a file counts classes from 1."""
+
+
+def decide(
+    row: FileRow | None, flags: Numbering, name: str, note: Callable[[str], None]
+) -> Numbering:
+    """Returns how a file counts classes, from ``row``, its first one with a box.
+
+    ``name`` is the file in messages; ``note`` is called with what was guessed. Raises InputError
+    where class ids would depend on a convention that nothing states.
+    """
+    if row is None:
+        return flags
+    classes_from = row.classes_from if flags.classes_from is None else flags.classes_from
+    background = flags.background or row.background
+    if row.class_probs is not None and background is None:
+        columns = row.class_probs.shape[1]
+        background = KNOWN_COLUMNS.get(columns)
+        if background is not None:
+            note(
+                f"note: FILE {name}: nothing states where the background is; {columns:,} columns "
+                f"of cls_prob are read as --background {background}"
+            )
+        elif row.class_ids is None:
+            raise InputError(
+                f"FILE {name}: cls_prob has {columns} columns, and nothing states which of them is "
+                "the background; give --background first, last or none"
+            )
+        else:
+            note(
+                f"note: FILE {name}: nothing states which of the {columns} columns of cls_prob is "
+                "the background; class ids are the file's own, distributions are kept as they are "
+                "(--background first, last or none)"
+            )
+    return Numbering(
+        background=background, classes_from=classes_from, is_stated=flags.background is None
+    )
+
+
+def numbered(row: FileRow, numbering: Numbering) -> FileRow:
+    """Returns the row with classes and attributes from 0 and with the background first or left out.
+
+    Classes are the file's own ids, else the likeliest ones of the distribution without background.
+    Raises BadRecord.
+    """
+    background = numbering.background
+    if numbering.is_stated and len(row.boxes) and row.background not in (None, background):
+        raise BadRecord(f"background is {row.background}, of those before {background}")
+    changes: dict[str, Any] = {}
+    if numbering.classes_from == 1:
+        for name in ("class_ids", "attribute_ids"):
+            if (ids := getattr(row, name)) is not None:
+                changes[name] = np.maximum(ids - 1, NO_CLASS).astype(np.int16)
+    probs = row.class_probs
+    if probs is not None and background == "last":
+        probs = changes["class_probs"] = np.roll(probs, 1, axis=1)
+    if probs is not None and row.class_ids is None:
+        if background is None and len(probs):
+            raise BadRecord("no objects_id, and the background of cls_prob is unknown")
+        changes |= likeliest(probs if background == "none" else probs[:, 1:])
+    return dataclasses.replace(row, **changes)
+
+
+def likeliest(foreground: Array) -> dict[str, Array]:
+    """Returns the classes and scores of distributions without background, [n, K]."""
+    if not foreground.size:
+        count = len(foreground)
+        return {
+            "class_ids": np.full(count, NO_CLASS, np.int16),
+            "class_scores": np.zeros(count, "<f4"),
+        }
+    return {
+        "class_ids": foreground.argmax(axis=1).astype(np.int16),
+        "class_scores": foreground.max(axis=1),
+    }
+
+
+class IdCheck:
+    """Looks at the ids of a file's rows for one that shows from which number they count.
+
+    An id that equals the number of classes shows that they count from 1. The number is that of the
+    distribution's columns, or in files like those of MILVLG's port (``port``) of its detectors.
+    ``recognised``: an earlier reading of the file has found such an id.
+    """
+
+    def __init__(self, numbering: Numbering, *, port: bool, recognised: bool, name: str) -> None:
+        self._background, self._name = numbering.background, name
+        self._port, self._recognised = port, recognised
+        self._is_open = recognised or numbering.classes_from is None
+        self._has_port_ids = False
+
+    def look(self, row: FileRow) -> None:
+        """Looks at one row as its file has it.
+
+        Raises CountedFromOne for an id that shows it, and InputError for an id that contradicts
+        what another one has shown.
+        """
+        highest = {
+            name: int(ids.max())
+            for name in PORT_NUMBERS
+            if (ids := getattr(row, name)) is not None and len(ids)
+        }
+        if not self._is_open or not highest:
+            return
+        self._has_port_ids |= self._port
+        if self._port and any(highest[name] > PORT_NUMBERS[name] for name in highest):
+            if self._recognised:
+                raise InputError(
+                    f"FILE {self._name}: some ids count classes from 1, but {row.image_id} has an "
+                    "id beyond those of Visual Genome's detectors; give --classes-from 0 or 1"
+                )
+            self._port = False
+        if self._recognised:
+            return
+        for name, limit in self._limits(row).items():
+            if highest.get(name) == limit:
+                what = name.replace("_ids", " id")
+                raise CountedFromOne(f"{what} {limit} of {row.image_id}")
+
+    def _limits(self, row: FileRow) -> dict[str, int]:
+        limits = dict(PORT_NUMBERS) if self._port else {}
+        if row.class_probs is not None and self._background is not None:
+            limits["class_ids"] = row.class_probs.shape[1] - (self._background != "none")
+        return limits
+
+    def assumption(self) -> str | None:
+        """Returns what was assumed without proof, None where nothing was."""
+        if not self._has_port_ids or self._recognised:
+            return None
+        return (
+            f"note: FILE {self._name}: no id shows from which number classes are counted; 0 is "
+            "assumed. MILVLG's files from before September 2020 count from 1 (--classes-from 1)"
+        )
