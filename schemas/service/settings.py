@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.extras import MODULES, require_installed
 
 MEBIBYTE = 2**20
 TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
-NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 NAMED = ("classes", "attributes")
 
 
@@ -193,11 +193,4 @@ def token_of(file: Path | None) -> str | None:
 
 def require_packages() -> None:
     """Raises InputError unless what a service needs is installed; imports nothing."""
-    from importlib.util import find_spec
-
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"serving needs {', '.join(missing)}, which the extra `service` installs: pip install "
-            "'vlmill[service]'"
-        )
+    require_installed(*MODULES["service"])
