@@ -50,23 +50,21 @@ def missing_line(module: str | None) -> str | None:
     parents = {".".join(names[: count + 1]) for count in range(len(names))}
     extra = next((extra for extra, own in MODULES.items() if parents & set(own)), None)
     if extra is not None:
-        return (
-            f"{names[0]} is not installed, which the extra `{extra}` has: run "
-            f"{install_command(extra)} in vlmill's checkout"
-        )
-    if parents & set(REQUIRED):
-        return (
-            f"{names[0]} is not installed, which vlmill requires: run {install_command()} in "
-            "vlmill's checkout"
-        )
-    return None
+        return _line(names[0], extra)
+    return _line(names[0], "") if parents & set(REQUIRED) else None
 
 
-def require_installed(*modules: str) -> None:
-    """Raises InputError for the first of ``modules`` that is not installed; imports none.
+def _line(name: str, extra: str) -> str:
+    owner = f"which the extra `{extra}` has" if extra else "which vlmill requires"
+    remedy = f"run {install_command(extra)} in vlmill's checkout"
+    return f"{name} is not installed, {owner}: {remedy}"
 
-    For what a command imports late: before hours of work, instead of after them.
+
+def require_extra(extra: str) -> None:
+    """Raises InputError unless every module of an extra is installed; imports none.
+
+    For what a command would otherwise find missing after it has begun.
     """
-    for module in modules:
+    for module in MODULES[extra]:
         if find_spec(module) is None:
-            raise InputError(missing_line(module) or f"{module} is not installed")
+            raise InputError(_line(module, extra))

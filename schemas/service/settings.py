@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.extras import MODULES, require_installed
 
 MEBIBYTE = 2**20
 TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
@@ -189,8 +188,3 @@ def token_of(file: Path | None) -> str | None:
     if not TOKEN.fullmatch(token):
         raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
     return token
-
-
-def require_packages() -> None:
-    """Raises InputError unless what a service needs is installed; imports nothing."""
-    require_installed(*MODULES["service"])

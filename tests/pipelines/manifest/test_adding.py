@@ -8,8 +8,8 @@ import pytest
 from markupsafe import Markup
 
 from vlmill.pipelines.manifest.job import main
-from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.manifest.listed import TITLES
+from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.manifest.sets import SETS
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
