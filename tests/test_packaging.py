@@ -164,16 +164,10 @@ def test_commands_of_an_editable_install_run_in_the_folder_above(
 ) -> None:
     checkout, python = editable
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    for module in ("vlmill.pipelines.manifest", "vlmill.extract.cli"):
-        done = subprocess.run(
-            [str(python), "-m", module, "--version"],
-            cwd=checkout.parent,
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert vlmill.__version__ in done.stdout
+    command = [str(python), "-m", "vlmill.pipelines.manifest", "--help"]
+    done = subprocess.run(command, cwd=checkout.parent, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
 
 
 @pytest.mark.slow
