@@ -60,11 +60,12 @@ def _line(name: str, extra: str) -> str:
     return f"{name} is not installed, {owner}: {remedy}"
 
 
-def require_extra(extra: str) -> None:
-    """Raises InputError unless every module of an extra is installed; imports none.
+def require_extra(extra: str, *modules: str) -> None:
+    """Raises InputError unless all modules of an extra, or only ``modules``, are installed.
 
-    For what a command would otherwise find missing after it has begun.
+    Imports none. For a module that another extra has too, and for what a command would otherwise
+    find missing after it has begun.
     """
-    for module in MODULES[extra]:
+    for module in modules or MODULES[extra]:
         if find_spec(module) is None:
             raise InputError(_line(module, extra))

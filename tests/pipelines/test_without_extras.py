@@ -162,7 +162,7 @@ def test_what_a_command_lacks_is_one_line_that_names_its_extra(
         ("mining", job["crawl.command"]),
         ("mining", job["web_pairs.command"]),
         ("mining", job["hard_negatives.command"]),
-        ("mining", (f"{JOBS}fit_image_filter.command", ["--images", files.images, *labels])),
+        ("safety", (f"{JOBS}fit_image_filter.command", ["--images", files.images, *labels])),
         ("mining", (f"{JOBS}fit_scorer.command", ["--pairs", files.pairs, *labels])),
         (
             "search",
