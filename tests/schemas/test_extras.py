@@ -9,7 +9,6 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-import setuptools
 
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError
@@ -49,7 +48,7 @@ def declared() -> dict[str, set[str]]:
         given[""] = words["install_requires"]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", setup)
+        patch.setattr("setuptools.setup", setup)
         patch.chdir(ROOT)
         runpy.run_path("setup.py")
     return {
@@ -126,7 +125,7 @@ def test_all_has_what_commands_need(declared: dict[str, set[str]]) -> None:
 
 
 # Of two extras that have a module, the first is named.
-FIRST = {module: extra for extra in reversed(MODULES) for module in MODULES[extra]}
+FIRST = {module: extra for extra in reversed(list(MODULES)) for module in MODULES[extra]}
 
 
 @pytest.mark.parametrize(("module", "extra"), [*FIRST.items(), ("apache_beam.io.gcp", "beam")])
