@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
-EXTRAS := demo,test
+EXTRAS := all,demo,test
 SHELL := /bin/bash
 # Idle OpenMP threads that spin slow everything down on a machine with other work (scoring pairs on
 # two busy cores: 84 pairs/s when they spin, 415 when they sleep). torch reads it when it is imported.
@@ -18,24 +18,37 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
-install: $(READY) ## make .venv with everything that the other commands need
+install: $(READY) ## make .venv with everything that the other commands need; CPU=1: torch without CUDA
+
+# The stamp records for what torch was installed: for CPUs alone, or as the package index has it. An
+# environment that was made for the other one is made again.
+INSTALLED := $(shell cat $(READY) 2>/dev/null)
+TORCH := $(if $(CPU),cpu,$(INSTALLED))
+ifneq ($(TORCH),$(INSTALLED))
+$(READY): remake
+.PHONY: remake
+endif
 
 # uv sets the environment up in seconds and shares files between environments; where it cannot be
 # had, or does not trust the certificates that pip is told to, pip does the same more slowly. Both
 # compile what they install: where PYTHONDONTWRITEBYTECODE is set, as in many images, each command
 # would else compile Beam or torch anew, seconds at every start.
+# uv alone knows where PyTorch keeps its builds for CPUs, so that pip is not tried for them.
 # The stamp is written last: an interrupted installation is redone.
 $(READY): setup.py constraints.txt
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5' && $(BIN)/uv --version >/dev/null \
+	@$(PYTHON) -m venv $(if $(filter remake,$^),--clear) $(VENV) || { echo "python -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.7' && $(BIN)/uv --version >/dev/null \
 		&& echo "installing with uv" \
-		&& $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'; then :; \
+		&& $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt \
+			$(if $(TORCH),--torch-backend $(TORCH)) --editable '.[$(EXTRAS)]'; then :; \
+	elif test -n "$(TORCH)"; then \
+		echo "make CPU=1 install: uv could not install PyTorch's builds for CPUs (above), which it takes from PyTorch's own index; where that cannot be reached, run make install" >&2; exit 1; \
 	else \
 		echo "uv does not install here; installing with pip, which takes minutes"; \
 		$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
 	fi
-	@touch $(READY)
+	@echo $(TORCH) > $(READY)
 
 demo: $(READY) ## web pages to a retrieval report: demo/report.html (3 to 6 minutes)
 	$(BIN)/python examples/demo.py --output demo

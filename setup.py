@@ -1,5 +1,6 @@
 """Packaging: the folders at the top install as ``vlmill.<folder>`` (README, "What is where")."""
 
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -12,71 +13,78 @@ HERE = Path(__file__).parent
 # and not at run time.
 REQUIRES = [
     "accelerate>=1.10",
-    "apache-beam>=2.70",
-    "certifi>=2025.1",
-    "faiss-cpu>=1.12",
-    "fastwarc>=2.0",
     "fsspec>=2025.2",
-    "h5py>=3.12",
     "huggingface-hub>=0.30",
-    "idna>=3.7",
     "jaxtyping>=0.3",
     "jinja2>=3.1",
-    "langdetect>=1.0.9",
-    "lmdb>=1.6",
-    "matplotlib>=3.9",
-    "msgspec>=0.19",
-    "numba>=0.63",
+    "markupsafe>=3.0",
     "numpy>=2.0,<2.5",
     "pillow>=12.1.1,<13",
-    "protego>=0.6",
     "pyarrow>=20,<26",
-    "markupsafe>=3.0",
-    "pycares>=5.2",
-    "pycld2>=0.42",
-    "pycurl>=7.49",
-    "pythainlp>=5.1",
     "pyyaml>=6.0",
-    "resiliparse>=0.15",
-    "rjieba>=0.2",
     "safetensors>=0.5",
-    "scikit-learn>=1.6",
-    "scipy>=1.14",
-    "selectolax>=0.4",
-    "sudachidict-small>=20250129",
-    "sudachipy>=0.7",
-    "tensorboard>=2.18",
     "tokenizers>=0.21",
     "torch>=2.8",
-    "torchvision>=0.23",
     "tqdm>=4.66",
 ]
 
-CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
+# The extras of commands: schemas/extras.py has the modules of each.
+HTTP = ["certifi>=2025.1", "idna>=3.7", "pycares>=5.2", "pycurl>=7.49"]
+LEARNING = ["scikit-learn>=1.6"]
+VISION = ["torchvision>=0.23"]
+EXTRACT = [*VISION, "h5py>=3.12", "lmdb>=1.6"]
+TRAIN = [*VISION, "matplotlib>=3.9", "scipy>=1.14", "tensorboard>=2.18"]
+MINING = [
+    *HTTP,
+    *LEARNING,
+    "fastwarc>=2.0",
+    "langdetect>=1.0.9",
+    "msgspec>=0.19",
+    "numba>=0.63",
+    "protego>=0.6",
+    "pycld2>=0.42",
+    "pythainlp>=5.1",
+    "resiliparse>=0.15",
+    "rjieba>=0.2",
+    "selectolax>=0.4",
+    "sudachidict-small>=20250129",
+    "sudachipy>=0.7",
+]
+BEAM = ["apache-beam>=2.70"]
+SEARCH = ["faiss-cpu>=1.12"]
 SERVICE = [
+    *HTTP,
     "fastapi>=0.115",
     "prometheus-client>=0.21",
     "python-multipart>=0.0.20",
     "uvicorn>=0.34",
 ]
+SAFETY = [*LEARNING, *VISION]
+CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
+COCO = ["pycocotools>=2.0.8"]
 
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
 
 EXTRAS = {
-    # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
-    "cloud": CLOUD,
-    "demo": ["scikit-image>=0.25", "warcio>=1.7"],
-    "docs": DOCS,
-    "heif": ["pillow-heif>=1.0"],
-    "coco": ["pycocotools>=2.0.8"],
-    "mlflow": ["mlflow-skinny>=3.1"],
+    "extract": EXTRACT,
+    "train": TRAIN,
+    "mining": MINING,
+    "beam": BEAM,
     "service": SERVICE,
-    "wandb": ["wandb>=0.19"],
+    "search": SEARCH,
+    "safety": SAFETY,
+    "cloud": CLOUD,
+    "coco": COCO,
+    "all": [*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO],
     "gcp": ["apache-beam[gcp]>=2.70"],
+    "heif": ["pillow-heif>=1.0"],
+    "mlflow": ["mlflow-skinny>=3.1"],
+    "wandb": ["wandb>=0.19"],
+    # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
+    "demo": ["scikit-image>=0.25", "warcio>=1.7", *LEARNING],
+    "docs": DOCS,
     "test": [
-        *CLOUD,
         *DOCS,
-        *SERVICE,
         "beartype>=0.20",
         "build>=1.2",
         "check-jsonschema>=0.33",
@@ -94,7 +102,6 @@ EXTRAS = {
         # The notebook of examples/, in a kernel.
         "ipykernel>=6.29",
         "mlflow-skinny>=3.1",
-        "pycocotools>=2.0.8",
         "moto[s3]>=5.1",
         "mypy>=1.15",
         "nbclient>=0.10",
@@ -115,6 +122,15 @@ EXTRAS = {
     "dev": ["pre-commit>=4.0"],
 }
 
+PACKAGES = ["vlmill", *(f"vlmill.{p}" for p in find_packages(include=[f"{f}*" for f in FOLDERS]))]
+PACKAGE_DIR = {"": "src", **{f"vlmill.{f}": f for f in FOLDERS}}
+if "editable_wheel" in sys.argv and all((HERE / "src/vlmill" / f).is_dir() for f in FOLDERS):
+    # setuptools then installs a .pth file that puts src/, with its links to the folders, on
+    # Python's path. For the mapping above it installs an import hook, which type checkers do not
+    # run and which Python asks last: in the folder above a checkout named vlmill, `import vlmill`
+    # would find that folder. A checkout without symbolic links keeps the hook: its src/ is empty.
+    PACKAGES, PACKAGE_DIR = ["vlmill"], {"": "src"}
+
 setup(
     name="vlmill",
     version="0.1.0",
@@ -132,10 +148,7 @@ setup(
             "vlmill-flink-worker = vlmill.pipelines.launch.flink_worker:main",
         ]
     },
-    packages=[
-        "vlmill",
-        *(f"vlmill.{p}" for p in find_packages(include=[f"{f}*" for f in FOLDERS])),
-    ],
-    package_dir={"": "src", **{f"vlmill.{f}": f for f in FOLDERS}},
+    packages=PACKAGES,
+    package_dir=PACKAGE_DIR,
     package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.toml", "*.txt"]},
 )

@@ -28,7 +28,7 @@ RUN useradd --create-home --uid 1000 vlmill \
     && mkdir -p /data /cache \
     && chown vlmill /data /cache
 COPY . /src
-RUN /src/docker/install.sh cloud
+RUN /src/docker/install.sh all
 USER 1000
 WORKDIR /data
 
@@ -63,9 +63,6 @@ CMD ["--help"]
 
 # Answers requests over HTTP: extract-rois serve, or with another entry point train-vl serve.
 FROM base AS serve
-USER 0
-RUN /src/docker/install.sh cloud,service
-USER 1000
 EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=10s --start-period=2m \
     CMD ["python", "/src/docker/healthy.py", "http://127.0.0.1:8080/readyz"]

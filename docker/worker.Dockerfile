@@ -11,7 +11,7 @@ ARG WORKER_UID=1000
 # need lies in the image's.
 ENV PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1
 COPY . /src
-RUN /src/docker/install.sh gcp \
+RUN /src/docker/install.sh all,gcp \
     && useradd --create-home --uid 1000 vlmill
 USER ${WORKER_UID}
 # Where boot writes the job's options.

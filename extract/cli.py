@@ -32,9 +32,9 @@ from vlmill.extract.train.command import add_train, command_train
 from vlmill.extract.train.describe import RECIPES_HELP, add_recipes, command_recipes
 from vlmill.schemas.console.command import Parser, at_least, place, run_command
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.extras import require_extra
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.paths import require_local
-from vlmill.schemas.service.settings import require_packages
 
 EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth
@@ -218,7 +218,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         attributes=first_names(arguments.attributes, "--attributes"),
     )
     if arguments.serve:
-        require_packages()
+        require_extra("service")
         from vlmill.extract.service.viewer import serve_table
 
         return serve_table(arguments.regions, arguments.images, names, arguments.port)

@@ -63,8 +63,7 @@ def process_context(module: str) -> ForkServerContext:
     """Says how processes are started: as forks of one that has imported ``module`` and run nothing.
 
     A fork of this process may hang, because it has run threads; to import anew takes each process
-    seconds. The first call decides what is imported: who decodes loads less than who detects, and
-    torchvision alone takes two seconds.
+    seconds. The first call decides what is imported: who decodes loads less than who detects.
     """
     context = _Forks()
     context.set_forkserver_preload([module])

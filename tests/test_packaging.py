@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -117,7 +118,76 @@ def test_commands_of_the_wheel_run(built: tuple[Path, Path], tmp_path: Path) -> 
         assert (str(target) if command[1] == code else vlmill.__version__) in done.stdout
 
 
-EXTRAS = ("cloud", "coco", "demo", "dev", "docs", "gcp", "heif", "mlflow", "service", "wandb")
+BUILD_EDITABLE = "import sys, setuptools.build_meta as b; b.build_editable(sys.argv[1])"
+
+
+def build_editable(checkout: Path, folder: Path) -> zipfile.ZipFile:
+    """The wheel from which pip and uv install a checkout as editable."""
+    build = [sys.executable, "-c", BUILD_EDITABLE, str(folder)]
+    subprocess.run(build, cwd=checkout, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkout named vlmill, and the Python of an environment in which it is editable."""
+    folder = tmp_path_factory.mktemp("editable")
+    checkout, env = folder / "above/vlmill", folder / "env"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
+    (site_packages,) = env.glob("lib/python3*/site-packages")
+    build_editable(checkout, folder).extractall(site_packages)
+    return checkout, env / "bin/python"
+
+
+@pytest.mark.slow
+def test_an_editable_install_is_a_path_that_type_checkers_read(
+    editable: tuple[Path, Path], tmp_path: Path
+) -> None:
+    checkout, python = editable
+    (path,) = python.parents[1].rglob("__editable__*.pth")
+    assert path.read_text().strip() == str(checkout / "src")
+    (tmp_path / "use.py").write_text(
+        "from vlmill.schemas.errors import InputError\nInputError(1)\n"
+    )
+    check = ["--python-executable", str(python), "--follow-imports=skip", "--cache-dir=/dev/null"]
+    env = {name: value for name, value in os.environ.items() if name != "MYPYPATH"}
+    mypy = [sys.executable, "-m", "mypy", *check, "use.py"]
+    done = subprocess.run(mypy, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_commands_of_an_editable_install_run_in_the_folder_above(
+    editable: tuple[Path, Path],
+) -> None:
+    checkout, python = editable
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(python), "-m", "vlmill.pipelines.manifest", "--help"]
+    done = subprocess.run(command, cwd=checkout.parent, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+
+
+@pytest.mark.slow
+def test_a_checkout_without_links_is_editable_by_an_import_hook(
+    editable: tuple[Path, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(editable[0], tmp_path / "vlmill", symlinks=True)
+    for name in FOLDERS:  # as git does with core.symlinks=false
+        link = tmp_path / "vlmill/src/vlmill" / name
+        target = os.readlink(link)
+        link.unlink()
+        link.write_text(target)
+    names = build_editable(tmp_path / "vlmill", tmp_path).namelist()
+    assert any(name.endswith("_finder.py") for name in names)
+
+
+EXTRAS = (
+    *("all", "beam", "cloud", "coco", "demo", "dev", "docs", "extract", "gcp", "heif"),
+    *("mining", "mlflow", "safety", "search", "service", "train", "wandb"),
+)
 
 
 @pytest.mark.long

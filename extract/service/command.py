@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from vlmill.extract.config import ExtractConfig
 from vlmill.schemas.console.command import at_least
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.extras import require_extra
 from vlmill.schemas.service.settings import (
     add_name_arguments,
     add_service_arguments,
     names_of,
-    require_packages,
     settings_of,
 )
 
@@ -54,7 +54,7 @@ def serve_regions(
 ) -> int:
     """Serves until a stop is asked for; returns the exit status. Raises InputError."""
     settings = settings_of(arguments, batch=config.batch_size)
-    require_packages()
+    require_extra("service")
     devices = [name.strip() for name in arguments.device.split(",")]
     if len(set(devices)) < len(devices) and any(name != "cpu" for name in devices):
         raise InputError(f"--device {arguments.device}: names a device twice")

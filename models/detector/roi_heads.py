@@ -7,12 +7,12 @@ background, where the family has it), D = feature size, G x V cells of the featu
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
-from torchvision.ops import roi_align, roi_pool
 
 from vlmill.models.detector.backbone import backbone_stage, norm_of
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.fused_stages import FusedStage, pooled_means, shares_windows
 from vlmill.models.detector.gpu import has_kernels
+from vlmill.models.detector.operators import roi_align, roi_pool
 from vlmill.models.detector.resnet import relu, widened
 
 
@@ -158,8 +158,6 @@ def pool_regions(
 
         return pooled_regions(features, rois, size, scale)
     if config.pooling == "pool":
-        pooled: Tensor = roi_pool(features, rois, size, scale)
-        return pooled
-    aligned = config.pooling == "align"
-    pooled = roi_align(features, rois, size, scale, config.sampling_ratio, aligned)
-    return pooled
+        return roi_pool(features, rois, size, scale)
+    aligned, ratio = config.pooling == "align", config.sampling_ratio
+    return roi_align(features, rois, size, scale, sampling_ratio=ratio, aligned=aligned)

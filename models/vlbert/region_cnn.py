@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from vlmill.models.detector.operators import roi_align
 from vlmill.models.detector.resnet import Norm, Stem, resnet_stage
 from vlmill.models.places import Places, cells_of
 from vlmill.models.vlbert.config import EXPANSION, RegionCnnConfig
@@ -76,14 +77,10 @@ class RegionCnn(nn.Module):
         real: Places,
     ) -> Float[Tensor, "L C P P"]:
         """The cells of the regions at these places, by RoIAlign's first form, one sample a bin."""
-        from torchvision.ops import roi_align  # of all that training imports, here alone
-
         pictures = (real // boxes.shape[1]).to(boxes.dtype)
         rois = torch.cat([pictures[:, None], boxes.flatten(0, 1)[real]], dim=1)
-        pooled: Tensor = roi_align(
-            features, rois, self.config.pool_size, 1 / STRIDE, sampling_ratio=1, aligned=False
-        )
-        return pooled
+        size = self.config.pool_size
+        return roi_align(features, rois, size, 1 / STRIDE, sampling_ratio=1, aligned=False)
 
     def forward(
         self,

@@ -18,6 +18,7 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters import statistics
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.statistics import picture_statistics, shrunk, small_picture
+from vlmill.schemas.extras import require_extra
 from vlmill.schemas.rejects import Reason, Rejected
 
 ANY, SAFETY, REALISM = "picture", "safety", "realism"
@@ -79,6 +80,7 @@ class ImageFilter:
 
     def open_network(self, said: str = "the filter") -> Callable[[Image.Image], Vector]:
         """The network's vector as a function. Raises InputError for weights that are of none."""
+        require_extra("safety", "torchvision")
         from vlmill.pipelines.filters.backbone import vector_function
 
         arrays = self.model.arrays

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.extras import require_extra
 from vlmill.schemas.files.paths import require_local
 
 
@@ -52,6 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     args = parser().parse_args(arguments)
     require_threshold(args.threshold)
     require_local("--output", args.output)
+    require_extra("safety", "sklearn", *(["torchvision"] if args.backbone else []))
     # scikit-learn takes its time: not before the arguments are known to be good.
     from vlmill.pipelines.fit_image_filter import job
 

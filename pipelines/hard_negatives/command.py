@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
-from vlmill.pipelines.launch.loading import parsed
+from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.schemas.console.command import (
     Parser,
     add_fresh,
@@ -79,6 +79,7 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
+    require_flags(beam_flags)
     with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from vlmill import __version__
 from vlmill.pipelines.launch.failures import refusal
+from vlmill.schemas.console.command import run_command
 
 LOGS = "VLMILL_WORKER_LOGS"
 """Names a folder in which each worker writes its errors: a task manager throws them away."""
@@ -25,8 +26,13 @@ DATA = ("beam:runner:source:v1", "beam:runner:sink:v1")
 WAIT_S = 60  # for the task manager to say what is to run
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Does the work of a task manager until that ends it."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Does the work of a task manager until that ends it; returns the exit status."""
+    return run_command(work, argv)
+
+
+def work(argv: Sequence[str]) -> int:
+    """Does the work for the task manager that the arguments name."""
     parser = argparse.ArgumentParser(
         prog="vlmill-flink-worker",
         description="Starts a Python worker. Flink's task managers call it, nobody else does: give "
@@ -48,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if (lacks := what_lacks(json_format.MessageToDict(info.pipeline_options))) is not None:
         print(lacks, file=sys.stderr, flush=True)
         refuse(info.control_endpoint.url, args.id, lacks)
-        return
+        return 0
     from apache_beam.runners.worker import sdk_worker_main
 
     sdk_worker_main.main([])
+    return 0
 
 
 def log_into(folder: str) -> None:
@@ -160,4 +167,4 @@ def data_endpoints(control: Any, bundle: Any) -> set[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,14 +5,15 @@ Beam takes seconds to load, and warns wherever its Google Cloud extra is missing
 
 import argparse
 import difflib
-import importlib.util
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.extras import missing_line
 
 OPTIONS = "options/pipeline_options.py"  # where Beam declares every flag
 
@@ -22,10 +23,13 @@ def parsed(
 ) -> tuple[argparse.Namespace, list[str]]:
     """Returns a job's own arguments, and the words for Beam.
 
-    Raises InputError for a flag that neither knows, without loading Beam.
+    Raises InputError for a flag that neither knows, without loading Beam, and for one of Beam's
+    where Beam is not installed.
     """
     args, words = parser.parse_known_args(arguments)
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if flags and find_spec("apache_beam") is None:
+        raise InputError(f"{flags[0]} is not a flag of this job, and {missing_line('apache_beam')}")
     if unknown := [flag for flag in flags if flag not in flags_of_beam()]:
         near = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1)
         raise unknown_flag(unknown[0], f"did you mean {near[0]}?" if near else "see --help")
@@ -45,8 +49,8 @@ def unknown_flag(flag: str, remedy: str = "see --help") -> InputError:
 
 def flags_of_beam() -> set[str]:
     """Every flag that the text of Beam's options names, which is not loaded for it."""
-    spec = importlib.util.find_spec("apache_beam")
-    assert spec is not None and spec.submodule_search_locations, "Apache Beam is not installed"
+    spec = find_spec("apache_beam")
+    assert spec is not None and spec.submodule_search_locations
     text = Path(spec.submodule_search_locations[0], OPTIONS).read_text(encoding="utf-8")
     return set(re.findall(r"""["'](--[A-Za-z][\w-]*)["']""", text))
 

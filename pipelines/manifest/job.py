@@ -1,13 +1,12 @@
 """Data sets as tables: python -m vlmill.pipelines.manifest --help"""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vlmill.pipelines.launch.loading import parsed, require_flags
-from vlmill.pipelines.manifest.own.command import add_own_arguments, run_own
-from vlmill.pipelines.manifest.published.command import add_arguments, run_published
-from vlmill.pipelines.manifest.sets import SETS
+from vlmill.pipelines.manifest.listed import TITLES
 from vlmill.schemas.console.command import (
     Parser,
     run_command,
@@ -24,44 +23,62 @@ class Dataset:
     run: Callable[[argparse.Namespace], int]
 
 
-def published(name: str) -> Dataset:
-    """Returns the subcommand of a published data set."""
-    data_set = SETS[name]
-    return Dataset(
-        title=data_set.title,
-        add_arguments=lambda p: add_arguments(p, name, data_set),
-        run=lambda args: run_published(name, data_set, args),
-    )
+def own() -> dict[str, Dataset]:
+    """The subcommand of one's own captions, by its name."""
+    from vlmill.pipelines.manifest.own.command import add_own_arguments, run_own
+
+    return {"own": Dataset(title=TITLES["own"], add_arguments=add_own_arguments, run=run_own)}
 
 
-OWN = Dataset(title="your own captions and pictures", add_arguments=add_own_arguments, run=run_own)
+def published() -> dict[str, Dataset]:
+    """The subcommands of published data sets, by their names."""
+    from vlmill.pipelines.manifest.published.command import add_arguments, run_published
+    from vlmill.pipelines.manifest.sets import SETS
+
+    return {
+        name: Dataset(
+            title=data_set.title,
+            add_arguments=partial(add_arguments, name=name, data_set=data_set),
+            run=partial(run_published, name, data_set),
+        )
+        for name, data_set in SETS.items()
+    }
 
 
-def datasets() -> dict[str, Dataset]:
-    """The subcommands by their names: one's own captions, and every published data set."""
-    return {"own": OWN, **{name: published(name) for name in SETS}}
+def datasets(arguments: Sequence[str]) -> dict[str, Dataset]:
+    """Loads the subcommand that the arguments name; with it may come others.
+
+    Without a name argparse prints a help text, versions or an error, which needs none.
+    """
+    name = next((word for word in arguments if not word.startswith("-")), None)
+    return {} if name is None else own() if name == "own" else published()
 
 
-def parser() -> Parser:
-    """Returns the parser of all data sets."""
+def parser(loaded: Mapping[str, Dataset] | None = None) -> Parser:
+    """Returns the parser of all data sets, with the flags of those that are loaded (None: all)."""
+    if loaded is None:
+        loaded = {**own(), **published()}
     top = Parser(
         prog="python -m vlmill.pipelines.manifest",
         description="Data sets as tables of pairs, pictures and examples of tasks.",
         epilog="example:\n  python -m vlmill.pipelines.manifest own --help",
     )
     commands = top.add_subparsers(dest="dataset", required=True, metavar="DATASET")
-    for name, dataset in datasets().items():
-        dataset.add_arguments(commands.add_parser(name, help=dataset.title, allow_abbrev=False))
+    for name, title in {**TITLES, **{name: one.title for name, one in loaded.items()}}.items():
+        command = commands.add_parser(name, help=title, allow_abbrev=False)
+        if name in loaded:
+            loaded[name].add_arguments(command)
     return top
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the data set's job."""
-    args, beam_flags = parsed(parser(), arguments)
+    loaded = datasets(arguments)
+    args, beam_flags = parsed(parser(loaded), arguments)
     require_flags(beam_flags)
     args.beam_flags = beam_flags
     with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
-        return datasets()[args.dataset].run(args)
+        return loaded[args.dataset].run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

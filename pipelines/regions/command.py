@@ -1,11 +1,11 @@
-"""Regions of a table of images as a Beam job: python -m vlmill.pipelines.regions --help"""
+"""Regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help"""
 
 import argparse
 from collections.abc import Sequence
 
 from vlmill.extract.flags import add_engine
 from vlmill.extract.from_flags import check_detector, config_of
-from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
+from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, place, run_command
 from vlmill.schemas.files.lock import locked
 
@@ -15,7 +15,7 @@ def parser() -> Parser:
     p = Parser(
         prog="python -m vlmill.pipelines.regions",
         description="Detects regions in the pictures of a table of images and writes their "
-        "features, as extract-rois run does, on any Beam runner.",
+        "features, as extract-rois run does, in this process or on any Beam runner.",
         epilog="Example:\n  python -m vlmill.pipelines.regions --images out/pairs --weights "
         "detector.pth --output out/regions\n\nWrites regions, rejects and _manifest.json; the same "
         "bytes as extract-rois run on the same table,\nand either command continues what a killed "
@@ -40,6 +40,7 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
+    require_flags(beam_flags)
     with locked(args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
@@ -47,13 +48,12 @@ def run(arguments: Sequence[str]) -> int:
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     config_of(args)
     check_detector(args)
-    # pyarrow, torch and Beam take their time: not before the arguments are known to be good.
+    # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.schemas.files.reading import find_shards
     from vlmill.schemas.tables import IMAGES
 
     tables = find_shards(args.images, IMAGES, "--images")
-    with quiet_beam_import():
-        from vlmill.pipelines.regions import job
+    from vlmill.pipelines.regions import job
 
     return job.run(args, tables, beam_flags)
 

@@ -1,4 +1,4 @@
-"""Regions of a table of images as a Beam job: python -m vlmill.pipelines.regions --help
+"""Regions of a table of images, here or as a Beam job: python -m vlmill.pipelines.regions --help
 
 The engine is that of ``extract-rois run``, one detector in each worker process; the unit of work is
 a shard, planned before anything runs and written by the worker that made it. Both ways write the
@@ -7,13 +7,9 @@ same bytes, so one continues what the other began.
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.utils.shared import Shared
+from typing import TYPE_CHECKING, TypeAlias
 
 from vlmill.extract.from_flags import (
     config_of,
@@ -21,70 +17,51 @@ from vlmill.extract.from_flags import (
     detector_of,
     warn_of_random_weights,
 )
-from vlmill.pipelines.counting.numbers import Numbers, rejects_of, timed
-from vlmill.pipelines.launch.clusters import require_for_cluster
-from vlmill.pipelines.launch.metrics import count_in_beam
-from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import remove_leftovers
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
-    from vlmill.extract.detect.detector import Detector
     from vlmill.extract.run.job import Job, Part
 
+MakeParts: TypeAlias = "Callable[[Job, Sequence[Part]], None]"
 
-class ExtractPart(beam.DoFn):
-    """Part -> (rows of regions, rows of rejects) of the two shards that it has written.
 
-    Memory: one detector a process, whatever the number of threads; the pictures among which batches
-    are formed and the rows that wait to be written a thread.
+def make_parts_here(job: "Job", parts: Sequence["Part"]) -> None:
+    """Makes parts one by one in this process."""
+    from vlmill.extract.run.job import make_shards
+
+    total = sum(len(part.pictures) for part in parts)
+    with Progress(total=total, unit="picture", label="regions") as progress:
+        for part in parts:
+            make_shards(job, part, progress)
+
+
+def maker_of_parts(args: argparse.Namespace, beam_flags: Sequence[str]) -> MakeParts:
+    """Returns what makes parts: this process, or the Beam runner that flags name.
+
+    Raises InputError for flags that no runner takes.
     """
+    if not beam_flags:
+        return make_parts_here
+    # Beam takes seconds to load.
+    with quiet_beam_import():
+        from vlmill.pipelines.regions.on_beam import make_parts_on_beam
 
-    def __init__(self, arguments: argparse.Namespace, identity: tuple[str, ...]) -> None:
-        self.arguments, self.identity = arguments, identity
-        self.shared = Shared()
-
-    def setup(self) -> None:
-        self.detector: Detector = self.shared.acquire(self._open)
-        identity = self.detector.identity
-        if identity != self.identity:
-            raise OSError(
-                f"the worker's networks have the fingerprints {', '.join(identity)}, those of the "
-                f"process which planned the job {', '.join(self.identity)}: both need the same "
-                "vlmill, --weights and --global-weights"
-            )
-
-    def _open(self) -> "Detector":
-        return detector_of(self.arguments)
-
-    def process(self, part: "Part") -> Iterator[tuple[int, int]]:
-        from vlmill.extract.run.job import Job, make_shards
-
-        config, output = config_of(self.arguments), path_of(self.arguments.output)
-        job = Job(plan=(), output=output, detector=self.detector, config=config)
-        numbers = Numbers(pictures=len(part.pictures))
-        progress = Progress(total=len(part.pictures), unit="picture", label=f"regions {part.index}")
-        with progress, timed(numbers):
-            regions, rejects = make_shards(job, part, progress)
-        numbers.update(rows=regions.rows, bytes=regions.bytes + rejects.bytes)
-        numbers.update(rejects_of(reject_counts(output / rejects.name)))
-        count_in_beam("regions", numbers)
-        yield regions.rows, rejects.rows
+    return make_parts_on_beam(args, beam_flags)
 
 
 def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
     """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
-    options = beam_options(beam_flags, __name__)
-    require_for_cluster(options, {"--images": args.images, "--output": str(args.output)})
+    make_parts = maker_of_parts(args, beam_flags)
     config = config_of(args)
 
     from vlmill.extract.pictures.plan import repeats_marked, rows_of
@@ -102,7 +79,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     settings = job.settings()
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
-        shards = extract_missing(job, args, options)
+        shards = extract_missing(job, make_parts)
         # Of workers that were killed while the run went on with others.
         remove_leftovers(job.output)
         write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
@@ -116,10 +93,8 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     return 0 if regions or not rejects else 1
 
 
-def extract_missing(
-    job: "Job", arguments: argparse.Namespace, options: PipelineOptions
-) -> list[Shard]:
-    """Runs the pipeline over the parts that are not there yet; returns the shards of all parts."""
+def extract_missing(job: "Job", make_parts: MakeParts) -> list[Shard]:
+    """Makes the parts that are not there yet; returns the shards of all parts."""
     from vlmill.extract.run.job import finished_shards
 
     parts = (job.part(index) for index in range(job.num_shards))
@@ -127,11 +102,7 @@ def extract_missing(
     if len(missing) < job.num_shards:
         print(f"continuing: {job.num_shards - len(missing)} shards are there", file=sys.stderr)
     if missing:
-        step = ExtractPart(arguments, job.detector.identity)
-        # A worker inside this process takes the detector that is here already.
-        step.shared.acquire(lambda: job.detector)
-        with run_pipeline(options) as pipeline:
-            _ = pipeline | "Parts" >> beam.Create(missing) | "Extract" >> beam.ParDo(step)
+        make_parts(job, missing)
     shards: list[Shard] = []
     for index in range(job.num_shards):
         written = finished_shards(job, index)

@@ -16,6 +16,7 @@ from typing import NoReturn, TextIO
 
 import vlmill
 from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.extras import missing_line
 from vlmill.schemas.files.paths import path_of
 from vlmill.schemas.files.remote import is_remote
 
@@ -115,9 +116,10 @@ def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Runs ``command`` on the arguments and returns its exit status.
 
-    ``argv`` defaults to the process's own. A user's mistake gives status 2 and the operating
-    system's refusals (a full disk, a missing permission) status 1, both as one line without a
-    traceback; any other exception is a bug and keeps its traceback.
+    ``argv`` defaults to the process's own. A user's mistake and a module of an extra that is not
+    installed give status 2, and the operating system's refusals (a full disk, a missing permission)
+    status 1, each as one line without a traceback; any other exception is a bug and keeps its
+    traceback.
     """
     try:
         status = command(sys.argv[1:] if argv is None else argv)
@@ -134,6 +136,11 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     except (OSError, StoreFailed) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if (line := missing_line(error.name)) is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it can", file=sys.stderr)
         return 130

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from markupsafe import Markup
 
+from vlmill.schemas.extras import missing_line
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.shards import SOFTWARE
@@ -181,7 +182,7 @@ def _can_draw() -> bool:
 
 
 def _no_chart(title: str) -> Markup:
-    return Markup("<p>{}: no chart, as matplotlib is not installed</p>").format(title)
+    return Markup("<p>{}: no chart; {}</p>").format(title, missing_line("matplotlib"))
 
 
 def _figure(width: float = 5.6, height: float = 2.8) -> "tuple[Figure, Any]":

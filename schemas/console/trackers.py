@@ -19,6 +19,7 @@ from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracke
 
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.extras import missing_line
 from vlmill.schemas.files.atomic import write_json
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # folders under the output, too
@@ -36,9 +37,7 @@ def require_trackers(names: Sequence[str]) -> None:
     """
     for name in names:
         if name != TENSORBOARD and importlib.util.find_spec(name) is None:
-            raise InputError(
-                f"trackers: {name} is not installed; pip install 'vlmill[{name}]', or leave it out"
-            )
+            raise InputError(f"trackers: {missing_line(name)}, or remove {name} from trackers")
 
 
 class Trackers:
@@ -126,7 +125,7 @@ def _read_state(output: Path) -> dict[str, Any]:
 def _has_tensorboard(folder: Path) -> bool:
     if importlib.util.find_spec(TENSORBOARD) is not None:
         return True
-    print(f"no curves in {folder}: tensorboard is not installed", file=sys.stderr)
+    print(f"no curves in {folder}: {missing_line(TENSORBOARD)}", file=sys.stderr)
     return False
 
 

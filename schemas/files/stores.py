@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.extras import install_command
 from vlmill.schemas.files.copies import FULL, no_room
 
 Answer = TypeVar("Answer")
@@ -86,7 +87,8 @@ def filesystem(url: str) -> Any:
 
         return fsspec.filesystem(scheme, **_options(scheme, url))
     except ImportError as error:
-        raise InputError(f"{url}: {error}; pip install 'vlmill[cloud]'") from None
+        remedy = f"run {install_command('cloud')} in vlmill's checkout"
+        raise InputError(f"{url}: {error}; {remedy}") from None
 
 
 @cache

@@ -4,11 +4,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
+from typing import TYPE_CHECKING
 
 from vlmill import __version__
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.net.names import Lookup
 from vlmill.schemas.rejects import Reason
+
+if TYPE_CHECKING:  # help texts read this file, without an extra
+    from vlmill.schemas.net.names import Lookup
 
 Network = IPv4Network | IPv6Network
 _CONTACT = re.compile(r"[!-'*-~]{3,200}")  # printable ASCII without spaces and brackets
@@ -32,7 +35,7 @@ class ClientSettings:
     max_header_bytes: int = 64 << 10
     max_bytes: int = 32 << 20  # a body, as sent and as decoded, where a request does not say
     allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
-    names: Lookup | None = None  # in place of DNS: for tests
+    names: "Lookup | None" = None  # in place of DNS: for tests
     ca_file: str | None = None  # certificates to trust; the system's, else certifi's
 
     def __post_init__(self) -> None:

@@ -11,14 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.positioned import PositionedFile
 from vlmill.schemas.net.addresses import parse_networks
-from vlmill.schemas.net.client import Client
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Network, Request
 from vlmill.schemas.rejects import Reason
+
+if TYPE_CHECKING:  # help texts read this file, without an extra
+    from vlmill.schemas.net.client import Client
 
 TRIES = 6
 BACKOFF_S = 1.0  # doubled from try to try
@@ -31,7 +34,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _NO_RANGE = re.compile(r"bytes \*/(\d{1,18})")
 # By process and thread: a fork leaves its parent's alone, which must not be closed there either.
-_clients: dict[tuple[int, int], Client] = {}
+_clients: dict[tuple[int, int], "Client"] = {}
 
 
 class Unreachable(Exception):
@@ -140,8 +143,10 @@ def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> An
         raise _TryAgain(str(error)) from None
 
 
-def _client(allowed: tuple[Network, ...]) -> Client:
+def _client(allowed: tuple[Network, ...]) -> "Client":
     """This thread's client, whose connections are kept; a new one where other networks count."""
+    from vlmill.schemas.net.client import Client
+
     place = os.getpid(), threading.get_ident()
     client = _clients.get(place)
     if client is None or client.settings.allowed != allowed:

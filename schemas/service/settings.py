@@ -10,7 +10,6 @@ from vlmill.schemas.errors import InputError
 
 MEBIBYTE = 2**20
 TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
-NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 NAMED = ("classes", "attributes")
 
 
@@ -189,15 +188,3 @@ def token_of(file: Path | None) -> str | None:
     if not TOKEN.fullmatch(token):
         raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
     return token
-
-
-def require_packages() -> None:
-    """Raises InputError unless what a service needs is installed; imports nothing."""
-    from importlib.util import find_spec
-
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"serving needs {', '.join(missing)}, which the extra `service` installs: pip install "
-            "'vlmill[service]'"
-        )

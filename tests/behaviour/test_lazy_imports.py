@@ -143,6 +143,9 @@ COMMANDS = {
     (NEAREST, "--help"): 0,
     (NEAREST, "--regions", "a", "--output", "b", "--top", "0"): 2,
     (NEAREST, "--regions", "a", "--import", "a", "--output", "b"): 2,
+    (MANIFEST, "--help"): 0,
+    (MANIFEST, "--version"): 0,
+    (MANIFEST,): 2,
     (REGIONS, "--help"): 0,
     (REGIONS, "--images", "a", "--output", "b", "--nonsense"): 2,
     (REGIONS, "--images", "a", "--output", "b", "--dtype", "float8"): 2,
@@ -151,8 +154,6 @@ COMMANDS = {
 # The list of formats and the split of a table are those of the code that reads it, with pyarrow.
 # What looks for tables or pictures has pyarrow, which takes a fifth of a second.
 READERS = {
-    (MANIFEST, "--help"): 0,
-    (MANIFEST, "--version"): 0,
     (MANIFEST, "own", "--help"): 0,
     (MANIFEST, "own", "--input", "none.csv"): 2,
     (MANIFEST, "vg", "--help"): 0,

@@ -28,7 +28,7 @@ from vlmill.pipelines.hard_negatives.steps import staging, steps_of
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published.command import open_parts
-from vlmill.pipelines.regions import job as regions
+from vlmill.pipelines.regions import on_beam as regions
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.tables import on_beam as on_tables
 from vlmill.pipelines.tables.choice import FirstOfEach
@@ -100,7 +100,7 @@ JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     "crawl": (crawl, on_beam, {"fetching.on_beam.FetchBuckets"}),
     "manifest": (manifest, parts, {"manifest.on_beam.MakePart"}),
     "tables": (tables, on_tables, {"tables.on_beam.WriteShard"}),
-    "regions": (regions_job, regions, {"regions.job.ExtractPart"}),
+    "regions": (regions_job, regions, {"regions.on_beam.ExtractPart"}),
 }
 
 

@@ -160,7 +160,7 @@ def test_the_script_of_images_installs_on_this_machine(tmp_path: Path) -> None:
     ran("git", "clone", "--quiet", str(ROOT), str(source))
     python = environment(tmp_path / "env")
     here = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PYTHONPATH": ""}
-    done = ran(str(source / "docker/install.sh"), "cloud", cwd=tmp_path, PYTHON=python, **here)
+    done = ran(str(source / "docker/install.sh"), "all", cwd=tmp_path, PYTHON=python, **here)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "No broken requirements found" in done.stdout
     said = ran(str(tmp_path / "env/bin/extract-rois"), "--version", cwd=tmp_path, PYTHONPATH="")
@@ -176,7 +176,7 @@ def test_all_that_an_image_has_comes_from_the_index(tmp_path: Path) -> None:
     ran("git", "clone", "--quiet", str(ROOT), str(source))
     ran(sys.executable, "-m", "venv", str(tmp_path / "env"))
     python = str(tmp_path / "env/bin/python")
-    done = ran(str(source / "docker/install.sh"), "cloud", cwd=tmp_path, PYTHON=python)
+    done = ran(str(source / "docker/install.sh"), "all", cwd=tmp_path, PYTHON=python)
     assert done.returncode == 0, done.stderr[-2000:]
     said = ran(str(tmp_path / "env/bin/extract-rois"), "--version", cwd=tmp_path)
     assert said.stdout.startswith("vlmill ")

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 
 from vlmill.schemas.console.command import at_least, place
+from vlmill.schemas.extras import require_extra
 from vlmill.schemas.service.settings import (
     add_name_arguments,
     add_service_arguments,
     names_of,
-    require_packages,
     settings_of,
 )
 from vlmill.train.checkpoints.folders import find_checkpoint
@@ -80,7 +80,7 @@ def run_serve(args: argparse.Namespace) -> int:
         hub_place(args.checkpoint)
     else:
         find_checkpoint(args.checkpoint)
-    require_packages()
+    require_extra("service")
     # What serves takes its time to load: not before the arguments are known to be good.
     from vlmill.schemas.readers.class_names import require_names
     from vlmill.schemas.service.server import run_service

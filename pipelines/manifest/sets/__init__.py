@@ -1,6 +1,6 @@
 """Published data sets, a file each: its layout, and what its rows become.
 
-To add one, write such a file and its line in ``SETS``.
+To add one, write such a file, its line in ``SETS`` and its title in ``listed.TITLES``.
 """
 
 from vlmill.pipelines.manifest.entries import DataSet

@@ -74,7 +74,7 @@ def test_attributes_count_where_the_likeliest_is_one_of_them() -> None:
 
 
 def test_cocos_precision() -> None:
-    pytest.importorskip("pycocotools", reason="pip install 'vlmill[coco]'")
+    pytest.importorskip("pycocotools", reason="pip install -e '.[coco]'")
     found = findings()
     metrics = coco_metrics(found.truth, found.coco, found.sizes, 2)
     # Class 0: all thresholds, with a false one that is less sure. Class 1: an overlap of 0.5.
@@ -84,7 +84,7 @@ def test_cocos_precision() -> None:
 
 def test_what_is_detected_in_a_crowd_is_no_fault() -> None:
     """The surest detection lies where many are: wrong without the crowd's box, else not counted."""
-    pytest.importorskip("pycocotools", reason="pip install 'vlmill[coco]'")
+    pytest.importorskip("pycocotools", reason="pip install -e '.[coco]'")
     truth = [np.array([[0, 0, 5, 5, 15, 15.0]])]
     detections = [np.array([[0, 0, 22, 12, 38, 28, 0.9], [0, 0, 5, 5, 15, 15, 0.8]])]
     crowds = [np.array([[0, 0, 20, 10, 40, 30.0]])]

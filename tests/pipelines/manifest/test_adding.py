@@ -8,6 +8,7 @@ import pytest
 from markupsafe import Markup
 
 from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.listed import TITLES
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.manifest.sets import SETS
 from vlmill.schemas.files.manifest import verify_folder
@@ -47,6 +48,11 @@ def entry(source, number, line):
 
 HAIKU = DataSet(title="haiku", about="Haiku of pictures.", tables=(PAIRS,), open=open_haiku)
 '''
+
+
+def test_the_help_lists_every_data_set() -> None:
+    published = {name: data_set.title for name, data_set in SETS.items()}
+    assert {name: title for name, title in TITLES.items() if name != "own"} == published
 
 
 def test_a_file_and_a_line_add_a_data_set(

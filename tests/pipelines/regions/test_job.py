@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmill.extract.cli import command as extract_rois
-from vlmill.pipelines.regions import command
-from vlmill.pipelines.regions import job as regions
+from vlmill.pipelines.regions import command, on_beam
 from vlmill.schemas.files.manifest import MANIFEST, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
@@ -99,7 +98,7 @@ def test_a_worker_with_other_weights_stops_the_job(images: Path, tmp_path: Path)
     arguments = command.parser().parse_args(
         ["--images", str(images), "--output", str(tmp_path / "out"), *FLAGS]
     )
-    step = regions.ExtractPart(arguments, ("0" * 32,))
+    step = on_beam.ExtractPart(arguments, ("0" * 32,))
     with pytest.raises(OSError, match="the worker's networks have the fingerprints"):
         step.setup()
 

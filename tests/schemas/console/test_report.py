@@ -94,7 +94,8 @@ def test_without_matplotlib_a_page_says_which_chart_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     curve = report.line_chart({"a": ([1], [2.0])}, title="Losses & rates", x_label="x", y_label="y")
-    assert curve == "<p>Losses &amp; rates: no chart, as matplotlib is not installed</p>"
+    assert curve.startswith("<p>Losses &amp; rates: no chart; matplotlib is not installed")
+    assert "pip install -e &#39;.[train]&#39;" in curve
 
 
 def test_many_settings_are_folded() -> None:

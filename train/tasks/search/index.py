@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -78,6 +77,8 @@ def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> Searc
 
     Raises InputError for none or fewer vectors than it has cells.
     """
+    import faiss  # of the extra `search`, which vlmill.load does without
+
     matrix = vectors.matrix
     count, width = matrix.shape
     if effort is not None and (kind == "flat" or effort < 1):
@@ -118,6 +119,8 @@ def recall_of(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: bool
 
     ``same``: the queries are vectors of the index, whose own places do not count.
     """
+    import faiss
+
     top = min(MEASURED_TOP + int(same), len(matrix))
     _, exact = faiss.knn(queries, matrix, top, metric=faiss.METRIC_INNER_PRODUCT)
     places = index.nearest(queries, top).places
@@ -137,6 +140,8 @@ def sampled(matrix: Matrix) -> Matrix:
 
 def save_index(index: SearchIndex, folder: Path) -> None:
     """Writes the index; the folder appears whole or not at all."""
+    import faiss
+
     with atomic_folder(folder, last=SETTINGS) as temporary:
         faiss.write_index(index.faiss_index, str(temporary / INDEX))
         pq.write_table(index.about, temporary / ROWS)
@@ -151,6 +156,8 @@ def open_index(folder: str | Path) -> SearchIndex:
     Raises InputError for a folder that holds no index, or one whose files are not those that were
     written: FAISS trusts what it reads.
     """
+    import faiss
+
     place = path_of(folder)
     try:
         settings = json.loads((place / SETTINGS).read_text(encoding="utf-8"))

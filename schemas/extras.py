@@ -1,0 +1,72 @@
+"""The third-party modules of each extra of setup.py, and the message for one that is not installed.
+
+`import vlmill`, `vlmill.load` and the contracts of tables need the hard requirements alone. Every
+command prints one line where it needs a module of an extra that is not installed.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from vlmill.schemas.errors import InputError
+
+# Modules by the name under which code imports them. A message names the first extra that has one.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "extract": ("h5py", "lmdb", "torchvision"),
+    "train": ("matplotlib", "scipy", "tensorboard", "torchvision"),
+    "mining": (
+        *("certifi", "fastwarc", "idna", "langdetect", "msgspec", "numba", "protego", "pycares"),
+        *("pycld2", "pycurl", "pythainlp", "resiliparse", "rjieba", "selectolax", "sklearn"),
+        *("sudachidict_small", "sudachipy"),
+    ),
+    "beam": ("apache_beam", "google.protobuf", "grpc"),
+    "service": (
+        *("certifi", "fastapi", "idna", "prometheus_client", "pycares", "pycurl"),
+        *("python_multipart", "starlette", "uvicorn"),
+    ),
+    "search": ("faiss",),
+    "safety": ("sklearn", "torchvision"),
+    "cloud": ("gcsfs", "s3fs"),
+    "coco": ("pycocotools",),
+    "heif": ("pillow_heif",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
+}
+REQUIRED = (
+    *("PIL", "accelerate", "fsspec", "huggingface_hub", "jaxtyping", "jinja2", "markupsafe"),
+    *("numpy", "pyarrow", "safetensors", "tokenizers", "torch", "tqdm", "yaml"),
+)
+
+
+def install_command(extra: str = "") -> str:
+    """Returns the command that installs an extra; it is run in the folder of the checkout."""
+    return f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+
+
+def missing_line(module: str | None) -> str | None:
+    """Returns the message for a module that could not be imported.
+
+    None for a module that no requirement of vlmill has: then the error is a bug.
+    """
+    names = (module or "").split(".")
+    parents = {".".join(names[: count + 1]) for count in range(len(names))}
+    extra = next((extra for extra, own in MODULES.items() if parents & set(own)), None)
+    if extra is not None:
+        return _line(names[0], extra)
+    return _line(names[0], "") if parents & set(REQUIRED) else None
+
+
+def _line(name: str, extra: str) -> str:
+    owner = f"which the extra `{extra}` has" if extra else "which vlmill requires"
+    remedy = f"run {install_command(extra)} in vlmill's checkout"
+    return f"{name} is not installed, {owner}: {remedy}"
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Raises InputError unless all modules of an extra, or only ``modules``, are installed.
+
+    Imports none. For a module that another extra has too, and for what a command would otherwise
+    find missing after it has begun.
+    """
+    for module in modules or MODULES[extra]:
+        if find_spec(module) is None:
+            raise InputError(_line(module, extra))
