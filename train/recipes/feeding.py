@@ -79,6 +79,13 @@ def interbert_released_feeding() -> Feeding:
     return interbert_feeding(released=True)
 
 
+def vlbert_paper_masks(masking: Masking) -> Masking:
+    """Returns the masking of VL-BERT's paper (arXiv:1908.08530, sec. 3.3): all chosen are masked,
+    where the code keeps or replaces some.
+    """
+    return replace(masking, word_to_mask=1.0, word_to_random=0.0, region_to_zero=1.0)
+
+
 def interbert_masking(*, released: bool = False) -> Masking:
     """Segments and groups around anchors of 10 % (arXiv:2003.13198, sec. 3.2).
 

@@ -15,7 +15,7 @@ from vlmill.models.vlbert.config import (
     vlbert_paper_end_to_end,
     vlbert_small,
 )
-from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
+from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking, vlbert_paper_masks
 from vlmill.train.recipes.parts import Masking, Objectives, Optimizer
 from vlmill.train.recipes.small import hour_recipe, small_recipe
 from vlmill.train.recipes.spec import Recipe, Stage
@@ -152,7 +152,7 @@ def vl_bert_paper() -> Recipe:
         negative_text_share=1.0,
         hard_negative_share=0.0,
         feeding=replace(vlbert_feeding(), max_elements=None, region_targets="class", flip=0.0),
-        masking=replace(vlbert_masking(), word_to_mask=1.0, word_to_random=0.0, region_to_zero=1.0),
+        masking=vlbert_paper_masks(vlbert_masking()),
         objectives=Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0),
         optimizer=replace(vlbert_optimizer(8000), lr=1e-4),
     )

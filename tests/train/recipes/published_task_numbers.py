@@ -67,7 +67,7 @@ FINE_TUNING: tuple[Row, ...] = (
     (
         "glue-* nlvr2-* refcoco-* vqa-* vcr-vilbert* vcr-single-stream* vcr-vl-bert* "
         "retrieval-vilbert* retrieval-imagebert* retrieval-vlmo-*",
-        "none of these papers or codes averages weights",
+        "none of these codes averages weights; GLUE with InterBERT without it, too [choice]",
         NO_AVERAGE,
     ),
     ("retrieval-interbert* vcr-interbert*", f"{INTERBERT}, sec. 4; [code]", AVERAGE),
@@ -109,7 +109,14 @@ FINE_TUNING: tuple[Row, ...] = (
     (
         "vqa-vl-bert vqa-vl-bert-large vqa-vl-bert-from-bert",
         "[code]: 6.25e-7 a row",
-        run(1.6e-4, 256, weight_decay=1e-4, epochs=5, warmup_steps=500, clip=1.0),
+        run(1.6e-4, 256, weight_decay=1e-4, warmup_steps=500, clip=1.0),
+    ),
+    ("vqa-vl-bert vqa-vl-bert-large", "[code]: enough after pretraining", {"epochs": 5}),
+    ("vqa-vl-bert-from-bert", "the code's author: without pretraining", {"epochs": 20}),
+    (
+        "vcr-vl-bert-paper-*",
+        f"{VLBERT}, sec. 3.3: every chosen region is masked",
+        {"settings.masking.region_to_zero": 1.0},
     ),
     (
         "vqa-vl-bert-paper",

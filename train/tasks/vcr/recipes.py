@@ -23,7 +23,7 @@ from vlmill.models.vlbert.config import (
     vlbert_paper,
     vlbert_small,
 )
-from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
+from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding, vlbert_paper_masks
 from vlmill.train.recipes.fine_tuning import (
     TRIAL_RUN,
     from_bert,
@@ -165,12 +165,13 @@ def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
         feeding=replace(vlbert_vcr_feeding(), flip=0.0),
         optimizer=vlbert_vcr_optimizer(2e-3),
     )
+    settings = vlbert_vcr_settings(subtask, loss="softmax", regions="masked")
     return replace(
         recipe,
         name=f"vcr-vl-bert-paper-{subtask}",
         model=VlBertVcrConfig(body=body),
         stages=(stage,),
-        settings=vlbert_vcr_settings(subtask, loss="softmax", regions="masked"),
+        settings=replace(settings, masking=vlbert_paper_masks(settings.masking)),
         about=f"VCR's {subtask} with VL-BERT, by the paper's text, on stored features",
     )
 
