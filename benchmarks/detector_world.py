@@ -36,7 +36,7 @@ from worlds import World, write_boxes
 
 from vlmill.extract import cli as extract_rois
 from vlmill.extract.train.checkpoints import METRICS
-from vlmill.extract.train.command import settings_of
+from vlmill.extract.train.command import read_settings
 from vlmill.extract.train.job import TrainJob
 from vlmill.extract.train.run import train
 from vlmill.extract.train.settings import TrainingSettings, for_classes
@@ -66,7 +66,7 @@ def detector_settings(world: World, steps: int, validation: int) -> TrainingSett
         *(f"solver.warmup={min(50, steps // 2)}", "detector.anchor_scales=[1.0,2.0,4.0]"),
         *("validation_split=test", f"validation_pictures={validation}", "trackers=[]"),
     ]
-    settings = settings_of("small", None, fields)
+    settings = read_settings("small", None, fields)
     return for_classes(settings, len(world.kinds), len(world.textures))
 
 

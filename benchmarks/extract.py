@@ -42,9 +42,9 @@ from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import CPU_ROI_CHUNK, extract_regions
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import outcomes_of, stored_tensors
+from vlmill.extract.detect.rows import make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import select
-from vlmill.extract.detect.transfer import frames_of, measures_of
+from vlmill.extract.detect.transfer import make_frames, compute_measures
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
@@ -123,7 +123,7 @@ def by_parts(
         with parts.part("backbone"):
             features = model.feature_map(picture.tensor)
         query = Query(image_id="picture", picture=picture)
-        frames = frames_of(torch.tensor([measures_of(query, spec)]))
+        frames = make_frames(torch.tensor([compute_measures(query, spec)]))
         with parts.part("rpn"):
             boxes, taken = model.proposals(features, frames.network_limits, frames.min_sides)
         with parts.part("pooling"):
@@ -142,7 +142,9 @@ def by_parts(
             chosen = select(detections, spec, frames, config.selection)
             tensors = stored_tensors(detections, chosen, spec, config.storage)
             arrays = {name: values.numpy() for name, values in tensors.items()}
-            (row,) = outcomes_of([query], {**arrays, "taken": chosen.taken.numpy()}, config.storage)
+            (row,) = make_outcomes(
+                [query], {**arrays, "taken": chosen.taken.numpy()}, config.storage
+            )
             assert isinstance(row, RegionRow)
         with parts.part("write"):
             write(row, spec, config, folder)

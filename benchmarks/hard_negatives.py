@@ -31,12 +31,12 @@ from sparse_dot_topn import sp_matmul_topn
 
 from vlmill.pipelines.hard_negatives.arrays import Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.cost import prepare
-from vlmill.pipelines.hard_negatives.index import bags_of, part_of
+from vlmill.pipelines.hard_negatives.index import build_bags, part_of
 from vlmill.pipelines.hard_negatives.kernel import search
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
-from vlmill.pipelines.hard_negatives.source import Source, source_of
+from vlmill.pipelines.hard_negatives.source import Source, build_source
 from vlmill.pipelines.hard_negatives.state import Rules
-from vlmill.pipelines.hard_negatives.vectors import idf_of, weights_of
+from vlmill.pipelines.hard_negatives.vectors import compute_idf, compute_weights
 
 TOP, RULES = 30, Rules(30, 1, 2)
 WORDS, TOPICS, TOPIC_WORDS = 50_000, 2_600, 45
@@ -86,12 +86,12 @@ def prepared(counts: sparse.csr_array, folder: Path) -> tuple[Bags, Part]:
     """Bags and index, mapped from files as the job's workers have them."""
     num = counts.shape[0]
     frequency = np.bincount(counts.indices, minlength=counts.shape[1])
-    bags = bags_of(
+    bags = build_bags(
         counts.indptr.astype(np.int64),
         counts.indices.astype(np.int32),
         counts.data.astype(np.int32),
         np.arange(num, dtype=np.int32),
-        weights_of(idf_of(frequency, num)),
+        compute_weights(compute_idf(frequency, num)),
     )
     save(folder / "bags", bags)
     save(folder / "part", part_of(bags))
@@ -180,7 +180,7 @@ def least(function: Callable[[], Any]) -> float:
 def unit_vectors(counts: sparse.csr_array) -> sparse.csr_array:
     """float64 [N, V] of length 1, with the integer weights of the search."""
     frequency = np.bincount(counts.indices, minlength=counts.shape[1])
-    roots = np.sqrt(weights_of(idf_of(frequency, counts.shape[0])).astype(np.float64))
+    roots = np.sqrt(compute_weights(compute_idf(frequency, counts.shape[0])).astype(np.float64))
     vectors = sparse.csr_array(counts.astype(np.float64) @ sparse.diags_array(roots))
     norms = np.sqrt(vectors.multiply(vectors).sum(axis=1))
     return sparse.csr_array(sparse.diags_array(1 / np.maximum(norms, 1e-300)) @ vectors)
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse_form(parser, argv, short=SHORT, full=FULL)
     source = None
     if arguments.pairs is not None:
-        source = source_of(arguments.pairs, None, None, arguments.text_column)
+        source = build_source(arguments.pairs, None, None, arguments.text_column)
     compile_all()
     seconds = {}
     for num in arguments.captions:

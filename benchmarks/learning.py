@@ -39,7 +39,7 @@ from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
 from shell import parse_form
 
-from vlmill.schemas.console.command import Parser, at_least, run_command
+from vlmill.schemas.console.command import Parser, int_at_least, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 
@@ -144,9 +144,9 @@ def parser() -> Parser:
     )
     p.add_argument("--arms", type=_names, metavar="A,B", help="of --ablations, only these (all)")
     p.add_argument("--seeds", metavar="N,M", help="of training (0; --ablations: 0,1,2)")
-    p.add_argument("--steps", type=at_least(1), metavar="N", help="of each recipe")
-    p.add_argument("--pairs", type=at_least(2), metavar="N", help="to train on")
-    p.add_argument("--held-out", type=at_least(2), metavar="N", help="to rank")
+    p.add_argument("--steps", type=int_at_least(1), metavar="N", help="of each recipe")
+    p.add_argument("--pairs", type=int_at_least(2), metavar="N", help="to train on")
+    p.add_argument("--held-out", type=int_at_least(2), metavar="N", help="to rank")
     add_jobs(p)
     return p
 

@@ -30,14 +30,14 @@ import torch
 from shell import parse_form, result_line
 
 from vlmill.schemas.files.shards import ShardWriter, write_shard
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.features import region_batch
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Optimizer, Stage
 
@@ -129,7 +129,7 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
     empty = dict.fromkeys(PAIRS.schema.names)
     ids = [f"picture-{number}" for number in range(pictures)]
     pairs = [
-        {**empty, "pair_id": pair_id_of(i, text), "image_id": i, "text": text}
+        {**empty, "pair_id": compute_pair_id(i, text), "image_id": i, "text": text}
         for i, text in zip(ids, captions, strict=True)
     ]
     write_shard(folder / "pairs", PAIRS, pairs)
@@ -137,7 +137,7 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
     with ShardWriter(folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             folder / "prepared",
-            WhatToPrepare(
+            PreparationInputs(
                 pairs=str(folder / "pairs"),
                 pictures=reader,
                 tokenizer=tokenizer,

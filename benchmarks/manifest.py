@@ -86,7 +86,7 @@ def write_coco(folder: Path, rows: int) -> Path:
 def write_vg(folder: Path, rows: int) -> Path:
     """Visual Genome's pictures, and the regions of each."""
     path, captions = folder / "region_descriptions.json", texts(3)
-    pictures = -(-rows // REGIONS)
+    num_images = -(-rows // REGIONS)
     images = (
         {
             "image_id": number,
@@ -96,10 +96,10 @@ def write_vg(folder: Path, rows: int) -> Path:
             "coco_id": None,
             "flickr_id": number + 10**6,
         }
-        for number in range(pictures)
+        for number in range(num_images)
     )
     _write_list(folder / "image_data.json", images)
-    _write_list(path, (_vg_picture(number, rows, captions) for number in range(pictures)))
+    _write_list(path, (_vg_picture(number, rows, captions) for number in range(num_images)))
     return path
 
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
-from vlmill.models.places import cells_read
+from vlmill.models.places import find_read_positions
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.train.devices.throughput import operations_counter
 from vlmill.train.objectives.contrast import contrast_and_matching
@@ -139,7 +139,7 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
     regions = mask_of(work.region_lengths, work.features.shape[1])
     masked = work.masked_regions & regions
     guessed = work.word_labels >= 0
-    read = cells_read(guessed, masked)
+    read = find_read_positions(guessed, masked)
     inputs = VLInputs(
         tokens=work.tokens,
         token_mask=tokens,

@@ -29,7 +29,7 @@ from shell import parse_form, result_line
 
 from vlmill.schemas.console.threads import faiss_threads
 from vlmill.schemas.tables import VECTORS
-from vlmill.train.tasks.search.index import EFFORT, build_index, recall_of
+from vlmill.train.tasks.search.index import EFFORT, build_index, measure_recall
 from vlmill.train.tasks.search.table import ABOUT, Vectors
 
 Matrix = npt.NDArray[np.float32]
@@ -107,7 +107,7 @@ def measure(options: argparse.Namespace) -> None:
             different = (np.sort(answers.places) != np.sort(exact)).mean()
             if different > 1e-3:  # float32 sums in another order: near equals may change places
                 sys.exit("the exact index gives other vectors than NumPy")
-        recall = recall_of(index, matrix, queries, same=False)
+        recall = measure_recall(index, matrix, queries, same=False)
         more = {**about, "recall_at_10": recall, "effort": EFFORT.get(kind)}
         line(
             f"{kind}/queries",

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.extract.show import Shown, Vocabulary, drawings, encoded
+from vlmill.extract.show import ImageCounts, Vocabulary, drawings, encode_image
 from vlmill.schemas.console.bars import bar_chart
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.console.report import (
@@ -226,11 +226,13 @@ def hard_negatives(out: Path, pairs: Sequence[Mapping[str, Any]]) -> Markup:
 def region_cards(out: Path) -> Markup:
     """Boxes drawn on some pictures."""
     reader = RegionReader(out / "regions")
-    shown = Shown(num_rows=len(reader))
-    drawn = list(drawings(reader, [str(out / "pairs")], Vocabulary(), max_boxes=8, shown=shown))
+    shown = ImageCounts(num_rows=len(reader))
+    drawn = list(
+        drawings(reader, [str(out / "pairs")], Vocabulary(), max_boxes=8, image_counts=shown)
+    )
     figures = [
         {
-            "uri": picture_uri(encoded(canvas, "JPEG"), "image/jpeg"),
+            "uri": picture_uri(encode_image(canvas, "JPEG"), "image/jpeg"),
             "text": f"{row.width} x {row.height} pixels",
         }
         for row, canvas in evenly(drawn, 4)

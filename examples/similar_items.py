@@ -27,7 +27,7 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.tables import NEIGHBOURS, PAIRS, REGIONS
 from vlmill.train.cli import main as train_vl
 from vlmill.train.tasks.search.index import build_index
-from vlmill.train.tasks.search.table import Vectors, kinds_of, read_vectors
+from vlmill.train.tasks.search.table import Vectors, count_kinds, read_vectors
 
 CATEGORIES = ("dress", "shoes", "bag", "lamp", "chair", "cup", "watch", "scarf")
 STYLES = ("nordic", "retro", "sport", "floral", "mono", "pastel")
@@ -116,7 +116,7 @@ def embedded(folder: Path, recipe: str, steps: int) -> Vectors:
     for command in commands:
         if train_vl(command):
             raise InputError(f"train-vl {command[0]} {recipe} failed, see above")
-    ((kind, count),) = kinds_of(str(vectors), "--vectors").items()
+    ((kind, count),) = count_kinds(str(vectors), "--vectors").items()
     return read_vectors(str(vectors), kind, count, "--vectors")
 
 

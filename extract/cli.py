@@ -19,9 +19,9 @@ from vlmill.extract.formats.command import (
 )
 from vlmill.extract.from_flags import (
     check_detector,
-    config_of,
+    make_config,
     detector_on,
-    limits_of,
+    make_limits,
     warn_of_random_weights,
 )
 from vlmill.extract.run.share import Share
@@ -30,10 +30,10 @@ from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.train.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.extract.train.command import add_train, command_train
 from vlmill.extract.train.describe import RECIPES_HELP, add_recipes, command_recipes
-from vlmill.schemas.console.command import Parser, at_least, place, run_command
+from vlmill.schemas.console.command import Parser, int_at_least, path_or_url, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.extras import require_extra
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.files.paths import require_local
 
 EXAMPLES = """examples:
@@ -135,7 +135,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
     where = show.add_mutually_exclusive_group(required=True)
     where.add_argument(
         "--output",
-        type=place,
+        type=path_or_url,
         metavar="PATH",
         help="one .html file with the pictures inside, or a folder of PNGs",
     )
@@ -144,7 +144,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
     )
     show.add_argument(
         "--port",
-        type=at_least(0),
+        type=int_at_least(0),
         default=0,
         metavar="N",
         help="of --serve (default: a free one)",
@@ -153,14 +153,14 @@ def add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
     show.add_argument(
         "--boxes",
-        type=at_least(0),
+        type=int_at_least(0),
         default=12,
         metavar="N",
         help="per picture (default: %(default)s)",
     )
     show.add_argument(
         "--pictures",
-        type=at_least(0),
+        type=int_at_least(0),
         default=50,
         metavar="N",
         help="at most (default: %(default)s)",
@@ -169,7 +169,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 def command_serve(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois serve``."""
-    config = config_of(arguments)
+    config = make_config(arguments)
     check_detector(arguments)
     warn_of_random_weights(arguments)
     return serve_regions(arguments, config, functools.partial(detector_on, arguments))
@@ -184,14 +184,14 @@ def command_compare(arguments: argparse.Namespace) -> int:
     from vlmill.extract.detect.detector import open_detector
     from vlmill.extract.detect.detectron2 import infer, open_detectron2, own_rule
 
-    theirs = open_detectron2(file, weights, device=device)
-    config = ExtractConfig(selection=own_rule(theirs), limits=limits_of(arguments))
-    ours = open_detector(None, weights, config_file=file, device=device)
+    reference_detector = open_detectron2(file, weights, device=device)
+    config = ExtractConfig(selection=own_rule(reference_detector), limits=make_limits(arguments))
+    detector = open_detector(None, weights, config_file=file, device=device)
     pictures: list[Path] = arguments.pictures
-    spec, limits = theirs.model.config, config.limits
+    spec, limits = reference_detector.model.config, config.limits
     sides = limits.short_side or spec.short_side, limits.long_side or spec.long_side
-    inferring = functools.partial(infer, theirs, sides=sides)
-    differences = list(compare(pictures, ours, theirs, inferring, config))
+    inferring = functools.partial(infer, reference_detector, sides=sides)
+    differences = list(compare(pictures, detector, reference_detector, inferring, config))
     print("\n".join(lines([path.name for path in pictures], differences)))
     return 0
 
@@ -224,7 +224,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         return serve_table(arguments.regions, arguments.images, names, arguments.port)
     if not arguments.images:
         raise InputError("--images is missing: the pictures that --output draws on")
-    drawn, said = show(
+    drawn, summary = show(
         arguments.regions,
         arguments.images,
         arguments.output,
@@ -232,7 +232,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         max_boxes=arguments.boxes,
         max_pictures=arguments.pictures,
     )
-    print(f"{arguments.output}: {said}")
+    print(f"{arguments.output}: {summary}")
     return 0 if drawn else 1
 
 
@@ -257,7 +257,7 @@ def command(argv: Sequence[str]) -> int:
     part: Share | None = getattr(arguments, "part", None)
     name = None if part is None or dry else part.name
     seconds = getattr(arguments, "lock_seconds", None)
-    with locked(output, beside=appears_whole(arguments), part=name, seconds=seconds):
+    with lock_output(output, alongside=appears_whole(arguments), part=name, seconds=seconds):
         return commands[arguments.command](arguments)
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import chunk_of, predict_regions
+from vlmill.extract.detect.predict import get_chunk_size, predict_regions
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
-from vlmill.extract.detect.transfer import frames_of, uploaded
+from vlmill.extract.detect.transfer import make_frames, upload_batch
 from vlmill.extract.pictures.decode import Pixels, decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.faster_rcnn import Detections, refine_boxes
@@ -51,8 +51,8 @@ Infer = Callable[[Pixels], tuple[Tensor, Tensor]]
 
 def compare(
     pictures: Sequence[Path],
-    ours: Detector,
-    theirs: Detector,
+    detector: Detector,
+    reference_detector: Detector,
     infer: Infer,
     config: ExtractConfig,
 ) -> Iterator[Differences]:
@@ -63,91 +63,99 @@ def compare(
     for path in pictures:
         try:
             pixels = decode(path.read_bytes(), config.limits)
-            picture = network_input(pixels, theirs.model.config, config.limits)
+            picture = network_input(pixels, reference_detector.model.config, config.limits)
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error}); give a picture") from None
         except Rejected as error:
             raise InputError(f"{path} is no picture to detect in ({error}); give one") from None
-        yield differences(picture, ours, theirs, infer(pixels), config)
+        yield compute_differences(picture, detector, reference_detector, infer(pixels), config)
 
 
-def differences(
+def compute_differences(
     picture: NetworkInput,
-    ours: Detector,
-    theirs: Detector,
+    detector: Detector,
+    reference_detector: Detector,
     regions: tuple[Tensor, Tensor],
     config: ExtractConfig,
 ) -> Differences:
     """Compares the stages of both detectors on one picture, and our rows with their regions."""
-    query, device = Query(image_id="picture", picture=picture), theirs.device
-    batch = uploaded([query], theirs.model.config, device)
-    their_frames = frames_of(batch.measures)
-    own_frames = frames_of(uploaded([query], ours.model.config, device).measures)
+    query, device = Query(image_id="picture", picture=picture), reference_detector.device
+    batch = upload_batch([query], reference_detector.model.config, device)
+    their_frames = make_frames(batch.measures)
+    own_frames = make_frames(upload_batch([query], detector.model.config, device).measures)
     with computing("exact", device):
-        own_map, their_map = (one.model.feature_map(batch.pictures) for one in (ours, theirs))
-        own_boxes = proposed(ours, their_map, own_frames)
-        their_boxes = proposed(theirs, their_map, their_frames)
-        every = torch.ones_like(their_boxes[..., 0], dtype=torch.bool)
-        own, reference = (
-            one.model.describe(their_map, their_boxes, every, chunk_of(device))
-            for one in (ours, theirs)
+        own_map, their_map = (
+            backend.model.feature_map(batch.pictures) for backend in (detector, reference_detector)
         )
-        apart = distances(their_boxes[0], own_boxes[0])
-        own_refined = refined(own, own_frames, ours)
-        their_refined = refined(reference, their_frames, theirs)
-    same = apart[apart < SAME_BOX_PX]
-    row = predict_regions("picture", picture, ours, config)
+        own_boxes = compute_proposals(detector, their_map, own_frames)
+        their_boxes = compute_proposals(reference_detector, their_map, their_frames)
+        every = torch.ones_like(their_boxes[..., 0], dtype=torch.bool)
+        detections, reference = (
+            backend.model.describe(their_map, their_boxes, every, get_chunk_size(device))
+            for backend in (detector, reference_detector)
+        )
+        box_distances = compute_distances(their_boxes[0], own_boxes[0])
+        own_refined = refine_detections(detections, own_frames, detector)
+        their_refined = refine_detections(reference, their_frames, reference_detector)
+    same = box_distances[box_distances < SAME_BOX_PX]
+    row = predict_regions("picture", picture, detector, config)
     return Differences(
-        feature_map=share(own_map, their_map),
-        proposals=len(apart),
-        other_proposals=len(apart) - len(same),
+        feature_map=compute_relative_difference(own_map, their_map),
+        proposals=len(box_distances),
+        other_proposals=len(box_distances) - len(same),
         proposals_px=largest(same),
-        features=share(own.features, reference.features),
-        class_probs=largest((own.class_probs - reference.class_probs).abs()),
+        features=compute_relative_difference(detections.features, reference.features),
+        class_probs=largest((detections.class_probs - reference.class_probs).abs()),
         refined_px=largest((own_refined - their_refined).abs()),
         regions=len(regions[0]),
-        other_regions=others(row, *regions),
+        other_regions=count_missing_regions(row, *regions),
     )
 
 
-def proposed(
-    by: Detector, features: Float[Tensor, "1 C G V"], frames: Frames
+def compute_proposals(
+    detector: Detector, features: Float[Tensor, "1 C G V"], frames: Frames
 ) -> Float[Tensor, "1 R 4"]:
     """One picture's proposals, without free places."""
-    boxes, taken = by.model.proposals(features, frames.network_limits, frames.min_sides)
-    return boxes[:, taken[0]]
+    boxes, box_mask = detector.model.proposals(features, frames.network_limits, frames.min_sides)
+    return boxes[:, box_mask[0]]
 
 
-def refined(detections: Detections, frames: Frames, of: Detector) -> Float[Tensor, "1 R B 4"]:
+def refine_detections(
+    detections: Detections, frames: Frames, detector: Detector
+) -> Float[Tensor, "1 R B 4"]:
     """Moves the proposals as the regressions say, and cuts them at the picture's edge."""
     assert detections.box_deltas is not None
     limits = frames.network_limits
-    return refine_boxes(detections.boxes, detections.box_deltas, limits, of.model.config)
+    return refine_boxes(detections.boxes, detections.box_deltas, limits, detector.model.config)
 
 
-def others(row: RegionRow, boxes: Float[Tensor, "N 4"], classes: Int64[Tensor, " N"]) -> int:
+def count_missing_regions(
+    row: RegionRow, boxes: Float[Tensor, "N 4"], classes: Int64[Tensor, " N"]
+) -> int:
     """How many regions a row does not have, by box and class."""
     assert row.class_ids is not None
-    own = torch.from_numpy(row.boxes), torch.tensor(row.class_ids)
+    row_regions = torch.from_numpy(row.boxes), torch.tensor(row.class_ids)
     # The class as a fifth coordinate: two classes are farther apart than boxes that are one.
     here, there = (
         torch.cat((corners, 2 * SAME_BOX_PX * numbers[:, None]), dim=1)
-        for corners, numbers in (own, (boxes, classes))
+        for corners, numbers in (row_regions, (boxes, classes))
     )
-    return int((distances(there, here) >= SAME_BOX_PX).sum())
+    return int((compute_distances(there, here) >= SAME_BOX_PX).sum())
 
 
-def distances(boxes: Float[Tensor, "R B"], among: Float[Tensor, "N B"]) -> Float[Tensor, " R"]:
+def compute_distances(
+    boxes: Float[Tensor, "R B"], among: Float[Tensor, "N B"]
+) -> Float[Tensor, " R"]:
     """How far each box's farthest corner is from that of the nearest box ``among`` others."""
     if not len(among):
         return boxes.new_full((len(boxes),), torch.inf)
-    apart = (boxes[:, None] - among[None]).abs().amax(dim=2)
-    return apart.amin(dim=1)
+    pairwise_distances = (boxes[:, None] - among[None]).abs().amax(dim=2)
+    return pairwise_distances.amin(dim=1)
 
 
-def share(ours: Tensor, reference: Tensor) -> float:
+def compute_relative_difference(values: Tensor, reference: Tensor) -> float:
     """Returns the largest difference as a share of the reference's largest number."""
-    return largest((ours - reference).abs()) / max(largest(reference.abs()), 1e-30)
+    return largest((values - reference).abs()) / max(largest(reference.abs()), 1e-30)
 
 
 def largest(values: Tensor) -> float:
@@ -155,12 +163,14 @@ def largest(values: Tensor) -> float:
     return float(values.max()) if values.numel() else 0.0
 
 
-def lines(names: Sequence[str], pictures: Sequence[Differences]) -> Iterator[str]:
+def format_differences(names: Sequence[str], pictures: Sequence[Differences]) -> Iterator[str]:
     """Returns a table of the differences, the largest of all pictures last."""
     columns = [field.name for field in fields(Differences)]
     width = max(len("largest"), *(len(name) for name in names))
     yield "  ".join(["picture".ljust(width), *columns])
-    rows = [[getattr(one, name) for name in columns] for one in pictures]
+    rows = [
+        [getattr(image_differences, name) for name in columns] for image_differences in pictures
+    ]
     rows.append([max(column) for column in zip(*rows, strict=True)])
     for name, row in zip((*names, "largest"), rows, strict=True):
         cells = [

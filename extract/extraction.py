@@ -8,14 +8,20 @@ from vlmill.extract.config import IDS
 from vlmill.extract.flags import add_engine
 from vlmill.extract.from_flags import (
     check_detector,
-    config_of,
+    make_config,
     detector_inputs,
     detector_on,
     warn_of_random_weights,
 )
 from vlmill.extract.run.share import Share, share
-from vlmill.schemas.console.command import add_lock_seconds, at_least, place, say, say_how_to_read
-from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
+from vlmill.schemas.console.command import (
+    add_lock_seconds,
+    int_at_least,
+    path_or_url,
+    print_status,
+    print_reading_hint,
+)
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_disk_space
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -55,7 +61,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "layout (several: 'shards/{000..011}.tar'), a table of images",
     )
     run.add_argument(
-        "--output", required=True, type=place, metavar="DIR", help="where the tables go"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="where the tables go"
     )
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
     run.add_argument(
@@ -91,7 +97,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--workers",
-        type=at_least(0),
+        type=int_at_least(0),
         default=0,
         metavar="N",
         help="processes that read, decode and resize (default: %(default)s, none beside this one); "
@@ -102,7 +108,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 def command_run(arguments: argparse.Namespace) -> int:
     """``extract-rois run``."""
-    config = config_of(arguments)
+    config = make_config(arguments)
     check_detector(arguments)
     if arguments.part is not None and arguments.fresh:
         raise InputError(
@@ -147,24 +153,24 @@ def command_run(arguments: argparse.Namespace) -> int:
         ],
     )
     opener = functools.partial(detector_on, arguments)
-    crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
+    worker_settings = Crew(workers=arguments.workers, devices=names, open_detector=opener)
     part: Share | None = arguments.part
-    own = range(job.num_shards) if part is None else part.of(job.num_shards)
+    shard_indices = range(job.num_shards) if part is None else part.of(job.num_shards)
     also = f"; {skipped.summary()}" if skipped.summary() else ""
     if arguments.dry_run:
-        pictures = [picture for index in own for picture in job.part(index).pictures]
+        pictures = [picture for index in shard_indices for picture in job.part(index).pictures]
         if also:
-            say(skipped.summary())
-        return print_estimate(estimate_of(job, pictures, measure(job, crew)), job.output)
-    left = what_is_left(job, own) if not arguments.fresh else job.plan
-    require_room(estimate_of(job, left).least_bytes, job.output, force=arguments.force)
-    regions, rejects = run(job, fresh=arguments.fresh, crew=crew, share=part)
+            print_status(skipped.summary())
+        return print_estimate(estimate_of(job, pictures, measure(job, worker_settings)), job.output)
+    left = what_is_left(job, shard_indices) if not arguments.fresh else job.plan
+    require_disk_space(estimate_of(job, left).least_bytes, job.output, force=arguments.force)
+    regions, rejects = run(job, fresh=arguments.fresh, crew=worker_settings, share=part)
     if part is not None and not (arguments.output / MANIFEST).exists():
         counts = f"{regions} rows of regions, {rejects} rejects"
         print(f"{arguments.output}: part {part.name}, {counts}{also}")
         return 0
     note = f" ({detector.weights})" if arguments.weights is None else ""
-    say_how_to_read(arguments.output, "regions")
+    print_reading_hint(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
     counts = f"{len(plan)} pictures, {regions} rows of regions, {reasons}"
     print(f"{arguments.output}: {counts}{also}{note}")

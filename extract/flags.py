@@ -15,7 +15,7 @@ from vlmill.extract.config import (
 )
 from vlmill.extract.whole.settings import NETWORKS
 from vlmill.models.detector.config import ARCHITECTURES
-from vlmill.schemas.console.command import at_least
+from vlmill.schemas.console.command import int_at_least
 
 BACKENDS = ("vlmill", "detectron2")
 
@@ -23,7 +23,7 @@ BACKENDS = ("vlmill", "detectron2")
 def add_engine(run: argparse.ArgumentParser) -> None:
     """What decides the rows, for every command that extracts."""
     add_detector(run.add_argument_group("detector"))
-    add_whole(run.add_argument_group("whole pictures"))
+    add_global_cnn(run.add_argument_group("whole pictures"))
     add_selection(run.add_argument_group("which regions"))
     add_sizes(run.add_argument_group("pictures"), InputLimits())
     add_storage(run.add_argument_group("storage"), Storage())
@@ -59,7 +59,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "(docs/detectors.md)",
     )
     net.add_argument(
-        "--seed", type=at_least(0), default=0, help="of random weights (default: %(default)s)"
+        "--seed", type=int_at_least(0), default=0, help="of random weights (default: %(default)s)"
     )
     net.add_argument(
         "--device",
@@ -76,7 +76,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     )
     net.add_argument(
         "--batch-size",
-        type=at_least(1),
+        type=int_at_least(1),
         metavar="N",
         help="pictures of one input shape that go through the network together; none is padded, "
         f"rows are those of each alone up to 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, else 1: it "
@@ -84,15 +84,15 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_whole(whole: argparse._ArgumentGroup) -> None:
+def add_global_cnn(group: argparse._ArgumentGroup) -> None:
     """Networks whose vectors of the whole picture are stored beside the regions."""
-    whole.add_argument(
+    group.add_argument(
         "--global-cnn",
         metavar="NAMES",
         help=f"of {', '.join(NETWORKS)}, divided by commas: their vectors of each picture, side by "
         "side in this order, become its global_feature (ImageBERT)",
     )
-    whole.add_argument(
+    group.add_argument(
         "--global-weights",
         nargs="+",
         metavar="FILE",
@@ -117,10 +117,10 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
         "--threshold", type=float, metavar="P", help="replaces the rule's threshold"
     )
     choice.add_argument(
-        "--min-boxes", type=at_least(0), metavar="N", help="replaces the rule's minimum"
+        "--min-boxes", type=int_at_least(0), metavar="N", help="replaces the rule's minimum"
     )
     choice.add_argument(
-        "--max-boxes", type=at_least(0), metavar="N", help="replaces the rule's maximum"
+        "--max-boxes", type=int_at_least(0), metavar="N", help="replaces the rule's maximum"
     )
 
 
@@ -128,21 +128,21 @@ def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
     """How pictures are resized, and which are refused."""
     size.add_argument(
         "--short-side",
-        type=at_least(0),
+        type=int_at_least(0),
         default=limits.short_side,
         metavar="PX",
         help="default: the detector's own, 600 or 800",
     )
     size.add_argument(
         "--long-side",
-        type=at_least(0),
+        type=int_at_least(0),
         default=limits.long_side,
         metavar="PX",
         help="at most; default: the detector's own, 1000 or 1333",
     )
     size.add_argument(
         "--max-pixels",
-        type=at_least(0),
+        type=int_at_least(0),
         default=limits.max_pixels,
         metavar="N",
         help="larger pictures are rejected (default: %(default)s)",
@@ -169,7 +169,7 @@ def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
     )
     out.add_argument(
         "--pictures-per-shard",
-        type=at_least(0),
+        type=int_at_least(0),
         default=storage.pictures_per_shard,
         metavar="N",
         help="what a kill costs at most (default: %(default)s)",

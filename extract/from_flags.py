@@ -17,7 +17,7 @@ from vlmill.extract.config import (
     weights_file,
 )
 from vlmill.extract.detect.config_file import read_config_file
-from vlmill.extract.whole.settings import networks_named
+from vlmill.extract.whole.settings import parse_network_names
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH
 from vlmill.schemas.errors import InputError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vlmill.schemas.files.inputs import Input
 
 
-def config_of(arguments: argparse.Namespace) -> ExtractConfig:
+def make_config(arguments: argparse.Namespace) -> ExtractConfig:
     """Makes settings of the flags of ``run``."""
     changes = {
         name: getattr(arguments, name)
@@ -36,7 +36,7 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
     if "max_boxes" in changes:  # a lower maximum alone lowers the rule's minimum with it
         rule = SELECTIONS[arguments.selection]
         changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
-    whole_names(arguments)
+    parse_global_names(arguments)
     try:
         selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
         storage = Storage(
@@ -50,14 +50,14 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
         raise InputError(str(error)) from None
     return ExtractConfig(
         selection=selection,
-        limits=limits_of(arguments),
+        limits=make_limits(arguments),
         storage=storage,
         precision=arguments.precision,
-        batch_size=batch_size_of(arguments),
+        batch_size=choose_batch_size(arguments),
     )
 
 
-def limits_of(arguments: argparse.Namespace) -> InputLimits:
+def make_limits(arguments: argparse.Namespace) -> InputLimits:
     """Makes limits of the flags on sizes of pictures."""
     try:
         return InputLimits(
@@ -69,7 +69,7 @@ def limits_of(arguments: argparse.Namespace) -> InputLimits:
         raise InputError(str(error)) from None
 
 
-def whole_names(arguments: argparse.Namespace) -> tuple[str, ...]:
+def parse_global_names(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The networks of ``--global-cnn``; none without. Raises InputError."""
     if arguments.global_cnn is None:
         if arguments.global_weights is not None:
@@ -77,20 +77,20 @@ def whole_names(arguments: argparse.Namespace) -> tuple[str, ...]:
         return ()
     if arguments.global_feature:
         raise InputError("--global-feature and --global-cnn: both are global_feature; give one")
-    return networks_named(arguments.global_cnn, arguments.global_weights)
+    return parse_network_names(arguments.global_cnn, arguments.global_weights)
 
 
-def batch_size_of(arguments: argparse.Namespace) -> int:
+def choose_batch_size(arguments: argparse.Namespace) -> int:
     """What ``--batch-size`` says, else what pays on the device."""
-    given: int | None = arguments.batch_size
+    requested: int | None = arguments.batch_size
     if arguments.backend == "detectron2":
-        if given not in (None, 1):
+        if requested not in (None, 1):
             raise InputError(
-                f"--batch-size {given}: --backend detectron2 takes one picture at a time; leave it "
+                f"--batch-size {requested}: --backend detectron2 takes one picture at a time; leave it "
                 "out"
             )
         return 1
-    return given or (CUDA_BATCH_SIZE if arguments.device.startswith("cuda") else 1)
+    return requested or (CUDA_BATCH_SIZE if arguments.device.startswith("cuda") else 1)
 
 
 def warn_of_random_weights(arguments: argparse.Namespace) -> None:
@@ -132,18 +132,18 @@ def check_detector(arguments: argparse.Namespace) -> None:
         read_config_file(arguments.config)
 
 
-def detectron2_of(arguments: argparse.Namespace) -> "Detector":
+def open_detectron2_detector(arguments: argparse.Namespace) -> "Detector":
     """The same for ``--backend detectron2``, which takes everything from two files."""
     from vlmill.extract.detect.detectron2 import open_detectron2
 
     return open_detectron2(arguments.config, Path(arguments.weights), device=arguments.device)
 
 
-def detector_of(arguments: argparse.Namespace) -> "Detector":
+def make_detector(arguments: argparse.Namespace) -> "Detector":
     """The detector that the flags say. Raises InputError."""
     check_detector(arguments)
     if arguments.backend == "detectron2":
-        return with_whole(detectron2_of(arguments), arguments)
+        return attach_global_networks(open_detectron2_detector(arguments), arguments)
 
     from vlmill.extract.detect.detector import open_detector
 
@@ -154,20 +154,20 @@ def detector_of(arguments: argparse.Namespace) -> "Detector":
         seed=arguments.seed,
         device=arguments.device,
     )
-    return with_whole(detector, arguments)
+    return attach_global_networks(detector, arguments)
 
 
-def with_whole(detector: "Detector", arguments: argparse.Namespace) -> "Detector":
+def attach_global_networks(detector: "Detector", arguments: argparse.Namespace) -> "Detector":
     """Returns the detector with the networks of ``--global-cnn`` on its device."""
-    names = whole_names(arguments)
+    names = parse_global_names(arguments)
     if not names:
         return detector
 
     from vlmill.extract.whole.networks import open_whole
 
     files, seed = arguments.global_weights, arguments.seed
-    whole = open_whole(names, files, seed=seed, device=detector.device)
-    return dataclasses.replace(detector, whole=whole)
+    global_networks = open_whole(names, files, seed=seed, device=detector.device)
+    return dataclasses.replace(detector, whole=global_networks)
 
 
 def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
@@ -186,4 +186,4 @@ def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
 
 def detector_on(arguments: argparse.Namespace, device: str) -> "Detector":
     """Opens the same detector on one of several devices."""
-    return detector_of(argparse.Namespace(**{**vars(arguments), "device": device}))
+    return make_detector(argparse.Namespace(**{**vars(arguments), "device": device}))

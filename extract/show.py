@@ -13,9 +13,9 @@ from PIL import Image
 
 from vlmill.extract.config import PAGE, InputLimits
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.named import id_alike, id_of_file
-from vlmill.extract.pictures.plan import FILE, Picture, plan_pictures
-from vlmill.extract.pictures.reader import PictureReader
+from vlmill.extract.pictures.named import find_similar_id, find_file_id
+from vlmill.extract.pictures.plan import FILE, InputImage, plan_pictures
+from vlmill.extract.pictures.reader import InputReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.pictures.drawing import Corners, draw_boxes
@@ -42,13 +42,13 @@ class Vocabulary:
         """Returns the attribute, class and class score of a region, as far as they are stored."""
         if row.class_ids is None or row.class_scores is None:
             return ""
-        words = [name_of(self.classes, int(row.class_ids[region]), "class")]
+        words = [get_name(self.classes, int(row.class_ids[region]), "class")]
         if self.attributes and row.attribute_ids is not None:
-            words.insert(0, name_of(self.attributes, int(row.attribute_ids[region]), "attribute"))
+            words.insert(0, get_name(self.attributes, int(row.attribute_ids[region]), "attribute"))
         return f"{' '.join(words)} {row.class_scores[region]:.2f}"
 
 
-def name_of(names: Sequence[str], number: int, kind: str) -> str:
+def get_name(names: Sequence[str], number: int, kind: str) -> str:
     """Returns the name with that number, or the number; -1 is no class."""
     if number < 0:
         return f"no {kind}"
@@ -56,7 +56,7 @@ def name_of(names: Sequence[str], number: int, kind: str) -> str:
 
 
 @dataclass(kw_only=True)
-class Shown:
+class ImageCounts:
     """Says of how many of a table's ``num_rows`` there are pictures, and what was left out."""
 
     num_rows: int
@@ -66,7 +66,7 @@ class Shown:
     first_unread: str = ""
     verb: str = "drawn"
 
-    def leave_out(self, picture: Picture, why: Rejected) -> None:
+    def leave_out(self, picture: InputImage, why: Rejected) -> None:
         """Counts a picture that cannot be read."""
         self.first_unread = self.first_unread or name_in(picture)
         self.unread[why.reason] += 1
@@ -100,13 +100,13 @@ def show(
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
-    shown = Shown(num_rows=len(reader))
-    drawn = islice(drawings(reader, images, names, max_boxes, shown), max_pictures)
+    image_counts = ImageCounts(num_rows=len(reader))
+    drawn = islice(drawings(reader, images, names, max_boxes, image_counts), max_pictures)
     if output.suffix.lower() != PAGE:
-        shown.num_drawn = sum(save(output, row, canvas) for row, canvas in drawn)
-        return shown.num_drawn, shown.said(reader.index)
+        image_counts.num_drawn = sum(save(output, row, canvas) for row, canvas in drawn)
+        return image_counts.num_drawn, image_counts.said(reader.index)
     sections = [section(row, canvas) for row, canvas in drawn]
-    shown.num_drawn = len(sections)
+    image_counts.num_drawn = len(sections)
     producer = reader.producer
     weights = str(producer.get("weights", "unknown"))
     notice = (
@@ -115,12 +115,12 @@ def show(
     detector = reader.detector_fingerprint or "unknown"
     subtitle = f"{len(sections)} of {len(reader)} pictures, detector {detector}"
     write_page(output, "Regions", sections, subtitle=subtitle, notice=notice)
-    return shown.num_drawn, shown.said(reader.index)
+    return image_counts.num_drawn, image_counts.said(reader.index)
 
 
 def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
     """Writes one drawing under its id; returns 1, the number of files."""
-    write_bytes(folder / f"{quote(row.image_id, safe='')}.png", encoded(canvas, "PNG"))
+    write_bytes(folder / f"{quote(row.image_id, safe='')}.png", encode_image(canvas, "PNG"))
     return 1
 
 
@@ -128,12 +128,12 @@ def section(row: RegionRow, canvas: Image.Image) -> Section:
     """Makes one picture's part of the page."""
     text = f"{row.width} x {row.height} pixels, {len(row.boxes)} regions"
     figure = FIGURE.render(
-        uri=picture_uri(encoded(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
+        uri=picture_uri(encode_image(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
     )
     return Section(title=row.image_id, body=Markup(figure))
 
 
-def encoded(canvas: Image.Image, kind: str) -> bytes:
+def encode_image(canvas: Image.Image, kind: str) -> bytes:
     """Returns a drawing's file: PNG keeps its lines sharp, JPEG a page small."""
     out = io.BytesIO()
     canvas.save(out, kind, quality=85)
@@ -145,59 +145,59 @@ def drawings(
     images: Sequence[str],
     names: Vocabulary,
     max_boxes: int,
-    shown: Shown,
+    image_counts: ImageCounts,
 ) -> Iterator[tuple[RegionRow, Image.Image]]:
     """Yields the rows whose pictures are among ``images``, in that order, with their drawings.
 
     A picture is that of the row with its id, or with another name of it; a file's name is its own,
-    else its content's SHA-256. ``shown`` counts the others.
+    else its content's SHA-256. ``image_counts`` counts the others.
     """
     limits = InputLimits()
-    source = PictureReader(limits.max_bytes)
+    source = InputReader(limits.max_bytes)
     drawn: set[str] = set()
     for picture in plan_pictures(images):
-        named = row_named(reader.index, picture)
-        if named in drawn:
+        matching_id = find_row_id(reader.index, picture)
+        if matching_id in drawn:
             continue
         try:
             own_id, data = source.read(picture)
-            image_id = own_id if named is None else named
+            image_id = own_id if matching_id is None else matching_id
             if image_id not in reader:
-                shown.unnamed.append(name_in(picture))
+                image_counts.unnamed.append(name_in(picture))
                 continue
             if image_id in drawn:
                 continue
             pixels = decode(data, limits)
         except Rejected as why:
-            shown.leave_out(picture, why)
+            image_counts.leave_out(picture, why)
             continue
         drawn.add(image_id)
         row = reader[image_id]
         yield row, draw(Image.fromarray(pixels[:, :, ::-1].copy()), row, names, max_boxes)
 
 
-def name_in(picture: Picture) -> str:
+def name_in(picture: InputImage) -> str:
     """Returns what a picture is called where it lies."""
     return picture.image_id or Path(picture.path).name
 
 
-def row_named(index: IdIndex, picture: Picture) -> str | None:
+def find_row_id(index: IdIndex, picture: InputImage) -> str | None:
     """Returns the id of the row that a planned picture is named after; None if no name tells."""
     if picture.kind == FILE:
-        return id_of_file(index, picture.path, "REGIONS")
-    return None if picture.image_id is None else id_alike(index, picture.image_id, "REGIONS")
+        return find_file_id(index, picture.path, "REGIONS")
+    return None if picture.image_id is None else find_similar_id(index, picture.image_id, "REGIONS")
 
 
 def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) -> Image.Image:
     """Draws the picture, shrunk to a page's width, with its highest-scoring boxes on it."""
     boxes = [
-        (corners_of(row, region), names.label(row, region))
+        (get_corners(row, region), names.label(row, region))
         for region in best_regions(row, max_boxes)
     ]
     return draw_boxes(image, boxes, size=(row.width, row.height), max_side_px=MAX_SIDE_PX)
 
 
-def corners_of(row: RegionRow, region: int) -> Corners:
+def get_corners(row: RegionRow, region: int) -> Corners:
     """Returns a region's x1, y1, x2, y2."""
     x1, y1, x2, y2 = map(float, row.boxes[region])
     return x1, y1, x2, y2

@@ -36,35 +36,38 @@ def region_problems(folder: str | Path) -> list[str]:
     problems = []
     try:
         reader = RegionReader(folder)
-        border, width = border_of(reader.producer), whole_width(reader.producer)
+        border, width = find_border(reader.producer), get_global_width(reader.producer)
         for row in reader:
-            row_errors = row_problems(row, border_px=border, whole=width)
+            row_errors = row_problems(row, border_px=border, global_width=width)
             problems += [f"{folder}, {row.image_id}: {problem}" for problem in row_errors]
     except (InputError, OSError, ValueError) as error:
         problems.append(str(error))
     return problems
 
 
-def border_of(producer: Mapping[str, Any]) -> float | None:
+def find_border(producer: Mapping[str, Any]) -> float | None:
     """How far boxes may leave their pictures; None: as far as they were given to the run."""
     if "given" in producer:
         return None
     return IMPORTED_BORDER_PX if producer.get("boxes") == "given" else BORDER_TOLERANCE_PX
 
 
-def whole_width(producer: Mapping[str, Any]) -> int | None:
+def get_global_width(producer: Mapping[str, Any]) -> int | None:
     """How many numbers the networks of whole pictures give, by the run's record; None: no such."""
     networks = producer.get("global_cnn")
     return None if networks is None else sum(int(network["width"]) for network in networks)
 
 
 def row_problems(
-    row: RegionRow, *, border_px: float | None = BORDER_TOLERANCE_PX, whole: int | None = None
+    row: RegionRow,
+    *,
+    border_px: float | None = BORDER_TOLERANCE_PX,
+    global_width: int | None = None,
 ) -> list[str]:
     """What is wrong with one picture's regions; ``border_px``: how far a box may leave it, None:
     any number of pixels.
 
-    ``whole``: the width that its global_feature must have.
+    ``global_width``: the width that its global_feature must have.
     """
     problems = []
     count = len(row.boxes)
@@ -78,8 +81,8 @@ def row_problems(
     if border_px is not None and outside(row.boxes, row.width, row.height, border_px):
         problems.append(f"a box leaves the picture of {row.width} x {row.height}")
     size = 0 if row.global_feature is None else len(row.global_feature)
-    if whole is not None and size != whole:
-        problems.append(f"a global_feature of {size} numbers, not the networks' {whole}")
+    if global_width is not None and size != global_width:
+        problems.append(f"a global_feature of {size} numbers, not the networks' {global_width}")
     checked = ("features", "class_probs", "class_scores", "attribute_scores", "global_feature")
     for name in checked:
         array = getattr(row, name)

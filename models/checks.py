@@ -25,18 +25,18 @@ def check_ids(name: str, ids: Tensor) -> None:
         raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
 
 
-def check_places(name: str, places: Tensor) -> None:
+def check_positions(name: str, positions: Tensor) -> None:
     """Checks that places of a grid are int64 in one row."""
-    check_ids(name, places)
-    if places.ndim != 1:
-        raise ValueError(f"{name} has shape {tuple(places.shape)}, want one row of places")
+    check_ids(name, positions)
+    if positions.ndim != 1:
+        raise ValueError(f"{name} has shape {tuple(positions.shape)}, want one row of places")
 
 
-def check_marked(name: str, places: Tensor, mask_name: str, mask: Tensor) -> None:
+def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> None:
     """Checks that places are those that a mask marks: who changes a mask has to change both."""
-    if len(places) != int(mask.sum()) or not bool(mask.flatten()[places].all()):
+    if len(positions) != int(mask.sum()) or not bool(mask.flatten()[positions].all()):
         raise ValueError(
-            f"{name} holds {len(places)} places, which are not the {int(mask.sum())} that "
+            f"{name} holds {len(positions)} places, which are not the {int(mask.sum())} that "
             f"{mask_name} marks; give those of this mask (layout.cells_of), or None"
         )
 
@@ -80,14 +80,14 @@ def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) 
         check_ids("segments", segments)
 
 
-def check_occupied(name: str, mask: Tensor, kind: str, of: str = "pairs") -> None:
+def check_occupied(name: str, mask: Tensor, kind: str, items: str = "pairs") -> None:
     """Checks that each row of a mask [B, N] marks something."""
     filled = mask.any(dim=1)
     if not bool(filled.all()):
         empty = (~filled).nonzero().flatten().tolist()
         raise ValueError(
-            f"{name}: {len(empty)} of {len(mask)} {of} have no {kind} (first: row {empty[0]}); "
-            f"leave such {of} out of the batch"
+            f"{name}: {len(empty)} of {len(mask)} {items} have no {kind} (first: row {empty[0]}); "
+            f"leave such {items} out of the batch"
         )
 
 
@@ -105,7 +105,7 @@ def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
         )
 
 
-def check_finite(name: str, values: Tensor, of: str, remedy: str) -> None:
+def check_finite(name: str, values: Tensor, items: str, remedy: str) -> None:
     """Checks that there is no NaN and no infinity in [B, ...]."""
     # The sum shows both and reads each number once; only what stands out is looked at in detail.
     if bool(torch.isfinite(values.detach().sum(dtype=torch.float32))):
@@ -113,6 +113,6 @@ def check_finite(name: str, values: Tensor, of: str, remedy: str) -> None:
     bad = (~torch.isfinite(values)).flatten(1).any(dim=1).nonzero().flatten()
     if len(bad):
         raise ValueError(
-            f"{name}: {len(bad)} of {len(values)} {of} hold NaN or infinite values (first: row "
+            f"{name}: {len(bad)} of {len(values)} {items} hold NaN or infinite values (first: row "
             f"{int(bad[0])}); {remedy}"
         )

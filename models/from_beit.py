@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models.beit.published import LAYER_TABLE, SHARED_TABLE, canonical, resize_image_table
-from vlmill.models.convert.files import read_state, unwrapped
-from vlmill.models.convert.keymap import CheckpointMismatch, Link, import_state, linked
+from vlmill.models.convert.files import read_state, unwrap_state
+from vlmill.models.convert.keymap import CheckpointMismatch, Link, import_state, link_module
 from vlmill.models.from_bert import Origin, loaded_origins
 from vlmill.models.layers.relative_position import num_image_rows, resize_absolute
 from vlmill.models.vlmo.config import VlmoConfig
@@ -45,11 +45,11 @@ def initialise_from_beit(
     Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
     another model, a ViT's weights or an unreadable file, and FileNotFoundError.
     """
-    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
-    theirs = canonical(state)
-    if any(name.endswith(("attn.qkv.bias", "attn.key.bias")) for name in theirs):
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
+    tensors = canonical(state)
+    if any(name.endswith(("attn.qkv.bias", "attn.key.bias")) for name in tensors):
         raise ValueError("these are a ViT's weights, whose keys have a bias; give --family vit")
-    return initialise_from_patches(model, theirs, "BEiT", experts)
+    return initialise_from_patches(model, tensors, "BEiT", experts)
 
 
 def initialise_from_patches(
@@ -67,10 +67,10 @@ def initialise_from_patches(
     encoder = getattr(model, "encoder", None)
     if not isinstance(encoder, VlmoEncoder):
         raise ValueError(f"{type(model).__name__} does not start from {family}; VLMo does")
-    theirs = with_tables(state, encoder.config)
+    tensors = with_tables(state, encoder.config)
     links = beit_links(encoder.config, experts)
     _refuse_other_networks(state, links, encoder.config, published or {})
-    table = import_state(model, links, theirs)
+    table = import_state(model, links, tensors)
     if table.mismatched:
         raise CheckpointMismatch(
             f"{len(table.mismatched)} of {family}'s tensors have other shapes than the model's; "
@@ -98,14 +98,14 @@ def _refuse_other_networks(
             continue
         if layer and (int(layer[1]) >= config.num_layers or WITHOUT_EFFECT.search(name)):
             continue
-        theirs = published.get(name, name)
+        published_name = published.get(name, name)
         if GAMMA.search(name):
             raise ValueError(
-                f"{theirs}: the checkpoint's layers have scales, the model has none; add "
+                f"{published_name}: the checkpoint's layers have scales, the model has none; add "
                 "layer_scale=0.1 (the values are the checkpoint's)"
             )
         raise ValueError(
-            f"{theirs} has no place in VLMo: the checkpoint is of another network than BEiT or "
+            f"{published_name} has no place in VLMo: the checkpoint is of another network than BEiT or "
             "ViT; start from one without it"
         )
 
@@ -128,9 +128,9 @@ def beit_links(config: VlmoConfig, experts: Experts = "image") -> list[Link]:
     """Says what of the model is which of BEiT's tensors, under the released code's names."""
     patches = "encoder.patch_embedding"
     keymap = [
-        *linked(f"{patches}.projection", "patch_embed.proj"),
+        *link_module(f"{patches}.projection", "patch_embed.proj"),
         Link(f"{patches}.class_token", ("cls_token",)),
-        *linked("encoder.norm", "norm"),
+        *link_module("encoder.norm", "norm"),
     ]
     if config.absolute_positions:
         keymap.append(Link(f"{patches}.position", ("pos_embed",)))

@@ -17,8 +17,14 @@ from torch import Tensor, nn
 from vlmill.models.bert.model import Bert
 from vlmill.models.bert.published import links as bert_links
 from vlmill.models.config_checks import INIT_STD
-from vlmill.models.convert.files import read_state, unwrapped
-from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state, linked
+from vlmill.models.convert.files import read_state, unwrap_state
+from vlmill.models.convert.keymap import (
+    CheckpointMismatch,
+    Link,
+    LoadTable,
+    import_state,
+    link_module,
+)
 from vlmill.models.convert.names import (
     SEGMENTS,
     WORDS,
@@ -49,7 +55,7 @@ FIRST_WORDS = f"{WORDS}[:{NUM_SPECIAL_WORDS}]"
 REPEATED = f"{SEGMENTS} x "
 
 
-def derived(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def derive_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Makes what VL-BERT's code makes of BERT's tensors, under names that say so.
 
     The first rows of the word table, and RoBERTa's only segment repeated.
@@ -66,10 +72,12 @@ def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
 
     The lists continue each other: the second begins with the layer after the first's last.
     """
-    ours = [f"{name}.{i}" for name, count in zip(lists, counts, strict=True) for i in range(count)]
+    layer_names = [
+        f"{name}.{i}" for name, count in zip(lists, counts, strict=True) for i in range(count)
+    ]
     return [
         link
-        for number, block in enumerate(ours)
+        for number, block in enumerate(layer_names)
         for link in block_links(block, f"bert.encoder.layer.{number}")
     ]
 
@@ -85,12 +93,12 @@ def imagebert(model: ImageBert, state: Mapping[str, Tensor]) -> list[Link]:
     Regions' projections, their layer norm unless configured, and the heads of classes, features and
     matching are new (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
     """
-    norm = linked("region_embedding.norm", "bert.embeddings.LayerNorm")
+    norm = link_module("region_embedding.norm", "bert.embeddings.LayerNorm")
     return [
         *text_embedding_links(),
         *layers_from_bert("layers", counts=[len(model.layers)]),
         *mlm_head_links(),
-        *(linked("pooler.dense", POOLER) if isinstance(model.pooler, Pooler) else []),
+        *(link_module("pooler.dense", POOLER) if isinstance(model.pooler, Pooler) else []),
         *(norm if model.config.image_norm_from_bert else []),
     ]
 
@@ -116,9 +124,9 @@ def single_stream(model: SingleStream, state: Mapping[str, Tensor]) -> list[Link
     return [
         *text_embedding_links(),
         *layers_from_bert("layers", counts=[len(model.layers)]),
-        *linked("pooler.dense", POOLER),
+        *link_module("pooler.dense", POOLER),
         *mlm_head_links(),
-        *linked("match_head", NEXT_SENTENCE),
+        *link_module("match_head", NEXT_SENTENCE),
     ]
 
 
@@ -143,8 +151,8 @@ def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     code). RoBERTa's one segment serves for A and B, and in a task's model for C.
     """
     rows = 3 if type(body) is VlBertBody and f"{REPEATED}3" in state else 2
-    whole = rows == body.config.num_segments
-    keymap = text_embedding_links(segment_rows=None if whole else rows)
+    fills_table = rows == body.config.num_segments
+    keymap = text_embedding_links(segment_rows=None if fills_table else rows)
     if f"{REPEATED}{rows}" in state:
         keymap = [
             replace(link, theirs=(f"{REPEATED}{rows}",)) if SEGMENTS in link.theirs else link
@@ -153,7 +161,7 @@ def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     return [
         *keymap,
         *layers_from_bert("layers", counts=[len(body.layers)]),
-        *(linked("pooler.dense", POOLER) if isinstance(body.pooler, Pooler) else []),
+        *(link_module("pooler.dense", POOLER) if isinstance(body.pooler, Pooler) else []),
         *([Link("special_words.weight", (FIRST_WORDS,))] if body.special_words else []),
     ]
 
@@ -163,7 +171,7 @@ def vlbert(model: VlBert, state: Mapping[str, Tensor]) -> list[Link]:
     return [
         *vlbert_body(model, state),
         *(mlm_head_links() if model.mlm_head is not None else []),
-        *(linked("match_head", NEXT_SENTENCE) if model.match_head is not None else []),
+        *(link_module("match_head", NEXT_SENTENCE) if model.match_head is not None else []),
     ]
 
 
@@ -213,8 +221,10 @@ class Origin:
         if not self.names:
             lacking = f" (the checkpoint has no {' + '.join(self.missing)})" if self.missing else ""
             return f"new: {self.rule}{lacking}"
-        taken = " + ".join(self.names)
-        return taken if self.rows is None else f"{taken} in rows 0 to {self.rows - 1}, {self.rule}"
+        sources = " + ".join(self.names)
+        return (
+            sources if self.rows is None else f"{sources} in rows 0 to {self.rows - 1}, {self.rule}"
+        )
 
 
 def initialise_from_bert(
@@ -229,11 +239,11 @@ def initialise_from_bert(
     Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
     a model that does not start from BERT or an unreadable file, and FileNotFoundError.
     """
-    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
-    theirs = canonical(state)
-    theirs |= derived(theirs)
-    links = _links(model, theirs)
-    table = import_state(model, links, theirs)
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
+    tensors = canonical(state)
+    tensors |= derive_tensors(tensors)
+    links = _links(model, tensors)
+    table = import_state(model, links, tensors)
     if table.mismatched:
         raise CheckpointMismatch(
             f"{len(table.mismatched)} of BERT's tensors have other shapes than the model's; build "

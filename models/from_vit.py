@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vlmill.models.beit.published import canonical as beit_names
 from vlmill.models.beit.published import rename as beit_name
-from vlmill.models.convert.files import read_state, unwrapped
+from vlmill.models.convert.files import read_state, unwrap_state
 from vlmill.models.from_beit import Experts, initialise_from_patches
 from vlmill.models.from_bert import Origin
 
@@ -107,13 +107,13 @@ def initialise_from_vit(
     Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
     another model, BEiT's weights or an unreadable file, and FileNotFoundError.
     """
-    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
-    theirs = canonical(state)
-    if any("relative_position_bias_table" in name for name in theirs):
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
+    tensors = canonical(state)
+    if any("relative_position_bias_table" in name for name in tensors):
         raise ValueError("these are BEiT's weights, with relative positions; give --family beit")
     side = getattr(getattr(getattr(model, "encoder", None), "config", None), "side", None)
-    if POSITIONS in theirs and side is not None:
-        registers = num_registers(theirs)
-        theirs[POSITIONS] = with_class_position(theirs[POSITIONS], registers, side)
+    if POSITIONS in tensors and side is not None:
+        registers = num_registers(tensors)
+        tensors[POSITIONS] = with_class_position(tensors[POSITIONS], registers, side)
     published = {rename(name): name for name in state}
-    return initialise_from_patches(model, theirs, "ViT", experts, published)
+    return initialise_from_patches(model, tensors, "ViT", experts, published)

@@ -19,11 +19,11 @@ from vlmill.models.checks import (
     check_mask,
     check_numbers,
     check_occupied,
-    check_places,
+    check_positions,
     check_tensor,
     readable,
 )
-from vlmill.models.places import Cells, Places, cells_of
+from vlmill.models.places import Cells, Positions, find_positions
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -36,7 +36,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 Inputs = TypeVar("Inputs", bound="TextInputs")
 
 # The places of real positions, and the mask that marks them.
-MASK_OF_PLACES = {"real_tokens": "token_mask", "real_regions": "region_mask"}
+POSITION_MASKS = {"real_tokens": "token_mask", "real_regions": "region_mask"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TextInputs:
 
     tokens: Int[Tensor, "B T"]
     token_mask: Bool[Tensor, "B T"]
-    real_tokens: Places | None = None
+    real_tokens: Positions | None = None
 
     def map(self: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Gives the same batch with ``change`` applied to each tensor."""
@@ -64,11 +64,11 @@ class TextInputs:
         """
         tensors = _tensors(self)
         if torch.device(device).type != "cpu" and readable(self.tokens):
-            for places, mask in MASK_OF_PLACES.items():
-                if mask in tensors and places not in tensors:
-                    tensors[places] = cells_of(tensors[mask])
-        moved = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
-        return type(self)(**moved)
+            for field, mask in POSITION_MASKS.items():
+                if mask in tensors and field not in tensors:
+                    tensors[field] = find_positions(tensors[mask])
+        copies = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
+        return type(self)(**copies)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,9 @@ class VLInputs(TextInputs):
     masked_regions: Bool[Tensor, "B R"] | None = None
     text_regions: Int[Tensor, "B T"] | None = None
     global_features: Float[Tensor, "B G"] | None = None
-    real_regions: Places | None = None
-    read_tokens: Places | None = None
-    read_regions: Places | None = None
+    real_regions: Positions | None = None
+    read_tokens: Positions | None = None
+    read_regions: Positions | None = None
 
     def __post_init__(self) -> None:
         tensors = _tensors(self)
@@ -116,16 +116,16 @@ class VLInputs(TextInputs):
             )
         _check_pairs(self.tokens)
         for name, shape in self._shapes().items():
-            if name in tensors and (came := tuple(tensors[name].shape)) != shape:
+            if name in tensors and (actual := tuple(tensors[name].shape)) != shape:
                 raise ValueError(
-                    f"{name} has shape {came}, want {shape} beside region_features "
+                    f"{name} has shape {actual}, want {shape} beside region_features "
                     f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
                 )
         for name, value in tensors.items():
             if name in ("tokens", "segments", "text_regions"):
                 check_ids(name, value)
             elif name.startswith(("real_", "read_")):
-                check_places(name, value)
+                check_positions(name, value)
             elif name.startswith("masked") or name.endswith("mask"):
                 check_mask(name, value)
             else:
@@ -188,9 +188,9 @@ class VLInputs(TextInputs):
         for name in ("region_features", "region_locations", "global_features"):
             if (values := getattr(self, name)) is not None:
                 check_finite(name, values, "pairs", "extract these pictures' regions again")
-        for name, mask in MASK_OF_PLACES.items():
-            if (places := getattr(self, name)) is not None:
-                check_marked(name, places, mask, getattr(self, mask))
+        for name, mask in POSITION_MASKS.items():
+            if (positions := getattr(self, name)) is not None:
+                check_marked(name, positions, mask, getattr(self, mask))
         regions = self.region_mask.shape[1]
         for name, count, limit in (
             ("tokens", vocab_size, "vocab_size"),
@@ -236,19 +236,23 @@ class PixelInputs(TextInputs):
     def __post_init__(self) -> None:
         for name, value in _tensors(self).items():
             check_tensor(name, value)
-        shape, came = tuple(self.pixels.shape), tuple(self.tokens.shape)
+        shape, token_shape = tuple(self.pixels.shape), tuple(self.tokens.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise ValueError(f"pixels has shape {shape}, want [pairs, 3, size, size]")
-        if len(came) != 2 or came[0] != shape[0] or tuple(self.token_mask.shape) != came:
+        if (
+            len(token_shape) != 2
+            or token_shape[0] != shape[0]
+            or tuple(self.token_mask.shape) != token_shape
+        ):
             raise ValueError(
-                f"tokens has shape {came} and token_mask {tuple(self.token_mask.shape)}, want "
+                f"tokens has shape {token_shape} and token_mask {tuple(self.token_mask.shape)}, want "
                 f"[pairs, tokens] twice, beside pixels {shape}"
             )
         _check_pairs(self.tokens)
         check_ids("tokens", self.tokens)
         check_mask("token_mask", self.token_mask)
         if self.real_tokens is not None:
-            check_places("real_tokens", self.real_tokens)
+            check_positions("real_tokens", self.real_tokens)
         check_numbers("pixels", self.pixels, "scale and normalise them")
 
     def validate(self, *, vocab_size: int | None = None) -> "PixelInputs":
@@ -319,9 +323,9 @@ class PictureRegions:
             "region_mask": shape[:2],
         }
         for name, want in shapes.items():
-            if (came := tuple(getattr(self, name).shape)) != want:
+            if (actual := tuple(getattr(self, name).shape)) != want:
                 raise ValueError(
-                    f"{name} has shape {came}, want {want} beside pictures "
+                    f"{name} has shape {actual}, want {want} beside pictures "
                     f"{tuple(self.pictures.shape)}"
                 )
         if self.instance_masks is not None and tuple(self.instance_masks.shape[:2]) != shape[:2]:

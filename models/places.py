@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-Places = Int[Tensor, "_"]
+Positions = Int[Tensor, "_"]
 
 
 class Cells(NamedTuple):
@@ -25,45 +25,47 @@ class Cells(NamedTuple):
     that most of the last layer is left out.
     """
 
-    text: Places
-    regions: Places
+    text: Positions
+    regions: Positions
 
-    def joined(self, num_tokens: int, num_regions: int, *, width: int | None = None) -> Places:
+    def joined(self, num_tokens: int, num_regions: int, *, width: int | None = None) -> Positions:
         """Gives places in one grid, texts first, of ``width`` columns (T + R if not given)."""
         parts = [(self.text, num_tokens), (self.regions, num_regions)]
-        return side_by_side(parts, width=width)
+        return concatenate_positions(parts, width=width)
 
 
-def cells_of(mask: Bool[Tensor, "B N"]) -> Places:
+def find_positions(mask: Bool[Tensor, "B N"]) -> Positions:
     """Gives the places that a mask marks. Waits for the device."""
     return mask.flatten().nonzero().flatten()
 
 
-def cells_read(text: Bool[Tensor, "B T"], regions: Bool[Tensor, "B R"]) -> Cells:
+def find_read_positions(text: Bool[Tensor, "B T"], regions: Bool[Tensor, "B R"]) -> Cells:
     """Gives what is read, from masks of it; adds first positions. Waits for the device."""
-    return Cells(cells_of(with_first(text)), cells_of(with_first(regions)))
+    return Cells(find_positions(with_first(text)), find_positions(with_first(regions)))
 
 
-def side_by_side(parts: Iterable[tuple[Places, int]], *, width: int | None = None) -> Places:
+def concatenate_positions(
+    parts: Iterable[tuple[Positions, int]], *, width: int | None = None
+) -> Positions:
     """Gives places of several grids, each with its columns, in one of all side by side."""
     parts = list(parts)
     width = sum(columns for _, columns in parts) if width is None else width
-    moved, start = [], 0
-    for places, columns in parts:
+    shifted, start = [], 0
+    for positions, columns in parts:
         if columns:
-            moved.append(moved_to(places, columns, width, start))
+            shifted.append(shift_positions(positions, columns, width, start))
         start += columns
-    if len(moved) < 2:
-        return moved[0] if moved else parts[0][0]
-    return torch.cat(moved).sort().values
+    if len(shifted) < 2:
+        return shifted[0] if shifted else parts[0][0]
+    return torch.cat(shifted).sort().values
 
 
-def moved_to(places: Places, columns: int, width: int, start: int) -> Places:
+def shift_positions(positions: Positions, columns: int, width: int, start: int) -> Positions:
     """Gives places of a grid of ``columns`` columns in one of ``width``, from ``start`` on."""
-    return places // columns * width + places % columns + start
+    return positions // columns * width + positions % columns + start
 
 
-def first_cells(shape: tuple[int, int], like: Tensor) -> Places:
+def first_cells(shape: tuple[int, int], like: Tensor) -> Positions:
     """Gives the first place of each sequence of a grid."""
     return torch.arange(shape[0], device=like.device) * shape[1]
 

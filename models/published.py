@@ -13,7 +13,7 @@ from vlmill.models.beit.published_dvae import DVAE
 from vlmill.models.bert.published import BERT
 from vlmill.models.config_checks import nearest
 from vlmill.models.convert.family import Family
-from vlmill.models.convert.files import read_state, unwrapped
+from vlmill.models.convert.files import read_state, unwrap_state
 from vlmill.models.convert.keymap import (
     CheckpointMismatch,
     Link,
@@ -52,7 +52,7 @@ def read_reference(
     unreadable file, and FileNotFoundError.
     """
     parts = _family(family)
-    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
     state = parts.prepare(state)
     model = parts.build(_configuration(family, config, state)).eval()
     state = parts.fit(state, model)
@@ -68,7 +68,7 @@ def read_reference(
     return model, table
 
 
-def family_of(config: Any) -> str | None:
+def find_family(config: Any) -> str | None:
     """The family that publishes models of this configuration; None where nobody has."""
     return next((name for name, parts in FAMILIES.items() if type(config) in parts.configs), None)
 

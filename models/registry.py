@@ -151,7 +151,7 @@ MODELS: dict[str, Variant] = VARIANTS | {
 }
 
 
-def variant_of(model: object) -> str | None:
+def find_variant(model: object) -> str | None:
     """The name of the model's class in `MODELS`; None for one that is not among them."""
     home = f"{type(model).__module__}.{type(model).__qualname__}"
     return next((name for name, variant in MODELS.items() if variant.home == home), None)

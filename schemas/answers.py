@@ -31,14 +31,14 @@ someone'd've something'd've there'd've they'd've we'd've who'd've wouldn't've y'
 you'd've 'ow's'at"""
 
 
-def _without_one(word: str) -> list[str]:
-    places = accumulate((len(part) + 1 for part in word.split("'")), initial=-1)
-    return [word[:at] + word[at + 1 :] for at in list(places)[1:-1]]
+def _drop_one_apostrophe(word: str) -> list[str]:
+    positions = accumulate((len(part) + 1 for part in word.split("'")), initial=-1)
+    return [word[:position] + word[position + 1 :] for position in list(positions)[1:-1]]
 
 
 CONTRACTIONS = (
     {word.replace("'", ""): word for word in SINGLE.split()}
-    | {spelling: word for word in DOUBLE.split() for spelling in _without_one(word)}
+    | {spelling: word for word in DOUBLE.split() for spelling in _drop_one_apostrophe(word)}
     | {"somebody'd": "somebodyd"}  # the wrong way round in the official table
 )
 
@@ -66,8 +66,8 @@ def without_marks(text: str) -> str:
     """
     out, goes = text, bool(DIGIT_COMMA.search(text))
     for mark in PUNCTUATION:
-        beside = f"{mark} " in text or f" {mark}" in text
-        out = out.replace(mark, "" if goes or beside else " ")
+        touches_space = f"{mark} " in text or f" {mark}" in text
+        out = out.replace(mark, "" if goes or touches_space else " ")
     return PERIOD.sub("", out, count=MAX_PERIODS)
 
 
@@ -84,18 +84,18 @@ def soft_score(votes: int) -> float:
 MIN_QUESTIONS = 9  # an answer that fewer questions have is no label: leaves 3,129 of VQA v2's
 
 
-def label_of(answer: str) -> str:
+def make_label(answer: str) -> str:
     """Returns an answer as the label that it is: processed, and without the commas left then."""
     return process_answer(answer).replace(",", "")
 
 
-def labels_of(answers: Iterable[str], *, least: int = MIN_QUESTIONS) -> list[str]:
+def collect_labels(answers: Iterable[str], *, least: int = MIN_QUESTIONS) -> list[str]:
     """Returns the labels that at least ``least`` of ``answers`` are, one of each question.
 
     In the order in which they came first, as in VLMo's code: the published lists have the order of
     an old interpreter's dictionary, which is no rule. The empty text may be a label.
     """
-    counts = Counter(label_of(answer) for answer in answers)
+    counts = Counter(make_label(answer) for answer in answers)
     return [label for label, count in counts.items() if count >= least]
 
 

@@ -49,7 +49,7 @@ def missing_line(module: str | None) -> str | None:
     """
     names = (module or "").split(".")
     parents = {".".join(names[: count + 1]) for count in range(len(names))}
-    extra = next((extra for extra, own in MODULES.items() if parents & set(own)), None)
+    extra = next((extra for extra, modules in MODULES.items() if parents & set(modules)), None)
     if extra is not None:
         return _line(names[0], extra)
     return _line(names[0], "") if parents & set(REQUIRED) else None

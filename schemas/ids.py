@@ -3,12 +3,12 @@
 import hashlib
 
 
-def image_id_of(data: bytes) -> str:
+def compute_image_id(data: bytes) -> str:
     """Returns the SHA-256 of a picture's bytes, 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
-def pair_id_of(image_id: str, text: str) -> str:
+def compute_pair_id(image_id: str, text: str) -> str:
     """Returns a pair's id: 32 hexadecimal digits of SHA-256 over both parts.
 
     A NUL separates the parts, so that no two different pairs are hashed as the same bytes. Lone

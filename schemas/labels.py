@@ -23,7 +23,7 @@ def read_labels(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--labels {path}: {error}") from None
-    labels = parsed_labels(path, text)
+    labels = parse_labels(path, text)
     repeated = [label for label, count in Counter(labels).items() if count > 1]
     if repeated or not labels:
         what = f"the label {repeated[0]!r} twice" if repeated else "no labels"
@@ -39,12 +39,12 @@ def _number_fault(content: Mapping[str, Any]) -> str:
         other = earlier.setdefault(number, label) if fits else None
         if other != label:
             why = f"that of {other[:80]!r}, too" if other is not None else "not one of them"
-            said = f"the number of {label[:80]!r} is {str(number)[:80]}, {why}"
-            return f"its {last + 1} numbers must be 0 to {last}, each once; {said}"
+            detail = f"the number of {label[:80]!r} is {str(number)[:80]}, {why}"
+            return f"its {last + 1} numbers must be 0 to {last}, each once; {detail}"
     return "it has no labels"
 
 
-def parsed_labels(path: Path, text: str) -> list[str]:
+def parse_labels(path: Path, text: str) -> list[str]:
     """Reads the text of a file of labels. Raises InputError."""
     if text.lstrip()[:1] not in ("[", "{"):
         return text.removesuffix("\n").split("\n") if text else []

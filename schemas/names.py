@@ -59,18 +59,18 @@ def spellings(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((name, composed(name), unicodedata.normalize("NFD", name))))
 
 
-def core_of(image_id: str) -> str:
+def extract_core(image_id: str) -> str:
     """Returns what ids of the same picture have in common: the last part without its ending, a
     number without zeros in front.
     """
     return _name(image_id).core
 
 
-def difference(one: str, other: str) -> Difference | None:
+def difference(image_id: str, other: str) -> Difference | None:
     """Returns how two unequal ids differ; None if they are of different pictures."""
-    if composed(one) == composed(other):
+    if composed(image_id) == composed(other):
         return Difference.SPELLING
-    a, b = _name(one), _name(other)
+    a, b = _name(image_id), _name(other)
     shorter, longer = sorted((a.folders, b.folders), key=len)
     if a.core != b.core or longer[len(longer) - len(shorter) :] != shorter:
         return None

@@ -116,7 +116,7 @@ def override(config: T, assignments: Sequence[str]) -> T:
     Members of a list are counted from 0: ``stages.1.steps=10``. Raises InputError for an unknown
     field, with the nearest name, and for a value of the wrong type.
     """
-    return replaced(config, map(parse_assignment, assignments))
+    return replace_fields(config, map(parse_assignment, assignments))
 
 
 def parse_assignment(assignment: str) -> tuple[str, Any]:
@@ -128,7 +128,7 @@ def parse_assignment(assignment: str) -> tuple[str, Any]:
         return path, text
 
 
-def replaced(config: T, values: Iterable[tuple[str, Any]], where: str = "") -> T:
+def replace_fields(config: T, values: Iterable[tuple[str, Any]], where: str = "") -> T:
     """``config`` with other plain values at these dotted paths, checked as a whole.
 
     ``where`` stands before fields in errors. Raises InputError as :func:`override`.

@@ -105,7 +105,7 @@ class Reader:
             line = self.parser.peek_event().start_mark.line + 1
             key = self.node(path, depth + 1)
             if not isinstance(key, str) or not key or "." in key or key == "<<":
-                raise BadYaml(f"{shortened(key)} is no name of a key", line)
+                raise BadYaml(f"{shorten_value(key)} is no name of a key", line)
             if key in values:
                 raise BadYaml(f"{path}{key} comes twice", line)
             self.result.lines[path + key] = line
@@ -131,7 +131,7 @@ class Reader:
         try:
             return build(yaml.ScalarNode(tag, event.value))
         except (ValueError, KeyError, OverflowError):
-            raise BadYaml(f"{shortened(event.value)} is no {kind}", line) from None
+            raise BadYaml(f"{shorten_value(event.value)} is no {kind}", line) from None
 
     def text(self, text: str) -> Any:
         """A text, or the list that it writes as Python does: "(10.0, 5.0)"."""
@@ -154,11 +154,13 @@ class Reader:
 def refuse_tag(tag: str | None, line: int, *kinds: str) -> None:
     """Raises BadYaml for a tag that is none of YAML's plain ``kinds``."""
     if tag not in (None, "!", *(CORE + kind for kind in kinds)):
-        shown = (tag or "").replace(CORE, "!!")
-        raise BadYaml(f"the tag {shortened(shown)} would build something else than data", line)
+        tag_text = (tag or "").replace(CORE, "!!")
+        raise BadYaml(
+            f"the tag {shorten_value(tag_text)} would build something else than data", line
+        )
 
 
-def shortened(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Returns a value in one short line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -33,7 +33,7 @@ def split_name(split: str | None) -> str:
     return "train" if split is None else split.strip().lower()
 
 
-def use_of(split: str | None) -> Use | None:
+def find_use(split: str | None) -> Use | None:
     """What a split is for, whatever the case of its name; None for a name that is not known.
 
     Rows that name no split (null) are trained on.
@@ -43,7 +43,7 @@ def use_of(split: str | None) -> Use | None:
 
 def check_splits(splits: Iterable[str | None], flag: str) -> None:
     """Raise InputError for names whose use nobody knows, with the names that are known."""
-    unknown = sorted({split for split in splits if split is not None and use_of(split) is None})
+    unknown = sorted({split for split in splits if split is not None and find_use(split) is None})
     if unknown:
         names = "; ".join(f"{use}: {', '.join(known)}" for use, known in _NAMES.items())
         raise InputError(

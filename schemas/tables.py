@@ -396,15 +396,15 @@ def with_later(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
 def schema_fault(schema: pa.Schema, spec: Table) -> str | None:
     """Says which of ``spec``'s columns is missing or of another type, None if none is."""
     for field in spec.schema:
-        places = schema.get_all_field_indices(field.name)
-        if not places and field.name in spec.later:
+        indices = schema.get_all_field_indices(field.name)
+        if not indices and field.name in spec.later:
             continue
-        if not places:
+        if not indices:
             names = ", ".join(schema.names)[:200]
             return f"{spec.name} lacks the column {field.name} ({field.type}); its own are {names}"
-        if len(places) > 1:
-            return f"{spec.name} has the column {field.name} {len(places)} times, must have one"
-        if (kind := schema.field(places[0]).type) != field.type:
+        if len(indices) > 1:
+            return f"{spec.name} has the column {field.name} {len(indices)} times, must have one"
+        if (kind := schema.field(indices[0]).type) != field.type:
             return f"{spec.name}.{field.name} is {kind}, must be {field.type}"
     return None
 
@@ -454,8 +454,8 @@ def _is_utf8(text: bytes | None) -> bool:
 
 def values_fault(counts: Mapping[str, int], field: pa.Field, spec: Table) -> str:
     """What :func:`count_faults` has counted, in words."""
-    said = " and ".join(f"{count} {what}" for what, count in counts.items())
-    return f"{spec.name}.{field.name} has {said}, must have none"
+    details = " and ".join(f"{count} {what}" for what, count in counts.items())
+    return f"{spec.name}.{field.name} has {details}, must have none"
 
 
 def check_version(metadata: dict[bytes, bytes] | None, spec: Table, path: str) -> None:

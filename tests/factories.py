@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from vlmill.models.beit.dvae import Dvae, DvaeConfig
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS
 from vlmill.train.recipes import RECIPES
@@ -86,7 +86,7 @@ class Tables:
         self, rows: list[tuple[str, str]], columns: Mapping[str, Sequence[str | None]] | None = None
     ) -> list[str]:
         """Pairs of (image_id, text), with further columns; returns their ids."""
-        ids = [pair_id_of(image_id, text) for image_id, text in rows]
+        ids = [compute_pair_id(image_id, text) for image_id, text in rows]
         empty = dict.fromkeys(PAIRS.schema.names)
         more = [{k: v[i] for k, v in (columns or {}).items()} for i in range(len(rows))]
         filled = [

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pyarrow.parquet as pq
 
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.stores import filesystem
 
@@ -101,7 +101,7 @@ def upload_folder(folder: Path, url: str) -> str:
     """Puts the files of a folder, and of those below it, into a store; returns ``url``."""
     for file in sorted(folder.rglob("*")):
         if file.is_file():
-            place = path_of(url) / file.relative_to(folder).as_posix()
+            place = to_path(url) / file.relative_to(folder).as_posix()
             assert isinstance(place, RemotePath)
             place.upload(file)
     return url
@@ -109,14 +109,14 @@ def upload_folder(folder: Path, url: str) -> str:
 
 def names_below(url: str) -> list[str]:
     """The names of all objects below a place."""
-    place = path_of(url)
+    place = to_path(url)
     assert isinstance(place, RemotePath)
     return [str(path).removeprefix(f"{place}/") for path, _ in place.below()]
 
 
 def download_folder(url: str, folder: Path) -> Path:
     """Copies all objects below a place into a folder."""
-    place = path_of(url)
+    place = to_path(url)
     assert isinstance(place, RemotePath)
     for path, _ in place.below():
         to = folder / str(path).removeprefix(f"{place}/")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from docs.site.hooks import COMMANDS, helps
 
-from vlmill.schemas.console.command import at_least, from_zero
+from vlmill.schemas.console.command import int_at_least, non_negative_float
 
-NUMBER = at_least(0).__code__  # of all such types
+NUMBER = int_at_least(0).__code__  # of all such types
 Flag = tuple[str, list[str], str, Callable[[str], object]]  # command, subcommand, flag, its type
 CRAWL, WEB, MANIFEST, TABLES, NEAREST, HARD = (
     f"python -m vlmill.pipelines.{job}"
@@ -69,7 +69,7 @@ def refusals(flags: list[Flag], value: str, capsys: pytest.CaptureFixture[str]) 
 def test_no_flag_takes_what_is_no_finite_number(
     flags: list[Flag], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    floats = [flag for flag in flags if flag[3] in (float, from_zero)]
+    floats = [flag for flag in flags if flag[3] in (float, non_negative_float)]
     assert {"--delay", "--threshold", "--seconds", "--lock-seconds"} <= {flag[2] for flag in floats}
     for error in refusals(floats, "nan", capsys):
         assert "'nan': want a finite number" in error
@@ -99,13 +99,13 @@ def test_a_lock_of_less_than_no_time_is_refused(
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "inf", "1e3"])
 def test_a_count_is_a_whole_number_from_its_least(text: str) -> None:
-    assert at_least(0)("0") == 0 and at_least(1)("1000000") == 1_000_000
+    assert int_at_least(0)("0") == 0 and int_at_least(1)("1000000") == 1_000_000
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': want a whole number from 1"):
-        at_least(1)(text)
+        int_at_least(1)(text)
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.1", "nan", "inf", "-inf"])
 def test_a_number_from_zero_is_finite(text: str) -> None:
-    assert from_zero("0.5") == 0.5 and from_zero("0") == 0
+    assert non_negative_float("0.5") == 0.5 and non_negative_float("0") == 0
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': want a (finite )?number"):
-        from_zero(text)
+        non_negative_float(text)

@@ -5,13 +5,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command, say
+from vlmill.schemas.console.command import (
+    Parser,
+    add_lock_seconds,
+    path_or_url,
+    run_command,
+    print_status,
+)
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.console.recipes import add_recipes_arguments, run_recipes
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import locked
-from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
+from vlmill.schemas.files.lock import lock_output
+from vlmill.schemas.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
@@ -104,7 +110,7 @@ def _main(argv: Sequence[str]) -> int:
     # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
     output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
     seconds = getattr(args, "lock_seconds", None)
-    with locked(output, beside=args.command == "convert", seconds=seconds):
+    with lock_output(output, alongside=args.command == "convert", seconds=seconds):
         return _run(args, extras)
 
 
@@ -187,7 +193,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab", metavar="FILE", help="a BERT vocab.txt; without, one is trained on the pairs"
     )
-    parser.add_argument("--output", required=True, type=place, metavar="DIR")
+    parser.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     add_lock_seconds(parser)
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
     parser.add_argument(
@@ -204,7 +210,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
     for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
-        say(f"warning: {sentence}")
+        print_status(f"warning: {sentence}")
     require_sources(recipe, pairs=args.pairs, regions=args.regions, images=args.images)
     require_one_process(args.output)
     if args.init is not None:
@@ -228,10 +234,10 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
             from vlmill.train.run.dry_run import estimate_run
 
             return print_estimate(estimate_run(recipe, inputs), args.output)
-        with mirrored(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
-            said = as_given(pretrain(recipe, inputs, output, fresh=args.fresh, force=args.force))
-        if said:  # by the first of several processes
-            print(said)
+        with mirror_output(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
+            summary = as_given(pretrain(recipe, inputs, output, fresh=args.fresh, force=args.force))
+        if summary:  # by the first of several processes
+            print(summary)
     except Stopped as error:
         print(error)
         stopped: int = args.stopped_status
@@ -245,10 +251,10 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
 def _recipe(config: str | None, words: list[str]) -> Recipe:
     names = [word for word in words if "=" not in word]
     if (config is None) == (not names) or len(names) > 1:
-        said = f"got {', '.join(names)}" if names else "got none"
+        detail = f"got {', '.join(names)}" if names else "got none"
         both = " and --config" if config is not None and names else ""
         raise InputError(
-            f"RECIPE: give one recipe or --config FILE ({said}{both}); changes are field=value"
+            f"RECIPE: give one recipe or --config FILE ({detail}{both}); changes are field=value"
         )
     recipe = from_plain(Recipe, read_yaml(config)) if config else recipe_named(names[0])
     return change_recipe(recipe, [word for word in words if "=" in word])
@@ -257,15 +263,15 @@ def _recipe(config: str | None, words: list[str]) -> Recipe:
 def _recipes(args: argparse.Namespace) -> int:
     every: dict[str, Callable[[], Any]] = {**RECIPES, **task_recipes()}
 
-    def named(name: str) -> Any:
+    def find_recipe(name: str) -> Any:
         return task_recipe_named(name) if name in task_recipes() else recipe_named(name)
 
-    def described() -> Iterator[str]:
+    def describe_recipes() -> Iterator[str]:
         for make in every.values():
             yield from describe(make())
         yield f"\n{HEAD}"
 
-    return run_recipes(args, every, named, described, NOTES)
+    return run_recipes(args, every, find_recipe, describe_recipes, NOTES)
 
 
 if __name__ == "__main__":

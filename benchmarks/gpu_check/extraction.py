@@ -28,13 +28,13 @@ from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.transfer import uploaded
+from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import Picture, plan_pictures
+from vlmill.extract.pictures.plan import InputImage, plan_pictures
 from vlmill.extract.pictures.resize import network_input, pixel_input
 from vlmill.extract.run.batches import resizes_pixels
-from vlmill.extract.run.devices import Crew, Engine, engine_of
-from vlmill.extract.run.job import Job, results_of, write_parts
+from vlmill.extract.run.devices import WorkerSettings, Engine, start_engine
+from vlmill.extract.run.job import Job, compute_results, write_parts
 from vlmill.extract.run.shards import Background
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.schemas.console.progress import Progress
@@ -142,7 +142,7 @@ def speed_of(
     size: Size,
     detector: Detector,
     config: ExtractConfig,
-    plan: Sequence[Picture],
+    plan: Sequence[InputImage],
     batch_size: int,
 ) -> Speed:
     """Runs the pipeline for a while: first for the warm-up's rate, which says how many pictures."""
@@ -153,7 +153,7 @@ def speed_of(
         output.mkdir(parents=True)
         return Job(plan=plan[:count], output=output, detector=detector, config=config)
 
-    with engine_of(Crew(workers=size.workers), detector, config, None) as engine:
+    with start_engine(WorkerSettings(workers=size.workers), detector, config, None) as engine:
         first = min(len(plan), size.warm_up)
         warm_rate = first / extract(job_of(folder / "first", first), engine)
         count = min(len(plan), max(first, int(warm_rate * size.measured_s)))
@@ -179,7 +179,7 @@ def extract(job: Job, engine: Engine) -> float:
         Background() as background,
     ):
         indices = range(job.num_shards)
-        results = results_of(engine, job, [job.part(index) for index in indices])
+        results = compute_results(engine, job, [job.part(index) for index in indices])
         write_parts(job, indices, {}, results, progress, background)
     return time.perf_counter() - started
 
@@ -211,7 +211,7 @@ def queries_of(
 
 def operations_of(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> int:
     """Returns floating-point operations of a batch's convolutions and products."""
-    batch = uploaded(queries, detector.model.config, detector.device)
+    batch = upload_batch(queries, detector.model.config, detector.device)
     # The fused ones, which the counter does not know.
     aten = torch.ops.aten
     fused = {

@@ -12,19 +12,19 @@ from benchmarks.gpu_check.setting import Setting
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import chunk_of, start_batch
+from vlmill.extract.detect.predict import get_chunk_size, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import stored_tensors
 from vlmill.extract.detect.selection import select
-from vlmill.extract.detect.transfer import download, frames_of, uploaded
+from vlmill.extract.detect.transfer import download, make_frames, upload_batch
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import Picture
+from vlmill.extract.pictures.plan import InputImage
 from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.job import Job
-from vlmill.extract.run.workers import source_of
+from vlmill.extract.run.workers import open_source
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.roi_heads import numbered, pool_regions, poolable
+from vlmill.models.detector.roi_heads import number_boxes, pool_regions, poolable
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
@@ -42,7 +42,7 @@ def stages_of(
     queries: Sequence[Query],
     detector: Detector,
     config: ExtractConfig,
-    plan: Sequence[Picture],
+    plan: Sequence[InputImage],
     workers: int,
 ) -> dict[str, Any]:
     """Returns milliseconds of a batch on the device and of the host that queues it, and the host's
@@ -73,13 +73,13 @@ def device_stages(
     model, device = detector.model, detector.device
     assert isinstance(model, FasterRCNN)  # these are its steps, no other backend's
     spec = model.config
-    heads, chunk = model.roi_heads, chunk_of(device)
-    batch = uploaded(queries, spec, device)
-    frames = frames_of(batch.measures)
+    heads, chunk = model.roi_heads, get_chunk_size(device)
+    batch = upload_batch(queries, spec, device)
+    frames = make_frames(batch.measures)
     limits, min_sides = frames.network_limits, frames.min_sides
     features = model.feature_map(batch.pictures)
     boxes, taken = model.proposals(features, limits, min_sides)
-    rois, maps = numbered(boxes)[:chunk], poolable(features, spec)
+    rois, maps = number_boxes(boxes)[:chunk], poolable(features, spec)
     pooled = pool_regions(maps, rois, spec)
     means = heads.region_features(features, boxes, taken, chunk)
     detections = model.classify(boxes, taken, means)
@@ -90,7 +90,7 @@ def device_stages(
 
     results = {**stored(), "taken": chosen.taken}
     return {
-        "upload": lambda: uploaded(queries, spec, device),
+        "upload": lambda: upload_batch(queries, spec, device),
         "backbone": lambda: model.feature_map(batch.pictures),
         "proposals": lambda: model.proposals(features, limits, min_sides),
         f"pooling_of_{len(pooled)}_regions": lambda: pool_regions(maps, rois, spec),
@@ -131,7 +131,7 @@ def rows_ms(
 
 
 def decode_ms(
-    plan: Sequence[Picture], detector: Detector, config: ExtractConfig, rounds: int
+    plan: Sequence[InputImage], detector: Detector, config: ExtractConfig, rounds: int
 ) -> dict[str, float]:
     """Returns milliseconds of one thread for the first picture: decoding, and resizing."""
     with open(plan[0].path, "rb") as file:
@@ -146,14 +146,14 @@ def decode_ms(
 
 
 def decode_rate(
-    plan: Sequence[Picture], detector: Detector, config: ExtractConfig, workers: int
+    plan: Sequence[InputImage], detector: Detector, config: ExtractConfig, workers: int
 ) -> float:
     """Returns the pictures a second that the worker processes hand over when nothing else is
     done.
     """
     spec = detector.model.config
     resize = not resizes_pixels(detector)
-    with source_of(spec, config.limits, workers, config.batch_size, resize=resize) as source:
+    with open_source(spec, config.limits, workers, config.batch_size, resize=resize) as source:
         list(source(plan[: 2 * workers]))  # the processes start
         asked = plan[:DECODED]
         started = time.perf_counter()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vlmill.schemas.files.shards import ShardWriter, write_shard
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
 from vlmill.train.loading.vocabulary import SPECIAL
@@ -116,7 +116,7 @@ def write_pairs(folder: Path, names: Sequence[str | None], captions: Sequence[st
     """
     empty = dict.fromkeys(PAIRS.schema.names)
     rows = [
-        {**empty, "pair_id": pair_id_of(name or "", text), "image_id": name, "text": text}
+        {**empty, "pair_id": compute_pair_id(name or "", text), "image_id": name, "text": text}
         for name, text in zip(names, captions, strict=True)
     ]
     write_shard(folder, PAIRS, rows)

@@ -22,7 +22,7 @@ from vlmill.models import VARIANTS, preset
 from vlmill.train.devices import setup as devices
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
 from vlmill.train.optim.groups import make_optimizer, settings_of_start
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
@@ -174,7 +174,7 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
     feeding = recipe.stages[0].feeding
     prepare_samples(
         folder / "prepared",
-        WhatToPrepare(
+        PreparationInputs(
             pairs=inputs.pairs,
             tokenizer=tokenizer,
             max_tokens=feeding.max_tokens or sizes.longest,

@@ -104,14 +104,14 @@ def _image_ids(site: LabelledSite, label: Label) -> set[str]:
     """Ids of what the labelled page shows under the label's address."""
     key = join_key(label.image_url)
     return {
-        picture.image_id
+        archived.image_id
         for _, pages in site.hosts
         for joined in pages
         if joined.page.url == label.page_url
         for image in joined.page.images
         if key in map(join_key, image.urls)
-        and (picture := joined.pictures.get(image.order)) is not None
-        and not isinstance(picture, Drop)
+        and (archived := joined.pictures.get(image.order)) is not None
+        and not isinstance(archived, Drop)
     }
 
 

@@ -14,7 +14,7 @@ from vlmill.pipelines.pages.page import Page
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
-from vlmill.pipelines.web_pairs.mine import language_of, read_page, source_of
+from vlmill.pipelines.web_pairs.mine import detect_language, read_page, decode_source
 from vlmill.schemas.net.urls import join_key
 
 
@@ -45,11 +45,11 @@ def _records(archive: Path, rules: WebPairRules) -> Iterator[Record]:
 
 def page_of(record: Record, detector: LanguageDetector, rules: WebPairRules) -> Page | None:
     """Parses and reads a page; None for one without pictures or that cannot be parsed."""
-    source = source_of(record, rules)
+    source = decode_source(record, rules)
     page = source if isinstance(source, Drop) else read_page(source, record.url, rules)
     if isinstance(page, Drop) or isinstance(source, Drop):
         return None
-    language = language_of(source, detector, rules, parse_languages(rules.language))
+    language = detect_language(source, detector, rules, parse_languages(rules.language))
     return replace(page, language="" if isinstance(language, Drop) else language)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlmill.extract.pictures.resize import normalised
+from vlmill.extract.pictures.resize import normalise_pixels
 from vlmill.extract.train.batches import padded_batch
 from vlmill.extract.train.loop import drawing
-from vlmill.extract.train.recipes import recipe_named
+from vlmill.extract.train.recipes import find_recipe
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.solver import make_optimizer, set_rate
 from vlmill.extract.train.start import new_model
@@ -51,7 +51,7 @@ class Work:
 
     def settings(self) -> TrainingSettings:
         """Returns Detectron2's recipe for COCO, with as many regions."""
-        recipe = recipe_named("coco-r101-c4")
+        recipe = find_recipe("coco-r101-c4")
         detector = replace(recipe.detector, depth=self.depth)
         if self.narrow:
             detector = replace(
@@ -93,7 +93,8 @@ def batch_of(work: Work, config: DetectorConfig) -> Batch:
     """Returns the work as our step takes it."""
     sizes = (work.height, work.width)
     pictures = [
-        normalised(pixels.numpy(), 1.0, sizes, config).permute(2, 0, 1) for pixels in work.pixels()
+        normalise_pixels(pixels.numpy(), 1.0, sizes, config).permute(2, 0, 1)
+        for pixels in work.pixels()
     ]
     names = [str(number) for number in range(work.pictures)]
     scales = [1.0] * work.pictures

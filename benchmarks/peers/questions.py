@@ -27,7 +27,7 @@ from vlmill.train.tasks.finetuning.job import (
     prepare_examples,
 )
 from vlmill.train.tasks.task import LearntTask
-from vlmill.train.tasks.vqa.task import targets_of
+from vlmill.train.tasks.vqa.task import make_targets
 
 ANSWERS = 3_129  # of VQA 2.0, in every published code
 ANNOTATORS = 10
@@ -79,7 +79,7 @@ class PreparedStep:
             features=inputs.region_features,
             locations=inputs.region_locations,
             region_lengths=inputs.region_mask.sum(1),
-            targets=targets_of(self.batch.labels, torch.zeros(len(rows), ANSWERS)),
+            targets=make_targets(self.batch.labels, torch.zeros(len(rows), ANSWERS)),
         )
 
 

@@ -16,7 +16,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.candidates import encode_texts, read_pairs
-from vlmill.train.tasks.retrieval.checks import feeding_of, longest_text
+from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 
 Ask = Callable[[list[Question]], Mapping[str, Score]]
 
@@ -84,7 +84,7 @@ def probe(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> dict[str, float]:
 
 
 def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
-    feeding = feeding_of(loaded)
+    feeding = find_feeding(loaded)
     if feeding.kind == "pixels":
         if inputs.images is None:
             raise InputError(f"--images is missing: a {loaded.variant} reads pictures")

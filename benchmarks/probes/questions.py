@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from vlmill.train.loading.arrays import Flags, Ids
-from vlmill.train.loading.sample import kept_tokens
+from vlmill.train.loading.sample import select_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def word_questions(
         if word is not None:
             words.setdefault(word, []).append(at)
     tokens = np.array(encoded.ids, dtype=np.int64)
-    fitting = kept_tokens(len(tokens), longest) if len(tokens) > longest else slice(None)
+    fitting = select_tokens(len(tokens), longest) if len(tokens) > longest else slice(None)
     questions = []
     for places in words.values():
         start, end = encoded.offsets[places[0]][0], encoded.offsets[places[-1]][1]

@@ -19,7 +19,7 @@ from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import (
     Sample,
     SampledRegions,
-    columns_of,
+    list_columns,
     fit_together,
     take_regions,
 )
@@ -64,7 +64,7 @@ class ShownRegions:
         """Makes the row with the asked region hidden, and all that show the same thing."""
         (number,) = self.regions.find([question.image_id]).tolist()
         group, within = self.regions.located(number)
-        regions = take_regions(group, within, self.feeding, columns_of(self.feeding))
+        regions = take_regions(group, within, self.feeding, list_columns(self.feeding))
         text, regions = fit_together(text, hiding(regions, question.region), self.feeding)
         return Sample(pair_id=question.image_id, text=text, regions=regions)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from vlmill.schemas.console.command import Parser, at_least
+from vlmill.schemas.console.command import Parser, int_at_least
 from vlmill.schemas.processes import all_cores, live_as_long_as_the_parent
 
 MOST_AT_ONCE = 8
@@ -22,7 +22,7 @@ def add_jobs(p: Parser) -> None:
     """Adds ``--jobs``."""
     p.add_argument(
         "--jobs",
-        type=at_least(1),
+        type=int_at_least(1),
         default=min(all_cores(), MOST_AT_ONCE),
         metavar="N",
         help="runs at once, each on one core (%(default)s)",

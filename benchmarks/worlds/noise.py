@@ -12,7 +12,7 @@ from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import PAIRS
 
 JOB = "world-noise"
@@ -32,7 +32,7 @@ def with_moved_captions(
     moved = [dict(row) for row in rows]
     for at, giver in zip(chosen, [*chosen[1:], *chosen[:1]], strict=True):
         text = rows[giver]["text"]
-        moved[at] |= {"text": text, "pair_id": pair_id_of(moved[at]["image_id"], text)}
+        moved[at] |= {"text": text, "pair_id": compute_pair_id(moved[at]["image_id"], text)}
     return moved
 
 

@@ -21,7 +21,7 @@ from vlmill.schemas.files.atomic import write_json, write_text
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REGIONS
 from worlds.captions import captions
@@ -173,7 +173,7 @@ def about(world: World) -> dict[str, Any]:
 
 def _pair(sample: Sample, text: str) -> dict[str, Any]:
     return {
-        "pair_id": pair_id_of(sample.image_id, text),
+        "pair_id": compute_pair_id(sample.image_id, text),
         "image_id": sample.image_id,
         "text": text,
         "language": "en",
@@ -189,7 +189,7 @@ def _image(sample: Sample) -> dict[str, Any]:
         "width": sample.regions.width,
         "height": sample.regions.height,
         "format": "png",
-        "sha256": image_id_of(sample.png),
+        "sha256": compute_image_id(sample.png),
     }
 
 

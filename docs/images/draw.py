@@ -23,7 +23,7 @@ NUMBER, SIDE, GAP, MARGIN = 28, 384, 12, 32
 BAR, ROW, LEFT, WIDTH = 22, 34, 110, 400
 
 
-def picture(number: int) -> Image.Image:
+def draw_example(number: int) -> Image.Image:
     """A scene as it is drawn, the same with its regions, and its caption below."""
     world = World(side=SIDE)
     scene = make_scenes(world, "test", number + 1)[number]
@@ -89,7 +89,7 @@ def funnel(stages: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Draws both."""
-    picture(NUMBER).quantize(128).save(HERE / "picture.png", optimize=True)
+    draw_example(NUMBER).quantize(128).save(HERE / "picture.png", optimize=True)
     stages = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     (HERE / "funnel.svg").write_text(funnel(stages), encoding="utf-8")
 

@@ -31,8 +31,8 @@ from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.tables import TABLES, Table
 from vlmill.train import cli as train_cli
 from vlmill.train.recipes import RECIPES, RunSettings, recipe_named
-from vlmill.train.recipes.describe import cost_of, said_stages
-from vlmill.train.recipes.tasks import TASKS, recipes_of, task_recipe_named
+from vlmill.train.recipes.describe import compute_cost, describe_stages
+from vlmill.train.recipes.tasks import TASKS, make_recipes, task_recipe_named
 
 ROOT = Path(__file__).parents[2]
 # Files outside docs/ that are pages of the site: their places there.
@@ -220,7 +220,7 @@ def model_cards_page() -> str:
         by_variant.setdefault(recipe.variant, []).append(recipe)
     sections: dict[str, Sequence[RunSettings]] = {
         **by_variant,
-        **{f"{task}, fine-tuned": recipes_of(task) for task in TASKS},
+        **{f"{task}, fine-tuned": make_recipes(task) for task in TASKS},
     }
     return "\n".join([*intro, *(cards_section(*section) for section in sections.items())])
 
@@ -228,7 +228,7 @@ def model_cards_page() -> str:
 def cards_section(title: str, recipes: Sequence[RunSettings]) -> str:
     """A table of recipes: what each makes, of how many parameters, from what."""
     rows = [
-        f"| `{one.name}` | {one.about} | {cost_of(one).parameters / 1e6:,.1f} | {said_stages(one)} "
+        f"| `{one.name}` | {one.about} | {compute_cost(one).parameters / 1e6:,.1f} | {describe_stages(one)} "
         f"| {one.needs or '–'} |"
         for one in recipes
     ]

@@ -10,7 +10,7 @@ from vlmill.models.convert.files import (
     Unreadable,
     read_content,
     state_dict_in,
-    tensors_of,
+    collect_tensors,
     without_old_norms,
 )
 from vlmill.schemas.errors import InputError
@@ -24,7 +24,7 @@ def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]
     except Unreadable as error:
         raise InputError(f"{flag} {path} cannot be read ({error}); give another file") from None
     try:
-        tensors = tensors_of(state)
+        tensors = collect_tensors(state)
     except ValueError:
         raise InputError(
             f"{flag} {path} holds no state dict; give the detector's checkpoint"

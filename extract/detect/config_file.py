@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmill.models.detector.configurations import Configuration, configuration_of, flat
+from vlmill.models.detector.configurations import Configuration, read_configuration, flat
 from vlmill.models.detector.keys import Value, WrongKey
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_yaml import BadYaml, Document, read_document
@@ -39,16 +39,20 @@ class ConfigFile:
 
     def complaint(self, error: WrongKey, remedy: str) -> InputError:
         """Returns the user's error for a key that cannot be honoured, in one line."""
-        place = self.places.get(error.key)
-        if place is None:  # the Hugging Face port's names may stand in either case
-            named = [at for name, at in self.places.items() if name.lower() == error.key]
-            place = named[0] if named else f"{self.path} (which leaves it out)"
-        return InputError(f"--config {place}: {error}; {remedy}")
+        location = self.places.get(error.key)
+        if location is None:  # the Hugging Face port's names may stand in either case
+            matches = [
+                key_location
+                for name, key_location in self.places.items()
+                if name.lower() == error.key
+            ]
+            location = matches[0] if matches else f"{self.path} (which leaves it out)"
+        return InputError(f"--config {location}: {error}; {remedy}")
 
     def configuration(self) -> Configuration:
         """What the keys mean for our own network. Raises InputError that names file and key."""
         try:
-            return configuration_of(self.values)
+            return read_configuration(self.values)
         except WrongKey as error:
             raise self.complaint(error, GIVE) from None
         except ValueError as error:
@@ -67,8 +71,8 @@ def read_config_file(path: Path) -> ConfigFile:
     settings = files.read(path, ())
     return ConfigFile(
         path=path,
-        values={name: one.value for name, one in settings.items()},
-        places={name: one.place for name, one in settings.items()},
+        values={name: setting.value for name, setting in settings.items()},
+        places={name: setting.place for name, setting in settings.items()},
         digest=hashlib.sha256(b"".join(files.contents)).hexdigest(),
     )
 
@@ -87,8 +91,8 @@ class Files:
         bases = document.value.pop(BASE, [])
         settings: dict[str, Setting] = {}
         for base in bases if isinstance(bases, list) else [bases]:
-            place = f"{path}:{document.lines[BASE]}"
-            settings |= self.read(based_on(base, path, place), (*chain, path))
+            location = f"{path}:{document.lines[BASE]}"
+            settings |= self.read(resolve_base(base, path, location), (*chain, path))
         for name, value in flat(document.value):
             line = document.lines.get(name)
             settings[name] = Setting(value=value, place=f"{path}:{line}" if line else str(path))
@@ -96,16 +100,16 @@ class Files:
 
     def document(self, path: Path, chain: Sequence[Path]) -> Document:
         """One file as plain data. Raises InputError."""
-        if path.resolve() in {one.resolve() for one in chain}:
-            circle = " -> ".join(one.name for one in (*chain, path))
+        if path.resolve() in {chain_path.resolve() for chain_path in chain}:
+            circle = " -> ".join(chain_path.name for chain_path in (*chain, path))
             raise InputError(f"--config {chain[0]}: {BASE} leads in a circle ({circle}); end it")
         if len(self.contents) >= MAX_FILES:
             raise InputError(f"--config {path}: over {MAX_FILES} files by {BASE}; join some")
         try:
             if path.suffix not in SUFFIXES or not path.is_file():
-                asked = f" ({BASE} of {chain[-1]})" if chain else ""
+                origin = f" ({BASE} of {chain[-1]})" if chain else ""
                 raise InputError(
-                    f"--config {path}: no such .yaml file{asked}; give one that is there"
+                    f"--config {path}: no such .yaml file{origin}; give one that is there"
                 )
             with path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
@@ -122,8 +126,8 @@ class Files:
         return document
 
 
-def based_on(base: Value, path: Path, place: str) -> Path:
+def resolve_base(base: Value, path: Path, location: str) -> Path:
     """The file that a base names: from the folder of the file that says so, if it is relative."""
     if not isinstance(base, str) or "://" in base or "\0" in base:
-        raise InputError(f"--config {place}: {BASE} is {base!r}; expected the path of a file")
+        raise InputError(f"--config {location}: {BASE} is {base!r}; expected the path of a file")
     return path.parent / base

@@ -19,7 +19,7 @@ from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorC
 from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
 from vlmill.models.detector.fused_stages import fuse_stages
 from vlmill.models.detector.keys import WrongKey
-from vlmill.models.detector.published import config_of_weights, fitted, load_published
+from vlmill.models.detector.published import config_of_weights, fit_configuration, load_published
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import fold_norms
 from vlmill.schemas.errors import InputError
@@ -76,7 +76,7 @@ def open_detector(
         model = load_detector(configured or config, Path(weights), changes or {})
         source = Path(weights).name
     model.requires_grad_(False).eval()
-    fingerprint = fingerprint_of(model)
+    fingerprint = compute_fingerprint(model)
     model = model.to(target)
     if folded:
         fold_norms(model)
@@ -114,7 +114,7 @@ def load_detector(
     try:
         if configuration is not None:
             remedy = "give the configuration that they were trained with"
-            spec = fitted(configuration, state)
+            spec = fit_configuration(configuration, state)
         elif config is None:
             remedy = "give a published detector, or the --arch or --config that it was trained with"
             spec = config_of_weights(state, **changes)
@@ -144,7 +144,7 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def fingerprint_of(model: DetectorNetwork) -> str:
+def compute_fingerprint(model: DetectorNetwork) -> str:
     """Returns 32 hexadecimal digits over the conventions and every number of the weights."""
     digest = hashlib.sha256()
     digest.update(json.dumps(dataclasses.asdict(model.config), sort_keys=True).encode())

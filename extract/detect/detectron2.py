@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
-from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_device
+from vlmill.extract.detect.detector import Detector, compute_fingerprint, usable_device
 from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.pictures.decode import Pixels
-from vlmill.models.detector.configurations import config_of, flat
+from vlmill.models.detector.configurations import make_config, flat
 from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS
@@ -35,18 +35,20 @@ INSTALL = (
 HEADS = "Res5ROIHeads"
 
 
-def network_of(detector: Detector) -> Detectron2Network:
+def get_network(detector: Detector) -> Detectron2Network:
     """Returns the network of a detector that :func:`open_detectron2` has opened."""
     assert isinstance(detector.model, Detectron2Network)
     return detector.model
 
 
-def own_rule(detector: Detector) -> Selection:
+def read_selection(detector: Detector) -> Selection:
     """Which regions the configuration itself keeps, in our terms."""
-    cfg = network_of(detector).cfg
-    most = cfg.TEST.DETECTIONS_PER_IMAGE
+    cfg = get_network(detector).cfg
+    max_boxes = cfg.TEST.DETECTIONS_PER_IMAGE
     threshold = min(max(cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST, 0.0), 1.0)
-    return Selection(threshold=threshold, min_boxes=0, max_boxes=most if most > 0 else 100_000)
+    return Selection(
+        threshold=threshold, min_boxes=0, max_boxes=max_boxes if max_boxes > 0 else 100_000
+    )
 
 
 def infer(
@@ -57,7 +59,7 @@ def infer(
     It resizes, detects and selects as its own predictor does; ``sides`` are the shortest and the
     longest of its input.
     """
-    network, (short, long) = network_of(detector), sides
+    network, (short, long) = get_network(detector), sides
     image = pixels if network.config.channel_order == "bgr" else pixels[:, :, ::-1]
     resize = library("data.transforms").ResizeShortestEdge([short, short], long)
     resized = resize.get_transform(image).apply_image(image).transpose(2, 0, 1)
@@ -81,10 +83,10 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     target = usable_device(device)
     config = library("config")
     file = read_config_file(config_file)
-    cfg = node_of(config, file)
+    cfg = load_cfg_node(config, file)
     cfg.MODEL.DEVICE = str(target)
     try:
-        spec = config_of("detectron2", dict(flat(cfg)))
+        spec = make_config("detectron2", dict(flat(cfg)))
     except WrongKey as error:
         raise file.complaint(error, GIVE) from None
     model = library("modeling").build_model(cfg)
@@ -93,7 +95,7 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     version = importlib.import_module("detectron2").__version__
     return Detector(
         model=network,
-        fingerprint=fingerprint_of(network),
+        fingerprint=compute_fingerprint(network),
         weights=f"{weights.name} (Detectron2 {version}, {config_file.name})",
         device=target,
         config_record=file.record(),
@@ -111,7 +113,7 @@ def library(part: str) -> Any:
         ) from None
 
 
-def node_of(config: Any, file: ConfigFile) -> Any:
+def load_cfg_node(config: Any, file: ConfigFile) -> Any:
     """Detectron2's own node of a file, which was read as plain data before."""
     cfg = config.get_cfg()
     try:
@@ -134,19 +136,21 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> N
     """Loads a state dict; anchors that it carries must be those of the configuration."""
     expected = model.state_dict()
     # Files may carry buffers that the model makes for itself.
-    own = (ANCHORS, "pixel_mean", "pixel_std")
+    buffer_names = (ANCHORS, "pixel_mean", "pixel_std")
     tensors = {
-        key: value for key, value in state.items() if key in expected or not key.endswith(own)
+        key: value
+        for key, value in state.items()
+        if key in expected or not key.endswith(buffer_names)
     }
-    said = misfits(expected, tensors)
+    mismatch = misfits(expected, tensors)
     if ANCHORS in state:
-        ours, theirs = model.get_buffer(ANCHORS).cpu(), state[ANCHORS].float()
-        if theirs.shape != ours.shape or not torch.allclose(theirs, ours):
+        anchors, file_anchors = model.get_buffer(ANCHORS).cpu(), state[ANCHORS].float()
+        if file_anchors.shape != anchors.shape or not torch.allclose(file_anchors, anchors):
             other = f"{ANCHORS} has other anchors than the configuration"
-            said = f"{said}; {other}" if said else other
-    if said:
+            mismatch = f"{mismatch}; {other}" if mismatch else other
+    if mismatch:
         raise InputError(
-            f"--weights {path}: they do not fit --config: {said}; give the configuration that they "
+            f"--weights {path}: they do not fit --config: {mismatch}; give the configuration that they "
             "were trained with"
         )
     model.load_state_dict({key: value for key, value in state.items() if key in expected})

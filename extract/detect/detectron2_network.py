@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork, whole_boxes
-from vlmill.models.detector.resnet import widened
+from vlmill.models.detector.resnet import widen
 
 
 class Detectron2Network(DetectorNetwork):
@@ -52,15 +52,15 @@ class Detectron2Network(DetectorNetwork):
         # Of the images its proposal generator reads the sizes alone.
         images = importlib.import_module("detectron2.structures").ImageList(features, sizes)
         instances, _ = self.model.proposal_generator(images, {self.level: features}, None)
-        boxes = [of_picture.proposal_boxes.tensor for of_picture in instances]
-        flags = [torch.ones_like(of_one[:, 0], dtype=torch.bool) for of_one in boxes]
+        boxes = [instance.proposal_boxes.tensor for instance in instances]
+        flags = [torch.ones_like(image_boxes[:, 0], dtype=torch.bool) for image_boxes in boxes]
         return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
 
     def describe(
         self,
         features: Float[Tensor, "N C G V"],
         boxes: Float[Tensor, "N P 4"],
-        taken: Bool[Tensor, "N P"],
+        box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
         """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
@@ -68,10 +68,10 @@ class Detectron2Network(DetectorNetwork):
         logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
         return Detections(
             boxes=boxes,
-            taken=taken,
+            taken=box_mask,
             features=means,
-            class_probs=widened(logits).softmax(dim=1).view(*taken.shape, -1),
-            box_deltas=widened(deltas).view(*taken.shape, -1),
+            class_probs=widen(logits).softmax(dim=1).view(*box_mask.shape, -1),
+            box_deltas=widen(deltas).view(*box_mask.shape, -1),
         )
 
     def whole_pictures(
@@ -86,9 +86,9 @@ class Detectron2Network(DetectorNetwork):
         """Returns the mean of res5 over each region, ``chunk`` at a time to bound memory."""
         heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
         means = [boxes.new_zeros((0, self.config.feature_size))]
-        for number, of_one in enumerate(boxes):
-            for part in torch.split(of_one, chunk):
+        for number, image_boxes in enumerate(boxes):
+            for part in torch.split(image_boxes, chunk):
                 own_map = features[number : number + 1]
                 pooled = heads.pooler([own_map], [structures.Boxes(part)])
-                means.append(widened(heads.res5(pooled)).mean(dim=(2, 3)))
+                means.append(widen(heads.res5(pooled)).mean(dim=(2, 3)))
         return torch.cat(means).view(*boxes.shape[:2], self.config.feature_size)

@@ -16,9 +16,9 @@ from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import Outcome, outcomes_of, stored_tensors
+from vlmill.extract.detect.rows import Outcome, make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import every_given, select
-from vlmill.extract.detect.transfer import Batch, download, frames_of, uploaded
+from vlmill.extract.detect.transfer import Batch, download, make_frames, upload_batch
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.schemas.readers.regions import RegionRow
@@ -63,21 +63,25 @@ def start_batch(
 
     The result waits for the device and gives the rows.
     """
-    batch = uploaded(queries, detector.model.config, detector.device)
+    batch = upload_batch(queries, detector.model.config, detector.device)
     with computing(config.precision, detector.device):
         results = compute(batch, detector, config)
     wait = download(results)
 
     def finish() -> list[Outcome]:
         arrays = {name: values.numpy() for name, values in wait().items()}
-        return outcomes_of(queries, arrays, config.storage)
+        return make_outcomes(queries, arrays, config.storage)
 
     return finish
 
 
 def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str, Tensor]:
     """All that the rows are made of, [N, M, ...] on the device; nothing makes the host wait."""
-    spec, frames, given_boxes = detector.model.config, frames_of(batch.measures), batch.given_boxes
+    spec, frames, given_boxes = (
+        detector.model.config,
+        make_frames(batch.measures),
+        batch.given_boxes,
+    )
     scaled = None
     if given_boxes is not None:
         scaled = given_boxes[0] * frames.factors[:, None], given_boxes[1]
@@ -87,7 +91,7 @@ def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str
         frames.min_sides,
         given_boxes=scaled,
         whole=config.storage.global_feature,
-        chunk=chunk_of(detector.device),
+        chunk=get_chunk_size(detector.device),
     )
     if given_boxes is None:
         chosen = select(detections, spec, frames, config.selection)
@@ -96,6 +100,6 @@ def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str
     return {**stored_tensors(detections, chosen, spec, config.storage), "taken": chosen.taken}
 
 
-def chunk_of(device: torch.device) -> int:
+def get_chunk_size(device: torch.device) -> int:
     """Tells how many RoIs pass through res5 together on a device."""
     return CPU_ROI_CHUNK if device.type == "cpu" else ROI_CHUNK

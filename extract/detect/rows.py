@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlmill.extract.config import Storage
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.selection import Chosen
+from vlmill.extract.detect.selection import SelectedRegions
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes
 from vlmill.schemas.readers.regions import RegionRow, from_stored, to_stored
@@ -23,7 +23,7 @@ Outcome = RegionRow | Rejected
 
 
 def stored_tensors(
-    detections: Detections, chosen: Chosen, spec: DetectorConfig, storage: Storage
+    detections: Detections, chosen: SelectedRegions, spec: DetectorConfig, storage: Storage
 ) -> dict[str, Tensor]:
     """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`."""
     tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
@@ -62,31 +62,31 @@ def background_first(
     return class_probs if spec.background == "first" else class_probs.roll(1, dims=-1)
 
 
-def outcomes_of(
+def make_outcomes(
     queries: Sequence[Query], batch: Mapping[str, Array], storage: Storage
 ) -> list[Outcome]:
     """A row for each picture of a batch's arrays, or why there is none."""
     arrays = dict(batch)
-    taken = arrays.pop("taken")
+    box_mask = arrays.pop("taken")
     outcomes = []
     for number, query in enumerate(queries):
         values = {
-            name: array[number] if name == "global_feature" else array[number][taken[number]]
+            name: array[number] if name == "global_feature" else array[number][box_mask[number]]
             for name, array in arrays.items()
         }
-        outcomes.append(outcome_of(query, values, storage))
+        outcomes.append(make_outcome(query, values, storage))
     return outcomes
 
 
-def outcome_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> Outcome:
+def make_outcome(query: Query, arrays: Mapping[str, Array], storage: Storage) -> Outcome:
     """The row, or why there is none."""
     try:
-        return row_of(query, arrays, storage)
+        return make_row(query, arrays, storage)
     except Rejected as why:
         return why
 
 
-def row_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> RegionRow:
+def make_row(query: Query, arrays: Mapping[str, Array], storage: Storage) -> RegionRow:
     """A row of arrays by their names. Raises Rejected where the stored type cannot hold them."""
     values = dict(arrays)
     for name in ROUNDED:

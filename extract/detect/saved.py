@@ -76,14 +76,14 @@ def save_detector(
 def read_saved(folder: Path, flag: str = "--weights") -> SavedDetector:
     """Reads a trained detector's folder. Raises InputError that names the file and the remedy."""
     try:
-        said = json.loads((folder / DETECTOR).read_text(encoding="utf-8"))
-        if said["format"] != FORMAT:
-            raise ValueError(f"format {said['format']}, this vlmill reads {FORMAT}")
+        metadata = json.loads((folder / DETECTOR).read_text(encoding="utf-8"))
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"format {metadata['format']}, this vlmill reads {FORMAT}")
         return SavedDetector(
-            config=from_plain(DetectorConfig, said["detector"], "detector"),
-            classes=tuple(said["classes"]),
-            attributes=tuple(said["attributes"]),
-            training=said["training"],
+            config=from_plain(DetectorConfig, metadata["detector"], "detector"),
+            classes=tuple(metadata["classes"]),
+            attributes=tuple(metadata["attributes"]),
+            training=metadata["training"],
             # Copied: mapped tensors begin anywhere, and sums over them may differ in a last bit.
             weights={name: value.clone() for name, value in load_file(folder / MODEL).items()},
         )

@@ -36,7 +36,7 @@ class Frames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class SelectedRegions:
     """The regions of each picture, in the order of its row."""
 
     ids: Int64[Tensor, "N M"]  # proposals; one may appear for several classes
@@ -47,7 +47,9 @@ class Chosen:
     nms_threshold: Float[Tensor, " N"]  # the one at which enough were left
 
 
-def select(detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection) -> Chosen:
+def select(
+    detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
+) -> SelectedRegions:
     """Selects the regions of each picture, boxes in its own pixels."""
     if spec.selection == "class-confidence":
         return by_class_confidence(detections, spec, frames, rule)
@@ -57,10 +59,10 @@ def select(detections: Detections, spec: DetectorConfig, frames: Frames, rule: S
 
 def every_given(
     detections: Detections, spec: DetectorConfig, boxes: Float[Tensor, "N P 4"]
-) -> Chosen:
+) -> SelectedRegions:
     """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
     scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
-    return Chosen(
+    return SelectedRegions(
         ids=torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2]),
         boxes=boxes,
         class_ids=classes,
@@ -72,31 +74,31 @@ def every_given(
 
 def by_class_confidence(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
-) -> Chosen:
+) -> SelectedRegions:
     """Bottom-up attention's rule: the best class in which a region survives the suppression.
 
     The boxes that suppress each other are those that are written, in the picture's pixels; refined
     ones are refined there too, each by its best class.
     """
-    taken, probs = detections.taken, foreground_classes(detections.class_probs, spec)
+    box_mask, probs = detections.taken, foreground_classes(detections.class_probs, spec)
     boxes = frames.to_pictures(detections.boxes)
     scores, classes = probs.max(dim=2)
     if spec.written_boxes == "refined":
         assert detections.box_deltas is not None
         refined = refine_boxes(boxes, detections.box_deltas, frames.scaled_limits, spec)
-        boxes = of_class(refined, classes, spec)
+        boxes = select_class_boxes(refined, classes, spec)
     threshold = spec.class_nms_thresholds[0]
     confidence = class_confidence(
         boxes,
-        probs.masked_fill(~taken[..., None], -1.0),  # last in every class: suppresses nobody
+        probs.masked_fill(~box_mask[..., None], -1.0),  # last in every class: suppresses nobody
         threshold,
         offset=spec.box_offset,
         inclusive=spec.nms_inclusive,
     )
-    ids, chosen = choose_regions(confidence.masked_fill(~taken, -torch.inf), rule)
-    return Chosen(
+    ids, chosen = choose_regions(confidence.masked_fill(~box_mask, -torch.inf), rule)
+    return SelectedRegions(
         ids=ids,
-        boxes=at_places(boxes, ids),
+        boxes=gather_boxes(boxes, ids),
         class_ids=classes.gather(1, ids),
         class_scores=scores.gather(1, ids),
         taken=chosen,
@@ -118,13 +120,13 @@ def choose_regions(
     in_order = above.int().sort(dim=1, descending=True, stable=True).indices
     best = confidence.sort(dim=1, descending=True, stable=True).indices
     ids = torch.where(bound == count, in_order, best)[:, : rule.max_boxes]
-    places = torch.arange(ids.shape[1], device=ids.device)
-    return ids, (places < bound) & (confidence.gather(1, ids) > -torch.inf)
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    return ids, (positions < bound) & (confidence.gather(1, ids) > -torch.inf)
 
 
 def by_best_class(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
-) -> Chosen:
+) -> SelectedRegions:
     """LXMERT's rule: one class and box for each region, all suppressing each other.
 
     The overlap that suppresses is raised until ``rule.min_boxes`` are left; then the threshold and
@@ -132,7 +134,7 @@ def by_best_class(
     Boxes are in the network's pixels.
     """
     scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
-    boxes = of_class(candidate_boxes(detections, spec, frames), classes, spec)
+    boxes = select_class_boxes(candidate_boxes(detections, spec, frames), classes, spec)
     survivors, values = first_survivors(
         boxes[:, :, None],
         scores.masked_fill(~detections.taken, -torch.inf)[..., None],
@@ -142,11 +144,11 @@ def by_best_class(
         inclusive=spec.nms_inclusive,
     )
     enough = (values > -torch.inf).sum(dim=2) >= rule.min_boxes
-    ids, values, threshold = at_first(enough, survivors, values, spec)
+    ids, values, threshold = select_by_threshold(enough, survivors, values, spec)
     above = (values >= rule.threshold).sum(dim=1, keepdim=True)
-    return Chosen(
+    return SelectedRegions(
         ids=ids,
-        boxes=at_places(boxes, ids),
+        boxes=gather_boxes(boxes, ids),
         class_ids=classes.gather(1, ids),
         class_scores=values,
         taken=within_bounds(values, above, rule),
@@ -156,7 +158,7 @@ def by_best_class(
 
 def by_class_pairs(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
-) -> Chosen:
+) -> SelectedRegions:
     """Detectron2's rule: every pair of region and class above the threshold, best first.
 
     With several overlaps, as in the notebooks of its fork, they are raised until ``rule.max_boxes``
@@ -177,12 +179,12 @@ def by_class_pairs(
         inclusive=spec.nms_inclusive,
     )
     enough = (values > rule.threshold).sum(dim=2) >= rule.max_boxes
-    pairs, values, threshold = at_first(enough, survivors, values, spec)
+    pairs, values, threshold = select_by_threshold(enough, survivors, values, spec)
     ids, classes = pairs // probs.shape[2], pairs % probs.shape[2]
     above = (values > rule.threshold).sum(dim=1, keepdim=True)
-    return Chosen(
+    return SelectedRegions(
         ids=ids,
-        boxes=at_places(boxes.flatten(1, 2), pairs if boxes.shape[2] > 1 else ids),
+        boxes=gather_boxes(boxes.flatten(1, 2), pairs if boxes.shape[2] > 1 else ids),
         class_ids=classes,
         class_scores=values,
         taken=within_bounds(values, above, rule),
@@ -190,7 +192,7 @@ def by_class_pairs(
     )
 
 
-def at_first(
+def select_by_threshold(
     enough: Bool[Tensor, "N T"],
     survivors: Int64[Tensor, "N T M"],
     values: Float[Tensor, "N T M"],
@@ -208,11 +210,11 @@ def within_bounds(
     scores: Float[Tensor, "N M"], above: Int64[Tensor, "N 1"], rule: Selection
 ) -> Bool[Tensor, "N M"]:
     """Which of the best are chosen: those ``above`` the threshold, within the rule's bounds."""
-    places = torch.arange(scores.shape[1], device=scores.device)
-    return (places < above.clamp(rule.min_boxes, rule.max_boxes)) & (scores > -torch.inf)
+    positions = torch.arange(scores.shape[1], device=scores.device)
+    return (positions < above.clamp(rule.min_boxes, rule.max_boxes)) & (scores > -torch.inf)
 
 
-def in_pictures(chosen: Chosen, spec: DetectorConfig, frames: Frames) -> Chosen:
+def in_pictures(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> SelectedRegions:
     """In the pictures' own pixels, clipped to them, without boxes of which nothing is left."""
     boxes = clip_boxes(frames.to_pictures(chosen.boxes), frames.picture_limits[:, None])
     extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
@@ -229,7 +231,7 @@ def candidate_boxes(
     return refine_boxes(detections.boxes, detections.box_deltas, frames.network_limits, spec)
 
 
-def of_class(
+def select_class_boxes(
     boxes: Float[Tensor, "N P B 4"], classes: Int64[Tensor, "N P"], spec: DetectorConfig
 ) -> Float[Tensor, "N P 4"]:
     """Returns each region's box of its class (without background)."""
@@ -239,8 +241,8 @@ def of_class(
     return boxes.gather(2, columns[..., None, None].expand(-1, -1, 1, 4))[:, :, 0]
 
 
-def at_places(
-    boxes: Float[Tensor, "N R 4"], places: Int64[Tensor, "N M"]
+def gather_boxes(
+    boxes: Float[Tensor, "N R 4"], indices: Int64[Tensor, "N M"]
 ) -> Float[Tensor, "N M 4"]:
     """Returns each picture's boxes at its own places."""
-    return boxes.gather(1, places[..., None].expand(-1, -1, 4))
+    return boxes.gather(1, indices[..., None].expand(-1, -1, 4))

@@ -16,7 +16,7 @@ from vlmill.extract.pictures.resize import (
     NetworkInput,
     PixelInput,
     Positions,
-    interpolated,
+    interpolate,
     sample_positions,
 )
 from vlmill.models.detector.boxes import constants
@@ -34,13 +34,13 @@ class Batch:
     given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
 
-def uploaded(queries: Sequence[Query], spec: DetectorConfig, device: torch.device) -> Batch:
+def upload_batch(queries: Sequence[Query], spec: DetectorConfig, device: torch.device) -> Batch:
     """The pictures, their measures and given boxes on the device."""
-    measures = torch.tensor([measures_of(query, spec) for query in queries])
+    measures = torch.tensor([compute_measures(query, spec) for query in queries])
     given_boxes = None
     if queries[0].boxes is not None:
-        boxes, taken = padded([query.boxes for query in queries if query.boxes is not None])
-        given_boxes = sent(boxes, device), sent(taken, device)
+        boxes, box_mask = pad_boxes([query.boxes for query in queries if query.boxes is not None])
+        given_boxes = sent(boxes, device), sent(box_mask, device)
     return Batch(
         pictures=pictures_there([query.picture for query in queries], spec, device),
         measures=sent(measures, device),
@@ -52,14 +52,14 @@ def pictures_there(
     pictures: Sequence[NetworkInput | PixelInput], spec: DetectorConfig, device: torch.device
 ) -> Float[Tensor, "N 3 H W"]:
     """The network's inputs on the device; those that are not resized yet are resized there."""
-    small = [one for one in pictures if isinstance(one, PixelInput)]
-    tensors = [one.tensor for one in pictures if isinstance(one, NetworkInput)]
+    small = [image for image in pictures if isinstance(image, PixelInput)]
+    tensors = [image.tensor for image in pictures if isinstance(image, NetworkInput)]
     if not small:
         return sent(torch.cat(tensors), device)
     resized = iter(resized_there(small, spec, device))
-    whole = iter(sent(torch.cat(tensors), device) if tensors else ())
+    inputs = iter(sent(torch.cat(tensors), device) if tensors else ())
     return torch.stack(
-        [next(resized if isinstance(one, PixelInput) else whole) for one in pictures]
+        [next(resized if isinstance(image, PixelInput) else inputs) for image in pictures]
     )
 
 
@@ -71,8 +71,8 @@ def resized_there(
     """
     assert spec.resize == "opencv"
     by_axes: dict[tuple[Axis, Axis], list[int]] = {}
-    for number, one in enumerate(pictures):
-        by_axes.setdefault(axes_of(one), []).append(number)
+    for number, image in enumerate(pictures):
+        by_axes.setdefault(get_axes(image), []).append(number)
     order = [number for numbers in by_axes.values() for number in numbers]
     flat = [torch.from_numpy(pictures[number].pixels).flatten() for number in order]
     there = sent(torch.cat(flat), device)
@@ -81,9 +81,9 @@ def resized_there(
     resized: dict[int, Tensor] = {}
     for (across, down), numbers in by_axes.items():  # pictures of one size together
         shape = (len(numbers), *pictures[numbers[0]].pixels.shape)
-        own, there = torch.tensor_split(there, [math.prod(shape)])
+        pixels, there = torch.tensor_split(there, [math.prod(shape)])
         columns, rows = positions_there(across, device), positions_there(down, device)
-        values = interpolated(own.view(shape).float() - mean, columns, rows) / std
+        values = interpolate(pixels.view(shape).float() - mean, columns, rows) / std
         resized |= dict(zip(numbers, values, strict=True))
     return torch.stack([resized[n] for n in range(len(pictures))]).permute(0, 3, 1, 2)
 
@@ -91,7 +91,7 @@ def resized_there(
 Axis = tuple[int, int, float]
 
 
-def axes_of(picture: PixelInput) -> tuple[Axis, Axis]:
+def get_axes(picture: PixelInput) -> tuple[Axis, Axis]:
     """Old and new size and the factor between them: of the columns, of the rows."""
     height, width = picture.size
     return (picture.width, width, picture.scale), (picture.height, height, picture.scale)
@@ -103,20 +103,20 @@ def positions_there(axis: Axis, device: torch.device) -> Positions:
     return sent(low, device), sent(high, device), sent(weight, device)
 
 
-def padded(
+def pad_boxes(
     boxes: Sequence[npt.NDArray[np.float32]],
 ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
     """Given boxes of several pictures, and which places are taken."""
-    places = max(len(one) for one in boxes)
-    filled = torch.zeros((len(boxes), places, 4))
-    taken = torch.zeros((len(boxes), places), dtype=torch.bool)
-    for number, one in enumerate(boxes):
-        filled[number, : len(one)] = torch.from_numpy(one)
-        taken[number, : len(one)] = True
-    return filled, taken
+    max_boxes = max(len(image_boxes) for image_boxes in boxes)
+    filled = torch.zeros((len(boxes), max_boxes, 4))
+    box_mask = torch.zeros((len(boxes), max_boxes), dtype=torch.bool)
+    for number, image_boxes in enumerate(boxes):
+        filled[number, : len(image_boxes)] = torch.from_numpy(image_boxes)
+        box_mask[number, : len(image_boxes)] = True
+    return filled, box_mask
 
 
-def measures_of(query: Query, spec: DetectorConfig) -> list[float]:
+def compute_measures(query: Query, spec: DetectorConfig) -> list[float]:
     """One picture's row of what :func:`frames_of` takes apart."""
     picture, offset = query.picture, spec.box_offset
     height, width = picture.size
@@ -130,7 +130,7 @@ def measures_of(query: Query, spec: DetectorConfig) -> list[float]:
     return [spec.min_input_size(picture.scale), *(v for pair in pairs for v in pair * 2)]
 
 
-def frames_of(measures: Tensor) -> Frames:
+def make_frames(measures: Tensor) -> Frames:
     """The measures [N, 17] by their names."""
     return Frames(
         min_sides=measures[:, 0],

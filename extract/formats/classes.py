@@ -79,7 +79,7 @@ def decide(
     )
 
 
-def numbered(row: FileRow, numbering: Numbering) -> FileRow:
+def apply_numbering(row: FileRow, numbering: Numbering) -> FileRow:
     """Returns the row with classes and attributes from 0 and with the background first or left out.
 
     Classes are the file's own ids, else the likeliest ones of the distribution without background.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMAT_NAMES, FORMATS
-from vlmill.schemas.console.command import at_least, say_how_to_read
+from vlmill.schemas.console.command import int_at_least, print_reading_hint
 from vlmill.schemas.rejects import rejects_said
 
 IMPORT_EXAMPLES = f"""example:
@@ -61,7 +61,7 @@ def add_import(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--pictures-per-shard",
-        type=at_least(1),
+        type=int_at_least(1),
         default=Storage().pictures_per_shard,
         metavar="N",
         help="default: %(default)s",
@@ -104,7 +104,7 @@ def command_import(arguments: argparse.Namespace) -> int:
         classes_from=arguments.classes_from,
     )
     regions, rejects = import_file(job, fresh=arguments.fresh)
-    say_how_to_read(arguments.output, "regions")
+    print_reading_hint(arguments.output, "regions")
     counts = reject_counts(arguments.output)
     print(f"{arguments.output}: {regions} rows of regions, {rejects_said(counts)}")
     return 1 if counts[DAMAGE] or (rejects and not regions) else 0

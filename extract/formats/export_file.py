@@ -28,14 +28,14 @@ def export_file(regions: str | Path, path: Path, name: str, *, fresh: bool = Fal
     reader = RegionReader(regions, flag="REGIONS")
     if not len(reader):
         raise InputError(f"REGIONS {regions} has no rows; there is nothing to export")
-    background = background_of(reader)
+    background = get_background(reader)
     if name == "tsv7" and background == "none":
         raise InputError(
             f"REGIONS {regions} has class distributions without background, which --format tsv7 "
             "has first; give --format lmdb, npz or hdf5"
         )
     with Progress(total=len(reader), unit="picture", label="export") as progress:
-        rows = counted(iter(reader), progress)
+        rows = track_progress(iter(reader), progress)
         if name in tsv.FIELDS:
             return tsv.write(rows, path, name)
         writers = {"lmdb": lmdb_folder.write, "npz": npz.write, "hdf5": hdf5.write}
@@ -43,7 +43,7 @@ def export_file(regions: str | Path, path: Path, name: str, *, fresh: bool = Fal
         return writers[name](rows, path, stated)
 
 
-def background_of(reader: RegionReader) -> str | None:
+def get_background(reader: RegionReader) -> str | None:
     """Returns where the distributions have the background: "first" or "none".
 
     None without distributions, and for a table of an import that has not stated it.
@@ -78,7 +78,7 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
         raise InputError(f"--output {path} holds {other[0]}, which is no export; give a new folder")
 
 
-def counted(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:
+def track_progress(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:
     """Yields the rows, and counts each as progress."""
     for row in rows:
         yield row

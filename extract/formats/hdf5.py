@@ -22,9 +22,9 @@ from vlmill.extract.formats.records import (
     MAX_BOXES,
     STATED,
     Array,
-    Bad,
+    InvalidRecord,
     Record,
-    checked,
+    make_record,
     payload,
     same_payloads,
 )
@@ -56,7 +56,7 @@ def read(path: Path) -> Iterator[Record]:
         file = h5py.File(path, "r")
     except ERRORS as error:
         detail = f"it cannot be opened, and no image of it is read: {error}"
-        yield Bad(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+        yield InvalidRecord(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
         return
     with file:
         try:
@@ -67,11 +67,11 @@ def read(path: Path) -> Iterator[Record]:
             raise
         except ERRORS as error:
             detail = f"no image of it can be read: {error}"
-            yield Bad(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+            yield InvalidRecord(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
             return
         for first in range(0, count, PICTURES_AT_ONCE):
             part = slice(first, min(first + PICTURES_AT_ONCE, count))
-            yield from records_of(file, part, states, path.name)
+            yield from read_records(file, part, states, path.name)
 
 
 def check_layout(file: h5py.File, path: Path) -> None:
@@ -105,39 +105,39 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
 
 
-def records_of(
+def read_records(
     file: h5py.File, part: slice, states: Mapping[str, Any], name: str
 ) -> Iterator[Record]:
     """Yields the rows of some pictures; ``states`` is what the file states about classes."""
     try:
         ids = file["image_ids"].asstr(errors="replace")[part]
         widths, heights = file["image_w"][part], file["image_h"][part]
-        places = file["pos_boxes"][part].tolist()
+        positions = file["pos_boxes"][part].tolist()
     except ERRORS as error:
         for number in range(part.start, part.stop):
             detail = f"its id, size or place cannot be read: {error}"
             key = f"{name}:{number}"
-            yield Bad(key=key, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+            yield InvalidRecord(key=key, detail=detail, reason=Reason.BROKEN_ARCHIVE)
         return
-    for image_id, width, height, place in zip(ids, widths, heights, places, strict=True):
+    for image_id, width, height, position in zip(ids, widths, heights, positions, strict=True):
         sizes = {"image_id": image_id, "image_w": width, "image_h": height}
-        yield record_of(file, place, {**states, **sizes})
+        yield read_record(file, position, {**states, **sizes})
 
 
-def record_of(file: h5py.File, place: Sequence[int], fields: Mapping[str, Any]) -> Record:
+def read_record(file: h5py.File, position: Sequence[int], fields: Mapping[str, Any]) -> Record:
     """Returns the row of the boxes from ``place[0]`` to before ``place[1]``."""
-    low, high = place
+    low, high = position
     image_id = fields["image_id"]
     try:
         total = len(file["image_bb"])
         if not 0 <= low <= high <= min(total, low + MAX_BOXES):
-            return Bad(key=image_id, detail=f"pos_boxes {low}..{high} of {total} boxes")
+            return InvalidRecord(key=image_id, detail=f"pos_boxes {low}..{high} of {total} boxes")
         datasets = {name: DATASETS.get(name, name) for name in KINDS}
         arrays = {name: file[data][low:high] for name, data in datasets.items() if data in file}
     except ERRORS as error:
         detail = f"its boxes cannot be read: {error}"
-        return Bad(key=image_id, detail=detail, reason=Reason.BROKEN_ARCHIVE)
-    return checked(image_id, {**fields, "num_boxes": high - low, **arrays})
+        return InvalidRecord(key=image_id, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+    return make_record(image_id, {**fields, "num_boxes": high - low, **arrays})
 
 
 def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
@@ -145,18 +145,20 @@ def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> i
 
     ``stated``, how classes are counted, becomes attributes of the file.
     """
-    named = same_payloads(rows)
+    payload_rows = same_payloads(rows)
     pictures = boxes = 0
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
         file.attrs.update(stated)
-        while part := list(islice(named, PICTURES_AT_ONCE)):
+        while part := list(islice(payload_rows, PICTURES_AT_ONCE)):
             names = part[0][0]
             picked = [row for _, row in part]
             for name in names:
                 kind = KINDS[name]
                 arrays = [payload(name, row).astype(kind) for row in picked]
-                append(file, DATASETS.get(name, name), joined(arrays), kind)
-            append(file, "spatial_features", joined([spatial(row) for row in picked]), np.float32)
+                append(file, DATASETS.get(name, name), join_arrays(arrays), kind)
+            append(
+                file, "spatial_features", join_arrays([spatial(row) for row in picked]), np.float32
+            )
             ends = boxes + np.cumsum([len(row.boxes) for row in picked])
             starts = np.concatenate([[boxes], ends[:-1]])
             append(file, "pos_boxes", np.stack([starts, ends], axis=1), np.int64)
@@ -175,7 +177,7 @@ def append_pictures(file: h5py.File, rows: Sequence[RegionRow]) -> None:
     append(file, "image_h", np.array([row.height for row in rows]), np.int32)
 
 
-def joined(arrays: Sequence[Array]) -> Array:
+def join_arrays(arrays: Sequence[Array]) -> Array:
     """Returns arrays one after the other; those without a box have no width of their own."""
     filled = [array for array in arrays if len(array)]
     return np.concatenate(filled) if filled else arrays[0]

@@ -17,8 +17,8 @@ from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, d
 from vlmill.extract.formats.names import FORMATS
 from vlmill.extract.formats.names import IMPORT_JOB as JOB
 from vlmill.extract.formats.records import Record
-from vlmill.extract.formats.rows import RejectSink, accepted, first_widths
-from vlmill.schemas.console.command import say
+from vlmill.extract.formats.rows import RejectSink, encode_records, first_widths
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import path_input
@@ -56,13 +56,13 @@ def recognise(path: Path) -> str:
         return "npz"
     if path.is_file() and hdf5.is_hdf5(path):
         return "hdf5"
-    format_name = tsv.format_of(path) if path.is_file() else None
+    format_name = tsv.sniff_format(path) if path.is_file() else None
     if format_name is None:
         raise InputError(f"FILE {path}: none of {', '.join(FORMATS)}; name it with --format")
     return format_name
 
 
-def records_of(path: Path, name: str) -> Iterator[Record]:
+def read_records(path: Path, name: str) -> Iterator[Record]:
     """Yields the records that a file of a format holds."""
     if name in tsv.FIELDS:
         if path.is_dir():
@@ -85,7 +85,7 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     settings = {
         **options,
         "file": job.file.name,
-        "bytes": size_of(job.file),
+        "bytes": count_bytes(job.file),
         "format": name,
         "software": SOFTWARE,
     }
@@ -93,13 +93,13 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
     if state is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
-        return counted(read_manifest(job.output)["shards"])
+        return count_rows(read_manifest(job.output)["shards"])
     if state is State.PARTIAL:
         prepare_output(job.output, job=JOB, settings=settings, fresh=True)
     inputs = [path_input("FILE", job.file)]
     shards = convert(job, name, settings)
     write_manifest(job.output, shards, job=JOB, settings=settings, inputs=inputs)
-    return counted(shards)
+    return count_rows(shards)
 
 
 def convert(job: Import, name: str, settings: dict[str, Any]) -> list[Shard]:
@@ -112,7 +112,7 @@ def convert(job: Import, name: str, settings: dict[str, Any]) -> list[Shard]:
     try:
         return write_tables(job, name, producer, flags)
     except CountedFromOne as shown:
-        say(
+        print_status(
             f"note: FILE {job.file}: {shown} shows that classes are counted from 1; 1 is subtracted"
         )
     prepare_output(job.output, job=JOB, settings=settings, fresh=True)
@@ -120,13 +120,13 @@ def convert(job: Import, name: str, settings: dict[str, Any]) -> list[Shard]:
     return write_tables(job, name, {**producer, "classes_from": 1}, flags, recognised=True)
 
 
-def size_of(path: Path) -> int:
+def count_bytes(path: Path) -> int:
     """Counts the bytes of a file or of a folder's files."""
     files = [path] if path.is_file() else sorted(path.glob("*"))
     return sum(file.stat().st_size for file in files)
 
 
-def counted(shards: Sequence[Shard]) -> tuple[int, int]:
+def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
     """Counts the rows of regions and of rejects."""
     regions, rejects = (
         sum(s.rows for s in shards if s.table == table.name) for table in (REGIONS, REJECTS)
@@ -152,12 +152,12 @@ def write_tables(
         ShardWriter(job.output, REJECTS, 0, 1, producer=producer) as rejects,
     ):
         sink = RejectSink(rejects, progress)
-        records = records_of(job.file, name)
+        records = read_records(job.file, name)
         before, widths = first_widths(records, sink)
         first = before[-1] if before and len(before[-1].boxes) else None
-        numbering = decide(first, flags, str(job.file), ignore if recognised else say)
+        numbering = decide(first, flags, str(job.file), ignore if recognised else print_status)
         ids = IdCheck(numbering, port=name == "npz", recognised=recognised, name=str(job.file))
-        rows = accepted(
+        rows = encode_records(
             chain(before, records),
             widths,
             numbering,
@@ -173,8 +173,8 @@ def write_tables(
             background=numbering.stored_background,
         )
         shards: list[Shard] = []
-        rest: pa.Table | None = next(rows, None)
-        while rest is not None or not shards:
+        row_table: pa.Table | None = next(rows, None)
+        while row_table is not None or not shards:
             writer = ShardWriter(
                 job.output,
                 REGIONS,
@@ -185,16 +185,16 @@ def write_tables(
                 compression=job.compression,
             )
             with writer:
-                rest = fill(writer, rest, rows, job.pictures_per_shard, progress)
+                row_table = fill(writer, row_table, rows, job.pictures_per_shard, progress)
             assert writer.shard is not None
             shards.append(writer.shard)
         sink.flush()
     for line in (ids.assumption(), sink.damage(str(job.file))):
         if line is not None:
-            say(line)
+            print_status(line)
     assert rejects.shard is not None
     return [
-        *(renamed(job.output, shard, i, len(shards)) for i, shard in enumerate(shards)),
+        *(rename_shard(job.output, shard, i, len(shards)) for i, shard in enumerate(shards)),
         rejects.shard,
     ]
 
@@ -226,7 +226,7 @@ def fill(
     return first
 
 
-def renamed(folder: Path, shard: Shard, index: int, total: int) -> Shard:
+def rename_shard(folder: Path, shard: Shard, index: int, total: int) -> Shard:
     """Renames a shard to its final name."""
     name = shard_name(REGIONS, index, total)
     os.replace(folder / shard.name, folder / name)

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import lmdb
 
-from vlmill.extract.formats.lmdb_pages import Lost, Pages
+from vlmill.extract.formats.lmdb_pages import LostValue, Pages
 from vlmill.extract.formats.records import (
     KINDS,
-    Bad,
+    InvalidRecord,
     BadRecord,
     Record,
-    checked,
+    make_record,
     from_base64,
     same_payloads,
     to_base64,
@@ -45,8 +45,8 @@ def is_lmdb(path: Path) -> bool:
         return False
     if file.name == FILE or file.suffix in SUFFIXES:
         return True
-    with file.open("rb") as opened:
-        return opened.read(20)[16:] == MAGIC
+    with file.open("rb") as stream:
+        return stream.read(20)[16:] == MAGIC
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -56,27 +56,27 @@ def read(path: Path) -> Iterator[Record]:
         raise InputError(f"FILE {path} has no {FILE}; give the folder of an LMDB, or its {FILE}")
     handle = os.open(file, os.O_RDONLY)
     try:
-        yield from records_of(Pages(handle, path))
+        yield from read_records(Pages(handle, path))
     finally:
         os.close(handle)
 
 
-def records_of(pages: Pages) -> Iterator[Record]:
+def read_records(pages: Pages) -> Iterator[Record]:
     """Yields the rows, then a reject for each key that is listed and has no value.
 
     Where the file is damaged another one has the number of the other records that are lost.
     """
-    listed: bytes | None = None
+    pickled_keys: bytes | None = None
     named_losses = 0
     for key, value in pages.records():
-        if isinstance(value, Lost):
+        if isinstance(value, LostValue):
             named_losses += value.reason is Reason.BROKEN_ARCHIVE
-            yield Bad(key=text_of(key), detail=value.detail, reason=value.reason)
+            yield InvalidRecord(key=decode_key(key), detail=value.detail, reason=value.reason)
         elif key == KEYS:
-            listed = value
+            pickled_keys = value
         else:
-            yield record_of(key, value)
-    absent = [] if listed is None else list(missing(listed, pages))
+            yield parse_record(key, value)
+    absent = [] if pickled_keys is None else list(find_missing_keys(pickled_keys, pages))
     yield from absent
     if pages.damage is None:
         return
@@ -90,46 +90,46 @@ def records_of(pages: Pages) -> Iterator[Record]:
     else:
         number = "no record is lost"
     detail = f"{pages.reason()}; {number}"
-    yield Bad(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+    yield InvalidRecord(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE)
 
 
-def text_of(key: bytes) -> str:
+def decode_key(key: bytes) -> str:
     """Returns a key as text."""
     return key.decode("utf-8", "replace")
 
 
-def record_of(key: bytes, value: bytes) -> Record:
+def parse_record(key: bytes, value: bytes) -> Record:
     """Returns the row that one value holds."""
-    name = text_of(key)
+    name = decode_key(key)
     try:
         item = loads(value)
         if not isinstance(item, dict):
             raise BadRecord(f"a pickle of {type(item).__name__}, must be a dict")
-        fields = {str(n): field_of(str(n), v) for n, v in item.items()}
+        fields = {str(n): parse_field(str(n), v) for n, v in item.items()}
         if absent := {"image_w", "image_h", "num_boxes", "boxes", "features"} - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
         if (stated_id := str(fields.get("image_id", name))) != name:
             raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
     except (BadPickle, BadRecord) as error:
-        return Bad(key=name, detail=str(error))
-    return checked(name, {**fields, "image_id": name})
+        return InvalidRecord(key=name, detail=str(error))
+    return make_record(name, {**fields, "image_id": name})
 
 
-def field_of(name: str, value: Any) -> Any:
+def parse_field(name: str, value: Any) -> Any:
     """Returns a field's array, text or number."""
     if name in KINDS and isinstance(value, (str, bytes)):
         return from_base64(name, value)
     return plain_value(value)
 
 
-def missing(listed: bytes, pages: Pages) -> Iterator[Bad]:
+def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidRecord]:
     """Yields the keys that are listed, and have no value."""
     try:
-        keys = loads(listed)
+        keys = loads(pickled_keys)
         if not isinstance(keys, list):
             raise BadPickle(f"a pickle of {type(keys).__name__}, must be a list")
     except BadPickle as error:
-        yield Bad(key="keys", detail=f"the list of keys: {error}")
+        yield InvalidRecord(key="keys", detail=f"the list of keys: {error}")
         return
     for key in keys:
         raw = key if isinstance(key, bytes) else str(plain_value(key)).encode("utf-8", "replace")
@@ -137,9 +137,9 @@ def missing(listed: bytes, pages: Pages) -> Iterator[Bad]:
             continue
         if pages.damage:
             detail = f"{pages.reason()}; its record is listed in keys, and lost"
-            yield Bad(key=text_of(raw), detail=detail, reason=Reason.BROKEN_ARCHIVE)
+            yield InvalidRecord(key=decode_key(raw), detail=detail, reason=Reason.BROKEN_ARCHIVE)
         else:
-            yield Bad(key=text_of(raw), detail="listed in keys, but missing")
+            yield InvalidRecord(key=decode_key(raw), detail="listed in keys, but missing")
 
 
 def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
@@ -150,11 +150,11 @@ def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> i
     keys: list[bytes] = []
     with atomic_folder(path, replace=True) as temporary:
         with lmdb.open(str(temporary), map_size=MAP_BYTES, sync=False) as environment:
-            for part in batched(same_payloads(rows), ROWS_PER_COMMIT):
+            for part in split_batches(same_payloads(rows), ROWS_PER_COMMIT):
                 with environment.begin(write=True) as transaction:
                     for names, row in part:
-                        keys.append(key_of(row))
-                        item = {**item_of(row, names), **stated}
+                        keys.append(encode_key(row))
+                        item = {**make_item(row, names), **stated}
                         transaction.put(keys[-1], pickle.dumps(item, protocol=4))
             with environment.begin(write=True) as transaction:
                 transaction.put(KEYS, pickle.dumps(keys, protocol=4))
@@ -163,13 +163,13 @@ def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> i
     return len(keys)
 
 
-def batched(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:
+def split_batches(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:
     """Yields the rows in parts of ``size``, one after the other."""
     for first in rows:
         yield chain([first], islice(rows, size - 1))
 
 
-def key_of(row: RegionRow) -> bytes:
+def encode_key(row: RegionRow) -> bytes:
     """Returns a row's key; InputError for an id that cannot be one."""
     key = row.image_id.encode()
     if not key or key == KEYS or len(key) > MAX_KEY_BYTES:
@@ -177,7 +177,7 @@ def key_of(row: RegionRow) -> bytes:
     return key
 
 
-def item_of(row: RegionRow, names: Sequence[str]) -> dict[str, str]:
+def make_item(row: RegionRow, names: Sequence[str]) -> dict[str, str]:
     """Returns the texts by name, as csv.DictReader of the original script gave them."""
     plain = {
         "image_id": row.image_id,

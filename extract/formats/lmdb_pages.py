@@ -35,7 +35,7 @@ _TREES_AT = _PAGE.size + _META.size
 _ENDS_AT = _TREES_AT + 2 * _TREE.size
 
 
-class Damaged(ValueError):
+class DamagedPage(ValueError):
     """Is raised for a page or a value that cannot be read, with the reason."""
 
 
@@ -52,7 +52,7 @@ class Meta(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostValue:
     """Stands for a value that cannot be read, with the reason."""
 
     detail: str
@@ -97,7 +97,7 @@ class Pages:
         first, number = self.damage or (what, 0)
         self.damage = first, number + 1
 
-    def records(self) -> Iterator[tuple[bytes, bytes | Lost]]:
+    def records(self) -> Iterator[tuple[bytes, bytes | LostValue]]:
         """Yields keys and values: of the tree in its order, then of pages that it does not reach.
 
         Pages are looked for outside of the tree only where the file is damaged, and a key that
@@ -115,8 +115,8 @@ class Pages:
             yield from self._unseen(self._walk(number, 0))
 
     def _unseen(
-        self, records: Iterator[tuple[bytes, bytes | Lost]]
-    ) -> Iterator[tuple[bytes, bytes | Lost]]:
+        self, records: Iterator[tuple[bytes, bytes | LostValue]]
+    ) -> Iterator[tuple[bytes, bytes | LostValue]]:
         for key, value in records:
             if key not in self.keys:
                 self.keys.add(key)
@@ -183,16 +183,16 @@ class Pages:
 
     # --- the tree ---
 
-    def _walk(self, root: int, depth: int) -> Iterator[tuple[bytes, bytes | Lost]]:
+    def _walk(self, root: int, depth: int) -> Iterator[tuple[bytes, bytes | LostValue]]:
         """Yields the records below a page, in the order of their keys."""
         if root == NO_PAGE:
             return
         try:
             page, kind = self._read_page(root)
             if depth > MAX_DEPTH:
-                raise Damaged(f"page {root} is deeper than a tree has levels")
+                raise DamagedPage(f"page {root} is deeper than a tree has levels")
             children = self._children(page, root) if kind == BRANCH else []
-        except Damaged as error:
+        except DamagedPage as error:
             self._add_damage(str(error))
             return
         if kind == LEAF:
@@ -203,17 +203,17 @@ class Pages:
     def _read_page(self, number: int) -> tuple[bytes, int]:
         """Returns a page of a tree and its kind, and marks it as visited. Raises Damaged."""
         if number >= self._num_pages:
-            raise Damaged(f"page {number} is beyond the end of the file")
+            raise DamagedPage(f"page {number} is beyond the end of the file")
         if self._visited[number >> 3] & (1 << (number & 7)):
-            raise Damaged(f"page {number} is in the tree twice")
+            raise DamagedPage(f"page {number} is in the tree twice")
         page = os.pread(self._file, self._size, number * self._size)
         if len(page) < self._size:
-            raise Damaged(f"page {number} is cut")
+            raise DamagedPage(f"page {number} is cut")
         stated, _, flags, lower, upper = _PAGE.unpack_from(page)
         kind = flags & KIND
         if stated != number or kind not in (BRANCH, LEAF) or not self._fits(lower, upper):
             what = "is all zeros" if not any(page) else "is damaged"
-            raise Damaged(f"page {number} {what}")
+            raise DamagedPage(f"page {number} {what}")
         self._visited[number >> 3] |= 1 << (number & 7)
         return page, kind
 
@@ -222,54 +222,58 @@ class Pages:
 
     def _children(self, page: bytes, number: int) -> list[int]:
         children = []
-        for at in self._offsets(page, number):
-            low, high, top, _ = _NODE.unpack_from(page, at)
+        for offset in self._offsets(page, number):
+            low, high, top, _ = _NODE.unpack_from(page, offset)
             children.append(low | high << 16 | top << 32)
         return children
 
     def _offsets(self, page: bytes, number: int) -> Iterator[int]:
         """Yields where each node of a page is."""
         _, _, _, lower, upper = _PAGE.unpack_from(page)
-        for at in range(_PAGE.size, lower, 2):
-            offset = int.from_bytes(page[at : at + 2], "little")
+        for position in range(_PAGE.size, lower, 2):
+            offset = int.from_bytes(page[position : position + 2], "little")
             if upper <= offset <= len(page) - _NODE.size:
                 yield offset
             else:
                 self._add_damage(f"page {number} has a damaged entry")
 
-    def _nodes(self, page: bytes, number: int) -> Iterator[tuple[bytes, bytes | Lost]]:
+    def _nodes(self, page: bytes, number: int) -> Iterator[tuple[bytes, bytes | LostValue]]:
         """Yields the records of a leaf."""
-        for at in self._offsets(page, number):
-            low, high, flags, key_bytes = _NODE.unpack_from(page, at)
-            value_at = at + _NODE.size + key_bytes
+        for offset in self._offsets(page, number):
+            low, high, flags, key_bytes = _NODE.unpack_from(page, offset)
+            value_at = offset + _NODE.size + key_bytes
             if not key_bytes or value_at > len(page):
                 self._add_damage(f"page {number} has a damaged key")
                 continue
-            key = page[at + _NODE.size : value_at]
+            key = page[offset + _NODE.size : value_at]
             yield key, self._value(page, value_at, low | high << 16, flags)
 
-    def _value(self, page: bytes, at: int, size: int, flags: int) -> bytes | Lost:
+    def _value(self, page: bytes, offset: int, size: int, flags: int) -> bytes | LostValue:
         if flags & (SUB_DATABASE | DUPLICATES):
-            return Lost("it is a database, or has several values", Reason.BAD_RECORD)
+            return LostValue("it is a database, or has several values", Reason.BAD_RECORD)
         if size > MAX_VALUE:
-            return Lost(f"its value has {size} bytes, limit {MAX_VALUE}", Reason.TOO_LARGE)
+            return LostValue(f"its value has {size} bytes, limit {MAX_VALUE}", Reason.TOO_LARGE)
         if not flags & BIG_VALUE:
-            value = page[at : at + size]
-            return value if len(value) == size else Lost("its value is beyond the end of its page")
-        if at + 8 > len(page):
-            return Lost("its page number is beyond the end of its page")
-        return self._big_value(int.from_bytes(page[at : at + 8], "little"), size)
+            value = page[offset : offset + size]
+            return (
+                value
+                if len(value) == size
+                else LostValue("its value is beyond the end of its page")
+            )
+        if offset + 8 > len(page):
+            return LostValue("its page number is beyond the end of its page")
+        return self._big_value(int.from_bytes(page[offset : offset + 8], "little"), size)
 
-    def _big_value(self, number: int, size: int) -> bytes | Lost:
+    def _big_value(self, number: int, size: int) -> bytes | LostValue:
         """Returns a value that has pages of its own, from page ``number`` on."""
         if number >= self._num_pages:
-            return Lost(f"its value is in page {number}, beyond the end of the file")
+            return LostValue(f"its value is in page {number}, beyond the end of the file")
         data = os.pread(self._file, _OVERFLOW.size + size, number * self._size)
         if len(data) < _OVERFLOW.size + size:
-            return Lost(f"its value is cut by the end of the file, in page {number}")
+            return LostValue(f"its value is cut by the end of the file, in page {number}")
         stated, _, flags, pages = _OVERFLOW.unpack_from(data)
         if stated != number or not flags & OVERFLOW or pages * self._size < len(data):
-            return Lost(f"page {number}, where its value begins, is damaged")
+            return LostValue(f"page {number}, where its value begins, is damaged")
         return data[_OVERFLOW.size :]
 
     # --- pages outside of the tree ---

@@ -22,10 +22,10 @@ from vlmill.extract.formats.records import (
     KINDS,
     LISTS,
     STATED,
-    Bad,
+    InvalidRecord,
     BadRecord,
     Record,
-    checked,
+    make_record,
     payload,
     payloads,
 )
@@ -57,28 +57,28 @@ def read(path: Path) -> Iterator[Record]:
     files = [name for name in names if not name.name.startswith(TEMPORARY_PREFIX)]
     transposes = cache(lambda: has_transposed(files))
     for file in files:
-        yield record_of(file, transposes)
+        yield read_record(file, transposes)
 
 
-def record_of(path: Path, transposes: Callable[[], bool] = lambda: False) -> Record:
+def read_record(path: Path, transposes: Callable[[], bool] = lambda: False) -> Record:
     """Returns one file's row. Its id is info's, else the file's name without the ending.
 
     ``transposes`` says whether square features are [D, N].
     """
     try:
-        members = members_of(path)
-        info = info_of(members.pop("info", None))
-        fields = {**info, **fields_of(members)}
+        members = read_members(path)
+        info = parse_info(members.pop("info", None))
+        fields = {**info, **rename_members(members)}
         if is_square(fields) and transposes():
             fields["features"] = fields["features"].T
     except (BadRecord, BadPickle) as error:
         reason = error.reason if isinstance(error, BadRecord) else Reason.BAD_RECORD
-        return Bad(key=path.name, detail=str(error), reason=reason)
+        return InvalidRecord(key=path.name, detail=str(error), reason=reason)
     image_id = str(fields.get("image_id", path.stem))
-    return checked(image_id, {**fields, "image_id": image_id})
+    return make_record(image_id, {**fields, "image_id": image_id})
 
 
-def fields_of(members: dict[str, Any]) -> dict[str, Any]:
+def rename_members(members: dict[str, Any]) -> dict[str, Any]:
     """Returns the arrays under the names of the other formats.
 
     OpenVQA's files of GQA call the sizes width and height, and have no num_bbox.
@@ -88,10 +88,10 @@ def fields_of(members: dict[str, Any]) -> dict[str, Any]:
     fields = {names.get(name, name): value for name, value in members.items()}
     if "num_boxes" not in fields and len(np.shape(fields.get("boxes", ()))) == 2:
         fields["num_boxes"] = len(fields["boxes"])
-    ours = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
+    member_names = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
     needed = {"features", "boxes", "num_boxes", "image_h", "image_w"}
     if absent := needed - fields.keys():
-        raise BadRecord(f"no {', '.join(sorted(ours.get(name, name) for name in absent))}")
+        raise BadRecord(f"no {', '.join(sorted(member_names.get(name, name) for name in absent))}")
     return fields
 
 
@@ -103,7 +103,7 @@ def has_transposed(files: Sequence[Path]) -> bool:
     """
     for file in files:
         try:
-            fields = fields_of(members_of(file))
+            fields = rename_members(read_members(file))
         except (BadRecord, BadPickle):
             continue
         shape, count = np.shape(fields["features"]), np.size(fields["boxes"]) // 4
@@ -118,7 +118,7 @@ def is_square(fields: dict[str, Any]) -> bool:
     return len(shape) == 2 and shape[0] == shape[1]
 
 
-def info_of(value: Any) -> dict[str, Any]:
+def parse_info(value: Any) -> dict[str, Any]:
     """Returns the dict inside of info, as far as the formats know its names.
 
     The port's "d2" mode keeps other things under the attributes' names: they are left out there.
@@ -135,7 +135,7 @@ def info_of(value: Any) -> dict[str, Any]:
     return {name: array for name, array in fields.items() if array is not None}
 
 
-def members_of(path: Path) -> dict[str, Any]:
+def read_members(path: Path) -> dict[str, Any]:
     """Returns a zip's arrays by name, each of a bounded size. Raises BadRecord."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -143,15 +143,15 @@ def members_of(path: Path) -> dict[str, Any]:
             for member in archive.infolist():
                 if member.file_size > MAX_MEMBER:
                     raise BadRecord(f"{member.filename} is larger than {MAX_MEMBER} bytes")
-                with archive.open(member) as opened:
-                    data = opened.read(MAX_MEMBER + 1)
-                arrays[member.filename.removesuffix(".npy")] = array_of(data)
+                with archive.open(member) as stream:
+                    data = stream.read(MAX_MEMBER + 1)
+                arrays[member.filename.removesuffix(".npy")] = parse_array(data)
             return arrays
     except ZIP_ERRORS as error:
         raise BadRecord(f"no readable npz: {error}") from None
 
 
-def array_of(data: bytes) -> Any:
+def parse_array(data: bytes) -> Any:
     """Returns a ``.npy`` file's array, or for objects its pickle's plain data. Raises BadRecord.
 
     Not numpy's own reader: that trusts the header's shape before it looks at the size.
@@ -191,12 +191,12 @@ def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> i
             if len(name) > MAX_NAME_BYTES or name.startswith("."):
                 raise InputError(f"{row.image_id}: no file can have this id; give --format hdf5")
             with (folder / name).open("xb") as file:
-                np.savez_compressed(file, **arrays_of(row, stated))
+                np.savez_compressed(file, **make_arrays(row, stated))
             count += 1
     return count
 
 
-def arrays_of(row: RegionRow, stated: Mapping[str, Any]) -> dict[str, Any]:
+def make_arrays(row: RegionRow, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays that a row's file holds."""
     plain = {"image_h": row.height, "image_w": row.width}
     lists = [name for name in payloads(row) if name in LISTS or name == "cls_prob"]
@@ -204,18 +204,18 @@ def arrays_of(row: RegionRow, stated: Mapping[str, Any]) -> dict[str, Any]:
         "image_id": row.image_id,
         **plain,
         "num_boxes": len(row.boxes),
-        **{name: widened(name, row) for name in lists},
+        **{name: widen_array(name, row) for name in lists},
         **stated,
     }
     return {
-        "x": widened("features", row),
-        "bbox": widened("boxes", row),
+        "x": widen_array("features", row),
+        "bbox": widen_array("boxes", row),
         "num_bbox": len(row.boxes),
         **plain,
         "info": np.array(info, dtype=object),
     }
 
 
-def widened(name: str, row: RegionRow) -> Any:
+def widen_array(name: str, row: RegionRow) -> Any:
     """Returns a row's array in the type that the formats have."""
     return np.ascontiguousarray(payload(name, row), dtype=KINDS[name])

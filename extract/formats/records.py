@@ -69,7 +69,7 @@ class BadRecord(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bad:
+class InvalidRecord:
     """Stands for what a reader gives in place of a row; ``key``: the picture's id, or a place in
     the file.
     """
@@ -79,7 +79,7 @@ class Bad:
     reason: Reason = Reason.BAD_RECORD
 
 
-Record = FileRow | Bad
+Record = FileRow | InvalidRecord
 
 
 def from_base64(name: str, text: bytes | str) -> Array:
@@ -140,7 +140,7 @@ def whole_number(name: str, value: object, low: int, high: int) -> int:
     return int(number)
 
 
-def row_of(fields: Mapping[str, Any]) -> FileRow:
+def parse_row(fields: Mapping[str, Any]) -> FileRow:
     """Returns a row from ``image_id``, ``image_w``, ``image_h``, ``num_boxes`` and arrays by name.
 
     Arrays may be flat or transposed (:func:`shaped`). ``background`` and ``classes_from`` are what
@@ -237,12 +237,12 @@ def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
     return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
 
 
-def checked(key: str, fields: Mapping[str, Any]) -> Record:
+def make_record(key: str, fields: Mapping[str, Any]) -> Record:
     """Returns the row of the fields, or what is wrong with them."""
     try:
-        return row_of(fields)
+        return parse_row(fields)
     except BadRecord as error:
-        return Bad(key=key, detail=str(error), reason=error.reason)
+        return InvalidRecord(key=key, detail=str(error), reason=error.reason)
 
 
 def same_payloads(rows: Iterator[RegionRow]) -> Iterator[tuple[Sequence[str], RegionRow]]:

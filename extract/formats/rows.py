@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from vlmill.extract.formats.classes import IdCheck, Numbering, numbered
-from vlmill.extract.formats.records import Bad, BadRecord, FileRow, Record
+from vlmill.extract.formats.classes import IdCheck, Numbering, apply_numbering
+from vlmill.extract.formats.records import InvalidRecord, BadRecord, FileRow, Record
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
@@ -29,7 +29,7 @@ class Widths:
         """Says why a row cannot stand beside the others."""
         if not len(row.boxes):
             return None
-        widths = widths_of(row)
+        widths = get_widths(row)
         if widths.features != self.features:
             return f"features are {widths.features} wide, those before {self.features}"
         if widths.class_probs != self.class_probs:
@@ -37,7 +37,7 @@ class Widths:
         return None
 
 
-def widths_of(row: RegionRow) -> Widths:
+def get_widths(row: RegionRow) -> Widths:
     """Returns a row's widths."""
     features, probs = row.features, row.class_probs
     return Widths(
@@ -52,9 +52,9 @@ class RejectSink:
     def __init__(self, writer: ShardWriter, progress: Progress) -> None:
         self._writer, self._progress = writer, progress
         self._rows: list[dict[str, object]] = []
-        self._damaged: Bad | None = None
+        self._damaged: InvalidRecord | None = None
 
-    def add(self, bad: Bad) -> None:
+    def add(self, bad: InvalidRecord) -> None:
         """Adds one more reject."""
         self._damaged = bad if bad.reason is DAMAGE else self._damaged
         self._rows.append(reject(STAGE, bad.key, bad.reason, bad.detail))
@@ -78,16 +78,16 @@ def first_widths(records: Iterator[Record], sink: RejectSink) -> tuple[list[File
     """Returns the widths of the first row that has a box, and the rows up to it."""
     before: list[FileRow] = []
     for record in records:
-        if isinstance(record, Bad):
+        if isinstance(record, InvalidRecord):
             sink.add(record)
             continue
         before.append(record)
         if len(record.boxes):
-            return before, widths_of(record)
+            return before, get_widths(record)
     return before, Widths(features=0, class_probs=None)
 
 
-def accepted(
+def encode_records(
     records: Iterable[Record],
     widths: Widths,
     numbering: Numbering,
@@ -98,28 +98,28 @@ def accepted(
     dtype: str,
 ) -> Iterator[pa.Table]:
     """Yields tables of one row each, for the records that can be one; the others go to ``sink``."""
-    seen: set[str] = set()
+    written_ids: set[str] = set()
     for record in records:
-        if isinstance(record, Bad):
+        if isinstance(record, InvalidRecord):
             sink.add(record)
             continue
         row = dataclasses.replace(record, image_id=id_prefix + record.image_id)
-        if row.image_id in seen:
+        if row.image_id in written_ids:
             detail = "an earlier row has this id"
-            sink.add(Bad(key=row.image_id, detail=detail, reason=Reason.DUPLICATE))
+            sink.add(InvalidRecord(key=row.image_id, detail=detail, reason=Reason.DUPLICATE))
             continue
         if misfit := widths.misfit(row):
-            sink.add(Bad(key=row.image_id, detail=misfit))
+            sink.add(InvalidRecord(key=row.image_id, detail=misfit))
             continue
         ids.look(row)
         try:
-            row = numbered(row, numbering)
+            row = apply_numbering(row, numbering)
             if widths.class_probs is None and not len(row.boxes):
                 row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
             yield encode_regions([row], dtype=dtype)
         except BadRecord as error:
-            sink.add(Bad(key=row.image_id, detail=str(error), reason=error.reason))
+            sink.add(InvalidRecord(key=row.image_id, detail=str(error), reason=error.reason))
         except ValueError as error:
-            sink.add(Bad(key=row.image_id, detail=str(error), reason=Reason.NOT_FINITE))
+            sink.add(InvalidRecord(key=row.image_id, detail=str(error), reason=Reason.NOT_FINITE))
         else:
-            seen.add(row.image_id)
+            written_ids.add(row.image_id)

@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 
 from vlmill.extract.formats.records import (
     KINDS,
-    Bad,
+    InvalidRecord,
     BadRecord,
     Record,
-    checked,
+    make_record,
     from_base64,
     to_base64,
 )
@@ -51,7 +51,7 @@ MAX_LINE = 64 * 2**20  # 100 boxes with the whole distribution are 2 MB
 LINE_END = b"\r\n"
 
 
-def format_of(path: Path) -> str | None:
+def sniff_format(path: Path) -> str | None:
     """Says which of the layouts the first line has; None if none."""
     with path.open("rb") as file:
         return BY_COUNT.get(file.readline(MAX_LINE).count(b"\t") + 1)
@@ -61,12 +61,12 @@ def read(path: Path, name: str) -> Iterator[Record]:
     """Yields the rows of a file in layout ``name``."""
     with path.open("rb") as file:
         for number, line in enumerate(lines(file), 1):
-            place = f"{path.name}:{number}"
+            location = f"{path.name}:{number}"
             if line is None:
                 detail = f"a line of more than {MAX_LINE} bytes"
-                yield Bad(key=place, detail=detail, reason=Reason.TOO_LARGE)
+                yield InvalidRecord(key=location, detail=detail, reason=Reason.TOO_LARGE)
             elif line and not (number == 1 and line.split(b"\t", 1)[0] in HEADERS):
-                yield record_of(line, name, place)
+                yield parse_record(line, name, location)
 
 
 def lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -82,14 +82,16 @@ def lines(file: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def record_of(line: bytes, layout: str, place: str) -> Record:
+def parse_record(line: bytes, layout: str, location: str) -> Record:
     """Returns the row of one line in a layout of FIELDS."""
     names = FIELDS[layout]
     texts = line.split(b"\t")
     key = texts[0].decode("utf-8", "replace")
-    key = key if len(texts) > 1 and key else place
+    key = key if len(texts) > 1 and key else location
     if len(texts) != len(names):
-        return Bad(key=key, detail=f"{place}: {len(texts)} fields, must be {len(names)}")
+        return InvalidRecord(
+            key=key, detail=f"{location}: {len(texts)} fields, must be {len(names)}"
+        )
     try:
         texts[0].decode("utf-8")
         fields: dict[str, Any] = {
@@ -97,8 +99,12 @@ def record_of(line: bytes, layout: str, place: str) -> Record:
             for name, text in zip(names, texts, strict=True)
         } | STATED.get(layout, {})
     except (BadRecord, UnicodeDecodeError) as error:
-        return Bad(key=key, detail=f"{place}: {error}")
-    return checked(key, fields) if fields["image_id"] else Bad(key=place, detail="no id")
+        return InvalidRecord(key=key, detail=f"{location}: {error}")
+    return (
+        make_record(key, fields)
+        if fields["image_id"]
+        else InvalidRecord(key=location, detail="no id")
+    )
 
 
 def write(rows: Iterator[RegionRow], path: Path, name: str) -> int:
@@ -108,12 +114,12 @@ def write(rows: Iterator[RegionRow], path: Path, name: str) -> int:
         for row in rows:
             if any(c in row.image_id for c in "\t\r\n"):
                 raise InputError(f"{row.image_id!r}: a TSV cannot hold this id; give --format npz")
-            file.write(b"\t".join(text_of(field, row) for field in FIELDS[name]) + LINE_END)
+            file.write(b"\t".join(format_field(field, row) for field in FIELDS[name]) + LINE_END)
             count += 1
     return count
 
 
-def text_of(field: str, row: RegionRow) -> bytes:
+def format_field(field: str, row: RegionRow) -> bytes:
     """Returns a field's text."""
     if field in KINDS:
         return to_base64(field, row)

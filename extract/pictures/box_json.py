@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlmill.extract.pictures.discovery import head_of
+from vlmill.extract.pictures.discovery import read_head
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.pictures.formats import format_name, other_name
 
@@ -35,7 +35,7 @@ def box_entries(path: Path) -> Iterator[tuple[str, Any]]:
     if path.is_dir():
         yield from _folder_entries(path)
         return
-    head = head_of(str(path))
+    head = read_head(str(path))
     if kind := other_name(head) or format_name(head):
         is_npz = path.suffix == ".npz"
         raise InputError(f"--boxes {path} {_NPZ if is_npz else f'is a {kind}; give {FORMS}'}")
@@ -59,7 +59,7 @@ def _folder_entries(path: Path) -> Iterator[tuple[str, Any]]:
     if not files and any(path.rglob("*.npz")):
         raise InputError(f"--boxes {path} {_NPZ}")
     for file in files:
-        content = _parsed(file.read_bytes(), str(file))
+        content = _parse_object(file.read_bytes(), str(file))
         if "annotations" in content and "images" in content:
             raise InputError(f"--boxes {path}: {file.name} {_COCO}")
         yield file.stem, content.get("boxes")
@@ -81,20 +81,20 @@ def _line_entries(path: Path, file: Any) -> Iterator[tuple[str, Any]]:
         if len(line) > MAX_LINE:
             raise InputError(f"--boxes {path}:{number}: longer than {MAX_LINE} bytes")
         if line.strip():
-            place = f"{path}:{number}"
-            yield _entry(_parsed(line, place), place)
+            location = f"{path}:{number}"
+            yield _parse_entry(_parse_object(line, location), location)
 
 
 def _entries_in(value: Any, path: Path) -> Iterator[tuple[str, Any]]:
     """Yields the entries of one JSON value of a file: an entry, a list or a map of them."""
     if isinstance(value, list):
-        for number, one in enumerate(value):
-            place = f"{path}: entry {number + 1}"
-            if isinstance(one, dict) and "bbox" in one and "boxes" not in one:
+        for number, entry in enumerate(value):
+            location = f"{path}: entry {number + 1}"
+            if isinstance(entry, dict) and "bbox" in entry and "boxes" not in entry:
                 raise InputError(f"--boxes {path} {_COCO_RESULTS}")
-            if not isinstance(one, dict):
-                raise InputError(f"--boxes {place} is no JSON object; give image_id and boxes")
-            yield _entry(one, place)
+            if not isinstance(entry, dict):
+                raise InputError(f"--boxes {location} is no JSON object; give image_id and boxes")
+            yield _parse_entry(entry, location)
     elif not isinstance(value, dict):
         raise InputError(f"--boxes {path}: no JSON object; give {FORMS}")
     elif "annotations" in value and "images" in value:
@@ -107,39 +107,39 @@ def _entries_in(value: Any, path: Path) -> Iterator[tuple[str, Any]]:
     elif "image_id" not in value and all(isinstance(boxes, list) for boxes in value.values()):
         yield from value.items()
     else:
-        yield _entry(value, str(path))
+        yield _parse_entry(value, str(path))
 
 
-def _entry(content: dict[str, Any], place: str) -> tuple[str, Any]:
+def _parse_entry(content: dict[str, Any], location: str) -> tuple[str, Any]:
     image_id = content.get("image_id")
     if isinstance(image_id, bool) or not isinstance(image_id, str | int):
-        raise InputError(f"--boxes {place}: no image_id; give {FORMS}")
+        raise InputError(f"--boxes {location}: no image_id; give {FORMS}")
     return str(image_id), content.get("boxes")
 
 
 def _values(text: bytes, path: Path) -> Iterator[Any]:
     """Yields the JSON values of a text, one after the other. Raises InputError."""
     try:
-        rest = text.decode(json.detect_encoding(text)).lstrip()
+        remainder = text.decode(json.detect_encoding(text)).lstrip()
     except ValueError as error:
         raise InputError(f"--boxes {path}: no JSON ({error}); give {FORMS}") from None
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(rest):
+    decoder, offset = json.JSONDecoder(), 0
+    while offset < len(remainder):
         try:
-            value, at = decoder.raw_decode(rest, at)
+            value, offset = decoder.raw_decode(remainder, offset)
         except (ValueError, RecursionError) as error:
             raise InputError(f"--boxes {path}: no JSON ({error}); give {FORMS}") from None
-        while at < len(rest) and rest[at].isspace():
-            at += 1
+        while offset < len(remainder) and remainder[offset].isspace():
+            offset += 1
         yield value
 
 
-def _parsed(text: bytes, place: str) -> dict[str, Any]:
+def _parse_object(text: bytes, location: str) -> dict[str, Any]:
     """Parses a JSON object. Raises InputError."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"--boxes {place}: no JSON ({error})") from None
+        raise InputError(f"--boxes {location}: no JSON ({error})") from None
     if not isinstance(content, dict):
-        raise InputError(f"--boxes {place}: no JSON object; give image_id and boxes")
+        raise InputError(f"--boxes {location}: no JSON object; give image_id and boxes")
     return content

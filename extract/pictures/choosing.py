@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vlmill.extract.pictures.discovery import Skipped, Why
 from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.plan import BROKEN, FILE, MEMBER, MISSING, Picture, usable_id
-from vlmill.schemas.console.command import say
+from vlmill.extract.pictures.plan import BROKEN, FILE, MEMBER, MISSING, InputImage, usable_id
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.joining import Join
@@ -20,8 +20,8 @@ HASH = re.compile("[0-9a-f]{64}")
 
 
 def only_of_pairs(
-    plan: Sequence[Picture], pairs: str, skipped: Skipped | None = None
-) -> list[Picture]:
+    plan: Sequence[InputImage], pairs: str, skipped: Skipped | None = None
+) -> list[InputImage]:
     """Returns the pictures that a table of pairs points to; those that are not there come last, as
     missing. ``skipped`` counts the others.
 
@@ -29,10 +29,10 @@ def only_of_pairs(
     InputError where pictures have no id before they are read, where none is named, and where two
     could be meant.
     """
-    named: dict[str, None] = {}
+    pair_ids: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
         # Without null: a text alone has no picture.
-        named.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
+        pair_ids.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
     unread = (p for p in plan if p.image_id is None and p.kind != BROKEN)
     if any(usable_id(p.name or Path(p.path).name) for p in unread):
         raise InputError(
@@ -41,16 +41,20 @@ def only_of_pairs(
         )
     ids = list(dict.fromkeys(p.image_id for p in plan if p.image_id is not None))
     join = Join(IdIndex.of(ids), asking="--pairs", holding="INPUT")
-    places = join.find(list(named)).tolist()
-    names = {ids[at]: name for name, at in zip(named, places, strict=True) if at != ABSENT}
-    if named and not names:
+    positions = join.find(list(pair_ids)).tolist()
+    names = {
+        ids[position]: name
+        for name, position in zip(pair_ids, positions, strict=True)
+        if position != ABSENT
+    }
+    if pair_ids and not names:
         raise InputError(
-            f"--pairs {pairs}: none of its {len(named)} pictures is among the {len(ids)} of INPUT: "
-            f"{join.samples(list(named))}; give the pictures of these pairs (--ids says what the "
+            f"--pairs {pairs}: none of its {len(pair_ids)} pictures is among the {len(ids)} of INPUT: "
+            f"{join.samples(list(pair_ids))}; give the pictures of these pairs (--ids says what the "
             "id of a file is)"
         )
     if summary := join.summary():
-        say(f"note: {summary}; rows get the pairs' ids")
+        print_status(f"note: {summary}; rows get the pairs' ids")
     chosen = [
         p if p.image_id is None else dataclasses.replace(p, image_id=names[p.image_id])
         for p in plan
@@ -58,11 +62,15 @@ def only_of_pairs(
     ]
     if skipped is not None:
         skipped.counts[Why.UNPAIRED] += len(plan) - len(chosen)
-    absent = (name for name, at in zip(named, places, strict=True) if at == ABSENT)
-    return chosen + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
+    absent = (
+        name for name, position in zip(pair_ids, positions, strict=True) if position == ABSENT
+    )
+    return chosen + [InputImage(path=pairs, image_id=name, kind=MISSING) for name in absent]
 
 
-def with_missing_boxes(plan: Sequence[Picture], boxes: GivenBoxes, source: str) -> list[Picture]:
+def with_missing_boxes(
+    plan: Sequence[InputImage], boxes: GivenBoxes, source: str
+) -> list[InputImage]:
     """Returns the plan, and as missing the entries of a box file for which it has no picture.
 
     An entry that is called like a SHA-256 may belong to any file, and is not counted here. Raises
@@ -77,10 +85,10 @@ def with_missing_boxes(plan: Sequence[Picture], boxes: GivenBoxes, source: str) 
             f"pictures: --boxes has {', '.join(absent[:SAMPLES])}, INPUT has {', '.join(names)}; "
             "call entries by the files' names, or by their ids"
         )
-    return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
+    return [*plan, *(InputImage(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
-def require_ids(plan: Sequence[Picture]) -> None:
+def require_ids(plan: Sequence[InputImage]) -> None:
     """Raises InputError for pictures whose ids are known only when they have been read.
 
     Which of two equal files gets the row would depend on shards that another process makes.

@@ -32,5 +32,5 @@ def blue_first(image: Image.Image) -> Pixels:
     """Returns an RGB picture's pixels, blue first; pillow packs them so in a sixth of NumPy's
     time.
     """
-    packed = bytearray(image.tobytes("raw", "BGR"))  # an array of bytes could not be written
-    return np.frombuffer(packed, np.uint8).reshape(image.height, image.width, 3)
+    buffer = bytearray(image.tobytes("raw", "BGR"))  # an array of bytes could not be written
+    return np.frombuffer(buffer, np.uint8).reshape(image.height, image.width, 3)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.outputs import PLAN
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.names import PICTURE_ENDINGS, spellings
 from vlmill.schemas.pictures.formats import HEAD_BYTES, format_name, is_tar
@@ -80,8 +80,8 @@ class Skipped:
         parts = []
         for why in Why:
             if count := self.counts[why]:
-                one, several = _WORDS.get(why, (why.value, f"{why.value}s"))
-                parts.append(f"{count} {one if count == 1 else several}")
+                singular, plural = _WORDS.get(why, (why.value, f"{why.value}s"))
+                parts.append(f"{count} {singular if count == 1 else plural}")
                 if why is Why.OTHER:
                     parts[-1] += f" ({self._most_endings()})"
         return f"skipped: {', '.join(parts)}" if parts else ""
@@ -174,7 +174,7 @@ def kind_of_file(path: str, skipped: Skipped) -> Kind | None:
     if kind is Kind.IMAGE:
         return kind
     try:
-        head = head_of(path)
+        head = read_head(path)
     except OSError:
         if kind is None:
             skipped.add(Why.UNREADABLE)
@@ -192,32 +192,32 @@ def kind_of_head(head: bytes) -> Kind | None:
     return Kind.TAR if is_tar(head) else None
 
 
-def head_of(path: str) -> bytes:
+def read_head(path: str) -> bytes:
     """Returns a file's first bytes. Raises OSError."""
-    with path_of(path).open("rb") as file:
+    with to_path(path).open("rb") as file:
         head: bytes = file.read(HEAD_BYTES)
         return head
 
 
-def listed_paths(path: Path) -> Iterator[str]:
+def read_path_list(path: Path) -> Iterator[str]:
     """Yields the paths of a list, one a line, relative to the list's folder.
 
     A byte order mark (UTF-8 or UTF-16), CRLF, empty lines, spaces around a path and quotes around
     it are what editors and shells add: they are removed unless a file is called so.
     """
-    for line in _LINE_END.split(text_of(path.read_bytes())):
+    for line in _LINE_END.split(decode_text(path.read_bytes())):
         if line.strip():
-            yield str(path.parent / named_file(path.parent, line))
+            yield str(path.parent / resolve_spelling(path.parent, line))
 
 
-def text_of(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """Decodes a list: UTF-16 with its mark, else UTF-8; other bytes stay what the disk has."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     return data.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
 
 
-def named_file(folder: Path, line: str) -> str:
+def resolve_spelling(folder: Path, line: str) -> str:
     """Returns which spelling of a line names a file: as it is, without spaces, without quotes, in
     another Unicode form. Without such a file, the line without spaces and quotes.
     """
@@ -226,5 +226,5 @@ def named_file(folder: Path, line: str) -> str:
     plain = bare[1:-1] if quoted else bare
     if isinstance(folder, RemotePath) or (plain == line and line.isascii()):
         return plain
-    spelled = (name for one in (line, bare, plain) for name in spellings(one))
+    spelled = (name for spelling in (line, bare, plain) for name in spellings(spelling))
     return next((name for name in spelled if os.path.exists(folder / name)), plain)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.extract.pictures.box_json import FORMS, box_entries
-from vlmill.extract.pictures.named import id_alike, id_of_file
+from vlmill.extract.pictures.named import find_similar_id, find_file_id
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.row_index import IdIndex
@@ -48,7 +48,7 @@ class GivenBoxes:
         """
         if image_id in self.entries:
             return image_id
-        return id_of_file(self._index, path, "--boxes") or id_alike(
+        return find_file_id(self._index, path, "--boxes") or find_similar_id(
             self._index, image_id or "", "--boxes"
         )
 
@@ -72,12 +72,12 @@ def read_boxes(path: Path) -> GivenBoxes:
     """
     entries: dict[str, Boxes | str] = {}
     digest = hashlib.sha256()
-    table = table_of(path)
+    table = find_table(path)
     try:
-        for name, boxes in box_entries(path) if table is None else rows_of(path, table):
+        for name, boxes in box_entries(path) if table is None else read_rows(path, table):
             if name in entries:
                 raise InputError(f"--boxes {path}: {name} has two entries; leave one")
-            entries[name] = checked(boxes)
+            entries[name] = parse_boxes(boxes)
             digest.update(f"{name}\0{boxes!r}\n".encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"--boxes {path}: {error.strerror}; give a file or a folder") from None
@@ -116,7 +116,7 @@ def require_inside(boxes: Boxes, width: int, height: int) -> None:
         )
 
 
-def table_of(path: Path) -> Table | None:
+def find_table(path: Path) -> Table | None:
     """Returns which of our tables lies there, None for none of them."""
     for table in (CHOICES, BOXES, EXPRESSIONS, REGIONS):
         if path.is_dir() and any(path.glob(f"{table.name}-*.parquet")):
@@ -126,7 +126,7 @@ def table_of(path: Path) -> Table | None:
     return None
 
 
-def rows_of(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]:
+def read_rows(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]:
     """Yields each picture's boxes: all of boxes and regions, VCR's objects in their order, or those
     that expressions name, each once, in the order of their first one. Raises InputError.
     """
@@ -137,7 +137,7 @@ def rows_of(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]
         return
     column = "boxes" if table is CHOICES else "box"
     pictures: dict[str, dict[tuple[float, ...], None]] = {}
-    of_choices: dict[str, list[float]] = {}
+    choice_boxes: dict[str, list[float]] = {}
     for batch in iter_batches(path, table, columns=["image_id", column], flag="--boxes"):
         ids, values = (batch.column(name).to_pylist() for name in ("image_id", column))
         for image_id, numbers in zip(ids, values, strict=True):
@@ -148,14 +148,14 @@ def rows_of(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]
                 )
             if table is EXPRESSIONS:
                 pictures.setdefault(image_id, {})[tuple(numbers)] = None
-            elif of_choices.setdefault(image_id, numbers) != numbers:
+            elif choice_boxes.setdefault(image_id, numbers) != numbers:
                 raise InputError(f"--boxes {path}: rows of {image_id} have different boxes")
     yield from ((image_id, [list(box) for box in boxes]) for image_id, boxes in pictures.items())
-    for image_id, numbers in of_choices.items():
-        yield image_id, [numbers[at : at + 4] for at in range(0, len(numbers), 4)]
+    for image_id, numbers in choice_boxes.items():
+        yield image_id, [numbers[start : start + 4] for start in range(0, len(numbers), 4)]
 
 
-def checked(boxes: Any) -> Boxes | str:
+def parse_boxes(boxes: Any) -> Boxes | str:
     """Returns the corners as float32 [n, 4], in the order given; else what is wrong. A fifth
     number, VCR's score, is not used.
     """

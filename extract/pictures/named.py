@@ -8,7 +8,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.row_index import IdIndex
 
 
-def id_alike(index: IdIndex, name: str, holding: str) -> str | None:
+def find_similar_id(index: IdIndex, name: str, holding: str) -> str | None:
     """Returns the id that is ``name`` or may stand for it; None without one.
 
     ``holding`` is where the ids are from, for the InputError if it may be two.
@@ -23,10 +23,10 @@ def id_alike(index: IdIndex, name: str, holding: str) -> str | None:
     return ids[0] if ids else None
 
 
-def id_of_file(index: IdIndex, path: str, holding: str) -> str | None:
+def find_file_id(index: IdIndex, path: str, holding: str) -> str | None:
     """Returns the id that names a file: by its path, by its name alone, or by that without any
     ending. Raises InputError if it may be two.
     """
     name, stem = Path(path).name, Path(path).stem
-    of_name = id_alike(index, path, holding) or id_alike(index, name, holding)
-    return of_name or (stem if stem in index else None)
+    matching_id = find_similar_id(index, path, holding) or find_similar_id(index, name, holding)
+    return matching_id or (stem if stem in index else None)

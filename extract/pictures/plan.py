@@ -20,16 +20,16 @@ from vlmill.extract.pictures.discovery import (
     Kind,
     Skipped,
     Why,
-    head_of,
+    read_head,
     kind_by_name,
     kind_of_file,
-    listed_paths,
+    read_path_list,
     walk,
 )
 from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, Member, NotATar, id_in, members
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import expand_braces, matches, path_of, readable
+from vlmill.schemas.files.paths import expand_braces, matches, to_path, readable
 from vlmill.schemas.files.reading import find_shards, read_group
 from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.names import without_ending
@@ -41,7 +41,7 @@ BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class InputImage:
     """Holds a planned picture: a file, a row of a table, or a member of a tar.
 
     ``broken``, ``missing`` and ``repeated`` are none: an archive's rest that cannot be read, a
@@ -72,7 +72,7 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldPicture(Picture):
+class HeldPicture(InputImage):
     """Holds a picture whose bytes are at hand: one that was sent. ``path`` is only its name."""
 
     data: bytes
@@ -81,7 +81,7 @@ class HeldPicture(Picture):
 
 def plan_pictures(
     arguments: Sequence[str], ids: str = "auto", skipped: Skipped | None = None
-) -> list[Picture]:
+) -> list[InputImage]:
     """Returns all pictures, in the arguments' order and sorted within each. Raises InputError.
 
     ``ids``: what the image_id of a file or of a tar's member is. "content": the SHA-256 of its
@@ -90,42 +90,46 @@ def plan_pictures(
     folders that were seen and are not planned.
     """
     skipped = Skipped() if skipped is None else skipped
-    plan: list[Picture] = []
+    plan: list[InputImage] = []
     progress = Progress(total=None, unit="picture", label="planning")
     with closing(progress):
         for argument in arguments:
             planned_before = len(plan)
-            for picture in pictures_of(argument, skipped):
+            for picture in find_images(argument, skipped):
                 plan.append(with_id(picture, ids))
                 progress.advance()
             if len(plan) == planned_before:
-                seen = f" ({skipped.summary()})" if skipped.summary() else ""
+                note = f" ({skipped.summary()})" if skipped.summary() else ""
                 raise InputError(
-                    f"INPUT {argument}: no pictures there{seen}; give picture files, a folder or a "
+                    f"INPUT {argument}: no pictures there{note}; give picture files, a folder or a "
                     "glob of them, a .txt list of paths, a .tar, or a table of images"
                 )
-    return list(repeats_marked(plan))
+    return list(mark_repeats(plan))
 
 
-def repeats_marked(plan: Iterable[Picture]) -> Iterator[Picture]:
+def mark_repeats(plan: Iterable[InputImage]) -> Iterator[InputImage]:
     """Yields the plan with every id's first picture as it is, and later ones as ``repeated``.
 
     Ids that the plan knows count from their first appearance, whatever becomes of that picture: so
     any part of a plan can be made without the others.
     """
-    seen: dict[str, Picture] = {}
+    first_images: dict[str, InputImage] = {}
     for picture in plan:
-        first = picture if picture.image_id is None else seen.setdefault(picture.image_id, picture)
+        first = (
+            picture
+            if picture.image_id is None
+            else first_images.setdefault(picture.image_id, picture)
+        )
         if first is picture:
             yield picture
         else:
             yield dataclasses.replace(picture, kind=REPEATED, detail=first.source)
 
 
-def with_id(picture: Picture, ids: str) -> Picture:
+def with_id(picture: InputImage, ids: str) -> InputImage:
     """Returns the picture with the id that ``ids`` says."""
     if picture.kind == FILE and ids == "name":
-        name = without_ending(path_of(picture.path).name)
+        name = without_ending(to_path(picture.path).name)
         return dataclasses.replace(picture, image_id=usable_id(name))
     if picture.kind == MEMBER and ids == "content":
         return dataclasses.replace(picture, image_id=None)
@@ -142,17 +146,17 @@ def usable_id(name: str) -> str | None:
 
 def is_table(argument: str) -> bool:
     """Says whether an argument is a table of images alone: its folder, or its files."""
-    path = path_of(argument)
+    path = to_path(argument)
     if path.is_dir():
         return any(path.glob("images-*.parquet"))
     return argument.endswith(".parquet")
 
 
-def pictures_of(argument: str, skipped: Skipped) -> Iterator[Picture]:
+def find_images(argument: str, skipped: Skipped) -> Iterator[InputImage]:
     """Yields the pictures of one argument."""
-    path = path_of(argument)
+    path = to_path(argument)
     if is_table(argument) and (path.is_dir() or path.is_file()):
-        yield from rows_of(find_shards(path if path.is_dir() else argument, IMAGES, "INPUT"))
+        yield from list_rows(find_shards(path if path.is_dir() else argument, IMAGES, "INPUT"))
     elif path.is_dir():
         for name, kind in walk(path, skipped):
             yield from pictures_in(name, kind, skipped)
@@ -160,7 +164,7 @@ def pictures_of(argument: str, skipped: Skipped) -> Iterator[Picture]:
         yield from pictures_of_file(argument, skipped)
     elif names := names_in_braces(argument):
         for name in names:
-            yield from pictures_of(name, skipped)
+            yield from find_images(name, skipped)
     else:
         for match in matches(argument, recursive=True):
             yield from pictures_matched(match, argument, skipped)
@@ -182,31 +186,31 @@ def names_in_braces(argument: str) -> list[str]:
     return names
 
 
-def pictures_of_file(argument: str, skipped: Skipped) -> Iterator[Picture]:
+def pictures_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
     """Yields the pictures of a file that the user named: any file but a list or a tar is one, so
     that it is rejected if it is not.
     """
     by_name, head = kind_by_name(argument), b""
     if by_name is not Kind.IMAGE:
         with suppress(OSError):  # reading it later gives the reason
-            head = head_of(argument)
+            head = read_head(argument)
     if by_name is Kind.IMAGE or format_name(head):
-        yield Picture(path=argument)
+        yield InputImage(path=argument)
     elif argument.endswith(".txt"):
-        yield from (Picture(path=path) for path in listed_paths(path_of(argument)))
+        yield from (InputImage(path=path) for path in read_path_list(to_path(argument)))
     elif by_name is Kind.TAR or is_tar(head):
-        yield from members_of(argument, skipped)
+        yield from list_members(argument, skipped)
     elif (name := other_name(head) or "").endswith("archive"):
         raise InputError(f"INPUT {argument} is a {name}; unpack it, and give the folder or a .tar")
     else:
-        yield Picture(path=argument)
+        yield InputImage(path=argument)
 
 
-def pictures_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[Picture]:
+def pictures_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[InputImage]:
     """Yields the pictures of a file that a glob matches; a .txt is a list if the glob says so."""
     name = str(match)
     if name.endswith(".parquet"):
-        yield from rows_of(find_shards(name, IMAGES, "INPUT"))
+        yield from list_rows(find_shards(name, IMAGES, "INPUT"))
     elif name.endswith(".txt") and pattern.endswith(".txt"):
         yield from pictures_of_file(name, skipped)
     elif match.is_dir():
@@ -227,27 +231,27 @@ def kind_of_match(match: Path, skipped: Skipped) -> Kind | None:
     return kind or Kind.IMAGE
 
 
-def pictures_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[Picture]:
+def pictures_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[InputImage]:
     """Yields the pictures of a file among many; a tar that cannot be read is a broken one."""
     if kind is Kind.IMAGE:
-        yield Picture(path=name)
+        yield InputImage(path=name)
         return
     try:
-        yield from members_of(name, skipped)
+        yield from list_members(name, skipped)
     except NotATar as error:
         print(f"WARNING: {error}", file=sys.stderr)
-        yield Picture(path=name, kind=BROKEN, detail=str(error))
+        yield InputImage(path=name, kind=BROKEN, detail=str(error))
 
 
-def members_of(path: str, skipped: Skipped) -> Iterator[Picture]:
+def list_members(path: str, skipped: Skipped) -> Iterator[InputImage]:
     """Yields the pictures of a tar. What cannot be read of it counts as one that is broken, unless
     that is the rest of a picture alone: it is rejected when it is read.
     """
     member: Member | None = None
-    place = path_of(path)
+    archive_path = to_path(path)
     try:
-        for member in members(place, skipped):
-            yield Picture(
+        for member in members(archive_path, skipped):
+            yield InputImage(
                 path=path,
                 image_id=usable_id(id_in(member.name)),
                 group=member.offset,
@@ -257,23 +261,23 @@ def members_of(path: str, skipped: Skipped) -> Iterator[Picture]:
             )
     except BrokenArchive as error:
         print(f"WARNING: {error}", file=sys.stderr)
-        if member is None or member.offset + member.size <= place.stat().st_size:
-            yield Picture(path=path, kind=BROKEN)
+        if member is None or member.offset + member.size <= archive_path.stat().st_size:
+            yield InputImage(path=path, kind=BROKEN)
 
 
-def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
+def list_rows(shards: Sequence[Path]) -> Iterator[InputImage]:
     """Yields the rows of images tables."""
     for shard in shards:
         with pq.ParquetFile(readable(shard)) as file:
             for group in range(file.num_row_groups):
                 ids = read_group(file, shard, group, IMAGES, ["image_id"]).column(0)
                 for row, image_id in enumerate(ids.to_pylist()):
-                    yield Picture(
+                    yield InputImage(
                         path=str(shard), image_id=image_id, group=group, row=row, kind=ROW
                     )
 
 
-def plan_digest(plan: Sequence[Picture]) -> str:
+def plan_digest(plan: Sequence[InputImage]) -> str:
     """Identifies a plan: which pictures, in which order, and how large the files are.
 
     A killed run continues only on the same plan.
@@ -284,15 +288,15 @@ def plan_digest(plan: Sequence[Picture]) -> str:
         if picture.path not in sizes:
             exists = os.path.isfile(picture.path)
             sizes[picture.path] = os.path.getsize(picture.path) if exists else -1
-        place = (picture.kind, picture.group, picture.row)
-        line = (picture.path, picture.image_id, *place, sizes[picture.path])
+        location = (picture.kind, picture.group, picture.row)
+        line = (picture.path, picture.image_id, *location, sizes[picture.path])
         digest.update(f"{line!r}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
 
 
 def sizes_in_stores(paths: Iterable[str]) -> dict[str, int]:
     """The sizes of files in stores, -1 of what is not there, by a listing of each folder."""
-    folders = {path_of(path).parent for path in paths}
+    folders = {to_path(path).parent for path in paths}
     there = {
         str(path): status.st_size
         for folder in folders

@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.extract.pictures.discovery import named_file
-from vlmill.extract.pictures.plan import HeldPicture, Picture
+from vlmill.extract.pictures.discovery import resolve_spelling
+from vlmill.extract.pictures.plan import HeldPicture, InputImage
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import path_of, readable
+from vlmill.schemas.files.paths import to_path, readable
 from vlmill.schemas.files.remote import RemotePath
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason, Rejected
 
 
@@ -21,7 +21,7 @@ def duplicate(source: str, what: str, first: str) -> Rejected:
     return Rejected(Reason.DUPLICATE, f"{source} has the {what} of {first}, which came earlier")
 
 
-class PictureReader:
+class InputReader:
     """Reads planned pictures; of a table, the row group last used stays in memory."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -29,12 +29,12 @@ class PictureReader:
         self._place: tuple[str, int] | None = None
         self._group: pa.Table | None = None
 
-    def read(self, picture: Picture) -> tuple[str, bytes]:
+    def read(self, picture: InputImage) -> tuple[str, bytes]:
         """Reads a picture's id and bytes. Raises Rejected."""
         data = self.data_of(picture)
-        return image_id_of(data) if picture.image_id is None else picture.image_id, data
+        return compute_image_id(data) if picture.image_id is None else picture.image_id, data
 
-    def data_of(self, picture: Picture) -> bytes:
+    def data_of(self, picture: InputImage) -> bytes:
         """Returns a picture's bytes."""
         if isinstance(picture, HeldPicture):
             return picture.data
@@ -50,14 +50,14 @@ class PictureReader:
                 raise Rejected(Reason.MISSING_IMAGE, f"named in {picture.path}")
             case "repeated":
                 raise duplicate(picture.source, "id", picture.detail)
-        return self.read_file(path_of(picture.path))
+        return self.read_file(to_path(picture.path))
 
-    def read_member(self, picture: Picture) -> bytes:
+    def read_member(self, picture: InputImage) -> bytes:
         """Reads a tar member's bytes; one over the limit is not read."""
         if picture.row > self._max_bytes:
             raise Rejected(Reason.TOO_LARGE, f"{picture.row} bytes, limit {self._max_bytes}")
         try:
-            return read_member(path_of(picture.path), picture.group, picture.row)
+            return read_member(to_path(picture.path), picture.group, picture.row)
         except (OSError, BrokenArchive) as error:
             raise Rejected(Reason.BROKEN_ARCHIVE, str(error)) from None
 
@@ -77,7 +77,7 @@ class PictureReader:
         except (OSError, ValueError) as error:
             raise Rejected(Reason.MISSING_IMAGE, str(error)) from None
 
-    def read_row(self, picture: Picture) -> bytes:
+    def read_row(self, picture: InputImage) -> bytes:
         """Reads the bytes of a table's row, or of the local file that its uri names."""
         group = self.row_group(picture.path, picture.group)
         data = group.column("bytes")[picture.row].as_py()
@@ -90,8 +90,8 @@ class PictureReader:
             raise Rejected(Reason.MISSING_IMAGE, "no bytes, and its uri is not UTF-8") from None
         if uri is None or "://" in uri:
             raise Rejected(Reason.MISSING_IMAGE, f"no bytes, and no local file (uri {uri})")
-        folder = path_of(picture.path).parent
-        return self.read_file(folder / named_file(folder, uri))
+        folder = to_path(picture.path).parent
+        return self.read_file(folder / resolve_spelling(folder, uri))
 
     def row_group(self, path: str, group: int) -> pa.Table:
         """Returns a row group's bytes and uris."""

@@ -68,13 +68,13 @@ def resize_bilinear(picture: Float[Tensor, "H0 W0 3"], factor: float) -> Float[T
     height, width = picture.shape[:2]
     across = sample_positions(width, round(width * factor), factor)
     down = sample_positions(height, round(height * factor), factor)
-    return interpolated(picture, across, down)
+    return interpolate(picture, across, down)
 
 
 Positions = tuple[Tensor, Tensor, Tensor]
 
 
-def interpolated(
+def interpolate(
     pictures: Float[Tensor, "*N H0 W0 3"], across: Positions, down: Positions
 ) -> Float[Tensor, "*N H W 3"]:
     """Interpolates between the positions of columns, then of rows, of one picture or of N.
@@ -82,21 +82,21 @@ def interpolated(
     On a GPU the same numbers bit for bit: each step rounds by itself.
     """
     low, high, weight = across
-    of_low, of_high = pictures.index_select(-2, low), pictures.index_select(-2, high)
-    rows = of_low * (1 - weight)[:, None] + of_high * weight[:, None]
+    low_values, high_values = pictures.index_select(-2, low), pictures.index_select(-2, high)
+    rows = low_values * (1 - weight)[:, None] + high_values * weight[:, None]
     low, high, weight = down
-    of_low, of_high = rows.index_select(-3, low), rows.index_select(-3, high)
-    return of_low * (1 - weight)[:, None, None] + of_high * weight[:, None, None]
+    low_values, high_values = rows.index_select(-3, low), rows.index_select(-3, high)
+    return low_values * (1 - weight)[:, None, None] + high_values * weight[:, None, None]
 
 
 def sample_positions(size: int, new_size: int, factor: float) -> Positions:
     """Returns the lower and upper neighbour and the upper one's float32 weight, for each new
     position.
     """
-    at = ((np.arange(new_size) + 0.5) / factor - 0.5).clip(0, size - 1)
-    low = np.floor(at).astype(np.int64)
+    positions = ((np.arange(new_size) + 0.5) / factor - 0.5).clip(0, size - 1)
+    low = np.floor(positions).astype(np.int64)
     high = np.minimum(low + 1, size - 1)
-    weight = (at - low).astype(np.float32)
+    weight = (positions - low).astype(np.float32)
     return torch.from_numpy(low), torch.from_numpy(high), torch.from_numpy(weight)
 
 
@@ -134,7 +134,7 @@ def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> 
     Raises Rejected for a picture so thin that less than the network's smallest side is left of it.
     """
     planned = pixel_input(pixels, spec, limits)
-    resized = normalised(planned.pixels, planned.scale, planned.size, spec)
+    resized = normalise_pixels(planned.pixels, planned.scale, planned.size, spec)
     return NetworkInput(
         tensor=resized.permute(2, 0, 1).unsqueeze(0).contiguous(),
         scale=planned.scale,
@@ -181,7 +181,7 @@ def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> Pi
     )
 
 
-def normalised(
+def normalise_pixels(
     pixels: Pixels, scale: float, size: tuple[int, int], spec: DetectorConfig
 ) -> Float[Tensor, "H W 3"]:
     """Resized, minus the mean, in units of the deviation; in the family's order of these steps."""

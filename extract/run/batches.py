@@ -21,54 +21,54 @@ from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import Outcome, as_stored
 from vlmill.extract.pictures.given_boxes import GivenBoxes, require_inside
-from vlmill.extract.pictures.plan import Picture
-from vlmill.extract.run.workers import Ready
-from vlmill.schemas.pictures.orientation import turned_boxes
+from vlmill.extract.pictures.plan import InputImage
+from vlmill.extract.run.workers import PreparedImage
+from vlmill.schemas.pictures.orientation import turn_boxes
 from vlmill.schemas.rejects import Reason, Rejected
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extracted:
+class ExtractionResult:
     """A picture with its row, or why it gets none."""
 
-    picture: Picture
+    picture: InputImage
     image_id: str | None  # None: it could not be read
     result: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class BatchSlot:
     """A picture of a batch, and where its result goes."""
 
-    ready: Ready
+    ready: PreparedImage
     query: Query
-    results: list[Extracted | None]
+    results: list[ExtractionResult | None]
     index: int
 
     def fill(self, outcome: Outcome) -> None:
         """Puts the result in its place."""
-        self.results[self.index] = extracted(self.ready, outcome)
+        self.results[self.index] = make_result(self.ready, outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningBatch:
     """A batch that has been started; ``wait`` gives its results."""
 
-    places: Sequence[Place]
+    places: Sequence[BatchSlot]
     wait: Callable[[], Sequence[Outcome]]
 
 
-def extracted(ready: Ready, outcome: Outcome) -> Extracted:
+def make_result(ready: PreparedImage, outcome: Outcome) -> ExtractionResult:
     """Returns a picture with its result."""
-    return Extracted(picture=ready.picture, image_id=ready.image_id, result=outcome)
+    return ExtractionResult(picture=ready.picture, image_id=ready.image_id, result=outcome)
 
 
 def extract_windows(
-    windows: Iterable[Iterable[Ready]],
+    windows: Iterable[Iterable[PreparedImage]],
     detector: Detector,
     config: ExtractConfig,
     given_boxes: GivenBoxes | None,
-) -> Iterator[Sequence[Extracted]]:
+) -> Iterator[Sequence[ExtractionResult]]:
     """The results of each window, in order; each window is read to its end before the next.
 
     Memory: a window's network inputs and rows. On a GPU a window's last batch may be finished only
@@ -76,12 +76,12 @@ def extract_windows(
     """
     ahead = batches_ahead(detector.device)
     running: deque[RunningBatch] = deque()
-    unfinished: deque[list[Extracted | None]] = deque()
+    unfinished: deque[list[ExtractionResult | None]] = deque()
     for window in windows:
-        results: list[Extracted | None] = []
+        results: list[ExtractionResult | None] = []
         unfinished.append(results)
-        for places in batches_of(window, results, config.batch_size, given_boxes):
-            running.append(start(places, detector, config))
+        for slots in form_batches(window, results, config.batch_size, given_boxes):
+            running.append(start(slots, detector, config))
             while len(running) > ahead:
                 finish(running.popleft(), detector, config)
         while running and running[0].places[0].results is not results:
@@ -94,37 +94,37 @@ def extract_windows(
         yield complete(results)
 
 
-def complete(results: Sequence[Extracted | None]) -> Sequence[Extracted]:
+def complete(results: Sequence[ExtractionResult | None]) -> Sequence[ExtractionResult]:
     """Checks that all results of a window are there."""
     complete_results = [result for result in results if result is not None]
     assert len(complete_results) == len(results)
     return complete_results
 
 
-def batches_of(
-    window: Iterable[Ready],
-    results: list[Extracted | None],
+def form_batches(
+    window: Iterable[PreparedImage],
+    results: list[ExtractionResult | None],
     size: int,
     given_boxes: GivenBoxes | None,
-) -> Iterator[Sequence[Place]]:
+) -> Iterator[Sequence[BatchSlot]]:
     """Yields batches of one input shape; pictures that are rejected have their result at once."""
-    buckets: dict[tuple[int, int], list[Place]] = {}
+    buckets: dict[tuple[int, int], list[BatchSlot]] = {}
     for index, ready in enumerate(window):
         results.append(None)
         try:
-            query = query_of(ready, given_boxes)
+            query = make_query(ready, given_boxes)
         except Rejected as why:
-            results[index] = extracted(ready, why)
+            results[index] = make_result(ready, why)
             continue
         size_px = query.picture.size
         bucket = buckets.setdefault(size_px, [])
-        bucket.append(Place(ready=ready, query=query, results=results, index=index))
+        bucket.append(BatchSlot(ready=ready, query=query, results=results, index=index))
         if len(bucket) == size:
             yield buckets.pop(size_px)
     yield from buckets.values()
 
 
-def query_of(ready: Ready, given_boxes: GivenBoxes | None) -> Query:
+def make_query(ready: PreparedImage, given_boxes: GivenBoxes | None) -> Query:
     """Joins a decoded picture with the boxes that are given for it. Raises Rejected."""
     if isinstance(ready.result, Rejected):
         raise ready.result
@@ -133,7 +133,7 @@ def query_of(ready: Ready, given_boxes: GivenBoxes | None) -> Query:
     if given_boxes is not None:
         boxes = given_boxes.boxes_of(ready.image_id, ready.picture.path)
         if not given_boxes.upright:
-            boxes = turned_boxes(boxes, ready.orientation, picture.width, picture.height)
+            boxes = turn_boxes(boxes, ready.orientation, picture.width, picture.height)
         require_inside(boxes, picture.width, picture.height)
     return Query(image_id=ready.image_id, picture=picture, boxes=boxes)
 
@@ -148,47 +148,47 @@ def resizes_pixels(detector: Detector) -> bool:
     return detector.device.type != "cpu" and detector.model.config.resize == "opencv"
 
 
-def start(places: Sequence[Place], detector: Detector, config: ExtractConfig) -> RunningBatch:
+def start(slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig) -> RunningBatch:
     """Starts a batch; one that cannot be started fails when its results are waited for."""
     try:
-        wait = start_places(places, detector, config)
+        wait = start_slots(slots, detector, config)
     except RuntimeError as error:
         failure = error
 
         def fail() -> Sequence[Outcome]:
             raise failure
 
-        return RunningBatch(places=places, wait=fail)
-    return RunningBatch(places=places, wait=wait)
+        return RunningBatch(places=slots, wait=fail)
+    return RunningBatch(places=slots, wait=wait)
 
 
-def start_places(
-    places: Sequence[Place], detector: Detector, config: ExtractConfig
+def start_slots(
+    slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig
 ) -> Callable[[], Sequence[Outcome]]:
     """Starts a batch, whole pictures' vectors included; what it gives waits for the results."""
-    wait = start_batch([place.query for place in places], detector, config)
+    wait = start_batch([slot.query for slot in slots], detector, config)
     if detector.whole is None:
         return wait
     with computing(config.precision, detector.device):
-        vectors = detector.whole.vectors([place.ready.crops for place in places])
-    return lambda: described(wait(), vectors.float().cpu().numpy(), config.storage)
+        vectors = detector.whole.vectors([slot.ready.crops for slot in slots])
+    return lambda: add_global_features(wait(), vectors.float().cpu().numpy(), config.storage)
 
 
-def described(
+def add_global_features(
     outcomes: Sequence[Outcome], vectors: npt.NDArray[np.float32], storage: Storage
 ) -> list[Outcome]:
     """The rows with the vectors of their whole pictures, which the stored type has to hold."""
-    whole: list[Outcome] = []
+    results: list[Outcome] = []
     for outcome, vector in zip(outcomes, vectors, strict=True):
         if isinstance(outcome, Rejected):
-            whole.append(outcome)
+            results.append(outcome)
             continue
         try:
             values = as_stored(vector, storage.dtype)
-            whole.append(dataclasses.replace(outcome, global_feature=values))
+            results.append(dataclasses.replace(outcome, global_feature=values))
         except Rejected as why:
-            whole.append(why)
-    return whole
+            results.append(why)
+    return results
 
 
 def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> None:
@@ -197,23 +197,23 @@ def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> No
         outcomes = batch.wait()
     except RuntimeError as error:
         if len(batch.places) == 1:
-            outcomes = [failed(error, detector)]
+            outcomes = [reject_failure(error, detector)]
         else:
-            outcomes = [alone(place, detector, config) for place in batch.places]
-    for place, outcome in zip(batch.places, outcomes, strict=True):
-        place.fill(outcome)
+            outcomes = [alone(slot, detector, config) for slot in batch.places]
+    for slot, outcome in zip(batch.places, outcomes, strict=True):
+        slot.fill(outcome)
 
 
-def alone(place: Place, detector: Detector, config: ExtractConfig) -> Outcome:
+def alone(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Outcome:
     """Asks once more about a picture whose batch failed."""
     try:
-        (outcome,) = start_places([place], detector, config)()
+        (outcome,) = start_slots([slot], detector, config)()
     except RuntimeError as error:
-        return failed(error, detector)
+        return reject_failure(error, detector)
     return outcome
 
 
-def failed(error: RuntimeError, detector: Detector) -> Rejected:
+def reject_failure(error: RuntimeError, detector: Detector) -> Rejected:
     """Rejects a picture on which the network fails. Raises OSError for a device that is gone."""
     try:
         torch.zeros(1, device=detector.device).add_(1).item()

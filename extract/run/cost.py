@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.extract.pictures.plan import FILE, MEMBER, ROW, Picture
-from vlmill.extract.run.devices import Crew, engine_of
-from vlmill.extract.run.job import Job, Part, results_of
-from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
+from vlmill.extract.pictures.plan import FILE, MEMBER, ROW, InputImage
+from vlmill.extract.run.devices import WorkerSettings, start_engine
+from vlmill.extract.run.job import Job, Part, compute_results
+from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 from vlmill.schemas.files.shards import shard_name
 from vlmill.schemas.tables import REJECTS
 
@@ -24,9 +24,11 @@ def row_bytes(arrays: Mapping[str, Any], boxes: int) -> int:
         for name, about in arrays.items()
         if name in PER_BOX
     )
-    whole = arrays.get("global_feature")
-    beside: int = 0 if whole is None else whole["dim"] * ITEM_BYTES[whole["dtype"]]
-    return boxes * (per_box + BOX_BYTES) + beside
+    global_array = arrays.get("global_feature")
+    global_bytes: int = (
+        0 if global_array is None else global_array["dim"] * ITEM_BYTES[global_array["dtype"]]
+    )
+    return boxes * (per_box + BOX_BYTES) + global_bytes
 
 
 def output_bytes(
@@ -38,14 +40,14 @@ def output_bytes(
     proposals than the rule's minimum has fewer regions: neither is known before it is read.
     """
     selection = config.selection
-    least, most = (
+    min_bytes, max_bytes = (
         num_pictures * row_bytes(arrays, min(boxes, num_proposals))
         for boxes in (selection.min_boxes, selection.max_boxes)
     )
-    return (0 if config.storage.compression != "none" else least), most
+    return (0 if config.storage.compression != "none" else min_bytes), max_bytes
 
 
-def estimate_of(job: Job, pictures: Sequence[Picture], rate: Rate | None = None) -> Estimate:
+def estimate_cost(job: Job, pictures: Sequence[InputImage], rate: Rate | None = None) -> Estimate:
     """The cost of ``pictures``, which are the job's or what is left of them."""
     readable = sum(picture.kind in (FILE, ROW, MEMBER) for picture in pictures)
     inputs = {"INPUT": f"{len(pictures):,} pictures"}
@@ -56,11 +58,13 @@ def estimate_of(job: Job, pictures: Sequence[Picture], rate: Rate | None = None)
         note = "the bytes follow from --boxes, and are not counted"
         return Estimate(inputs=inputs, seconds=seconds, rate=rate, note=note)
     proposals = job.detector.model.config.post_nms_top
-    least, most = output_bytes(readable, job.config, job.arrays(), proposals)
-    return Estimate(inputs=inputs, least_bytes=least, most_bytes=most, seconds=seconds, rate=rate)
+    min_bytes, max_bytes = output_bytes(readable, job.config, job.arrays(), proposals)
+    return Estimate(
+        inputs=inputs, least_bytes=min_bytes, most_bytes=max_bytes, seconds=seconds, rate=rate
+    )
 
 
-def what_is_left(job: Job, indices: Sequence[int]) -> list[Picture]:
+def list_remaining(job: Job, indices: Sequence[int]) -> list[InputImage]:
     """The pictures of those parts that no earlier run has finished."""
     total = job.num_shards
     parts = (
@@ -71,11 +75,11 @@ def what_is_left(job: Job, indices: Sequence[int]) -> list[Picture]:
     return [picture for part in parts for picture in part.pictures]
 
 
-def measure(job: Job, crew: Crew) -> Rate:
+def measure(job: Job, worker_settings: WorkerSettings) -> Rate:
     """The rate of the first pictures that can be read, of a few seconds."""
     readable = (picture for picture in job.plan if picture.kind in (FILE, ROW, MEMBER))
-    most = max(MOST_MEASURED, job.config.window)
-    first = [picture for picture, _ in zip(readable, range(most), strict=False)]
-    with engine_of(crew, job.detector, job.config, job.given_boxes) as engine:
+    max_images = max(MOST_MEASURED, job.config.window)
+    first = [picture for picture, _ in zip(readable, range(max_images), strict=False)]
+    with start_engine(worker_settings, job.detector, job.config, job.given_boxes) as engine:
         part = Part(index=0, total=1, pictures=first)
-        return measured_rate(results_of(engine, job, [part]), "pictures")
+        return measure_rate(compute_results(engine, job, [part]), "pictures")

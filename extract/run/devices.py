@@ -21,18 +21,18 @@ import torch
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.plan import Picture
-from vlmill.extract.run.batches import Extracted, extract_windows, resizes_pixels
-from vlmill.extract.run.workers import Ready, source_of, under_way
+from vlmill.extract.pictures.plan import InputImage
+from vlmill.extract.run.batches import ExtractionResult, extract_windows, resizes_pixels
+from vlmill.extract.run.workers import PreparedImage, open_source, under_way
 from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
 
-Window = Sequence[Picture]
-Engine = Callable[[Iterable[Window]], Iterator[Sequence[Extracted]]]
+Window = Sequence[InputImage]
+Engine = Callable[[Iterable[Window]], Iterator[Sequence[ExtractionResult]]]
 """Windows to their results, in order; it may take some windows before it gives the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class WorkerSettings:
     """Says who works: processes that decode, and the devices if there are several.
 
     ``open_detector`` gives a process its detector on a device; it is sent there, so it must be a
@@ -44,22 +44,25 @@ class Crew:
     open_detector: Callable[[str], Detector] | None = None
 
 
-def windows_of(pictures: Sequence[Picture], size: int) -> Iterator[Window]:
+def split_windows(pictures: Sequence[InputImage], size: int) -> Iterator[Window]:
     """Yields a part's pictures, ``size`` at a time."""
     for start in range(0, len(pictures), size):
         yield pictures[start : start + size]
 
 
 @contextmanager
-def engine_of(
-    crew: Crew, detector: Detector, config: ExtractConfig, given_boxes: GivenBoxes | None
+def start_engine(
+    worker_settings: WorkerSettings,
+    detector: Detector,
+    config: ExtractConfig,
+    given_boxes: GivenBoxes | None,
 ) -> Iterator[Engine]:
     """Extracts here, or on several devices."""
-    if len(crew.devices) > 1:
-        with devices(crew, config, given_boxes) as engine:
+    if len(worker_settings.devices) > 1:
+        with devices(worker_settings, config, given_boxes) as engine:
             yield engine
         return
-    with one_device(crew.workers, detector, config, given_boxes) as engine:
+    with one_device(worker_settings.workers, detector, config, given_boxes) as engine:
         yield engine
 
 
@@ -70,31 +73,31 @@ def one_device(
     """Extracts here, on the detector's device."""
     spec, resize = detector.model.config, not resizes_pixels(detector)
     crops = detector.whole.crops if detector.whole is not None else ()
-    with source_of(
+    with open_source(
         spec, config.limits, workers, config.batch_size, resize=resize, crops=crops
     ) as source:
 
-        def engine(windows: Iterable[Window]) -> Iterator[Sequence[Extracted]]:
+        def engine(windows: Iterable[Window]) -> Iterator[Sequence[ExtractionResult]]:
             sizes: deque[int] = deque()
 
-            def pictures() -> Iterator[Picture]:
+            def pictures() -> Iterator[InputImage]:
                 for window in windows:
                     sizes.append(len(window))
                     yield from window
 
             ready = source(pictures())
 
-            def decoded() -> Iterator[Iterator[Ready]]:
+            def decode_windows() -> Iterator[Iterator[PreparedImage]]:
                 for first in ready:  # its window's size is known by now
                     yield chain((first,), islice(ready, sizes.popleft() - 1))
 
-            return extract_windows(decoded(), detector, config, given_boxes)
+            return extract_windows(decode_windows(), detector, config, given_boxes)
 
         yield engine
 
 
 @dataclass(kw_only=True)
-class Station:
+class DeviceWorker:
     """Holds a device's process, and how many pictures it has been sent and not given back."""
 
     process: BaseProcess
@@ -108,10 +111,10 @@ class Station:
         except OSError:
             raise self.ended() from None
 
-    def receive(self) -> Sequence[Extracted]:
+    def receive(self) -> Sequence[ExtractionResult]:
         """Returns the results of the window sent first of those that are still there."""
         try:
-            results: Sequence[Extracted] = self.connection.recv()
+            results: Sequence[ExtractionResult] = self.connection.recv()
         except (EOFError, OSError):
             raise self.ended() from None
         self.pictures -= len(results)
@@ -127,55 +130,72 @@ class Station:
 
 
 @contextmanager
-def devices(crew: Crew, config: ExtractConfig, given_boxes: GivenBoxes | None) -> Iterator[Engine]:
+def devices(
+    worker_settings: WorkerSettings, config: ExtractConfig, given_boxes: GivenBoxes | None
+) -> Iterator[Engine]:
     """Extracts on several devices, a process each: windows go to the one with the least to do."""
-    workers = -(-crew.workers // len(crew.devices))
+    workers = -(-worker_settings.workers // len(worker_settings.devices))
     # A window is given back when the next one has been decoded (extract_windows), and decoding is
     # ahead of that: with less a process would wait for pictures, and this one for it.
     enough = 2 * config.window + under_way(workers, config.batch_size)
-    stations: list[Station] = []
+    device_workers: list[DeviceWorker] = []
 
-    def engine(windows: Iterable[Window]) -> Iterator[Sequence[Extracted]]:
-        sent: deque[Station] = deque()
+    def engine(windows: Iterable[Window]) -> Iterator[Sequence[ExtractionResult]]:
+        sent: deque[DeviceWorker] = deque()
         for window in windows:
-            least = min(stations, key=lambda station: station.pictures)
-            least.send(window)
-            least.pictures += len(window)
-            sent.append(least)
-            while min(station.pictures for station in stations) > enough:
+            target = min(device_workers, key=lambda station: station.pictures)
+            target.send(window)
+            target.pictures += len(window)
+            sent.append(target)
+            while min(device_worker.pictures for device_worker in device_workers) > enough:
                 yield sent.popleft().receive()
-        for station in stations:
-            station.send(None)
+        for device_worker in device_workers:
+            device_worker.send(None)
         while sent:
             yield sent.popleft().receive()
 
     try:
-        for number in range(len(crew.devices)):
-            stations.append(start_station(number, crew, config, given_boxes))
+        for number in range(len(worker_settings.devices)):
+            device_workers.append(start_device_worker(number, worker_settings, config, given_boxes))
         yield engine
     finally:
-        for station in stations:
+        for station in device_workers:
             station.connection.close()
             station.process.terminate()
             station.process.join()
 
 
-def start_station(
-    number: int, crew: Crew, config: ExtractConfig, given_boxes: GivenBoxes | None
-) -> Station:
+def start_device_worker(
+    number: int,
+    worker_settings: WorkerSettings,
+    config: ExtractConfig,
+    given_boxes: GivenBoxes | None,
+) -> DeviceWorker:
     """Starts the process of one of the devices."""
-    assert crew.open_detector is not None
-    context, count, device = process_context(__name__), len(crew.devices), crew.devices[number]
+    assert worker_settings.open_detector is not None
+    context, count, device = (
+        process_context(__name__),
+        len(worker_settings.devices),
+        worker_settings.devices[number],
+    )
     # --workers is their number altogether.
-    workers = crew.workers // count + (number < crew.workers % count)
-    ours, theirs = context.Pipe()
+    workers = worker_settings.workers // count + (number < worker_settings.workers % count)
+    parent_end, child_end = context.Pipe()
     # As many as one process has: another number of threads rounds otherwise on a CPU.
     threads = torch.get_num_threads()
-    arguments = (theirs, crew.open_detector, device, config, given_boxes, workers, threads)
+    arguments = (
+        child_end,
+        worker_settings.open_detector,
+        device,
+        config,
+        given_boxes,
+        workers,
+        threads,
+    )
     process = context.Process(target=serve, args=arguments, name=device)
     process.start()
-    theirs.close()
-    return Station(process=process, connection=ours)
+    child_end.close()
+    return DeviceWorker(process=process, connection=parent_end)
 
 
 def serve(

@@ -12,9 +12,9 @@ from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import lacks_bfloat16_units
 from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.plan import Picture, plan_digest
-from vlmill.extract.run.batches import Extracted
-from vlmill.extract.run.devices import Crew, Engine, Window, engine_of, windows_of
+from vlmill.extract.pictures.plan import InputImage, plan_digest
+from vlmill.extract.run.batches import ExtractionResult
+from vlmill.extract.run.devices import WorkerSettings, Engine, Window, start_engine, split_windows
 from vlmill.extract.run.duplicates import planned_ids, row_pictures, settled
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.extract.run.share import Share
@@ -39,7 +39,7 @@ class Part:
 
     index: int
     total: int
-    pictures: Sequence[Picture]
+    pictures: Sequence[InputImage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Job:
     Another process than the one that planned makes a part with an empty ``plan``.
     """
 
-    plan: Sequence[Picture]
+    plan: Sequence[InputImage]
     output: Path
     detector: Detector
     config: ExtractConfig
@@ -109,7 +109,7 @@ class Job:
 
 
 def run(
-    job: Job, *, fresh: bool = False, crew: Crew | None = None, share: Share | None = None
+    job: Job, *, fresh: bool = False, crew: WorkerSettings | None = None, share: Share | None = None
 ) -> tuple[int, int]:
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
@@ -137,10 +137,10 @@ def run(
         Progress(
             total=sum(pictures.values()), unit="picture", label="regions", done=done
         ) as progress,
-        engine_of(crew or Crew(), job.detector, job.config, job.given_boxes) as engine,
+        start_engine(crew or WorkerSettings(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,
     ):
-        results = results_of(engine, job, [job.part(index) for index in todo])
+        results = compute_results(engine, job, [job.part(index) for index in todo])
         written = write_parts(job, indices, finished, results, progress, background)
     shards = [shard for i in indices for shard in finished.get(i) or written[i].shards]
     if share is None:
@@ -159,7 +159,7 @@ def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | N
             for name in shard_names(job, index):
                 for leftover in job.output.glob(f"{TEMPORARY_PREFIX}*-{name}"):
                     leftover.unlink()
-        return prepare_output(job.output, job=JOB, settings=settings, others=True)
+        return prepare_output(job.output, job=JOB, settings=settings, shared=True)
 
 
 def shard_names(job: Job, index: int) -> tuple[str, str]:
@@ -169,16 +169,16 @@ def shard_names(job: Job, index: int) -> tuple[str, str]:
 
 
 def finish_if_last(
-    job: Job, settings: Mapping[str, Any], own: Sequence[int], shards: Sequence[Shard]
+    job: Job, settings: Mapping[str, Any], own_indices: Sequence[int], shards: Sequence[Shard]
 ) -> list[Shard]:
     """Writes the manifest if the shards of all shares are there; returns those that count."""
     with alone(job.output):
         if (job.output / MANIFEST).exists():
             return list(read_manifest(job.output)["shards"])
-        others = sorted(set(range(job.num_shards)) - set(own))
+        other_indices = sorted(set(range(job.num_shards)) - set(own_indices))
         missing = sum(
             not all((job.output / name).exists() for name in shard_names(job, index))
-            for index in others
+            for index in other_indices
         )
         if missing:
             print(
@@ -186,20 +186,20 @@ def finish_if_last(
                 file=sys.stderr,
             )
             return list(shards)
-        made = {index: finished_shards(job, index) for index in others}
-        if damaged := [index for index, pair in made.items() if not pair]:
+        shards_by_index = {index: finished_shards(job, index) for index in other_indices}
+        if damaged := [index for index, pair in shards_by_index.items() if not pair]:
             name = job.output / shard_names(job, damaged[0])[0]
             raise OSError(f"{name} is damaged; delete it, and run its --part again")
         remove_leftovers(job.output)
-        everything = [*shards, *(shard for pair in made.values() for shard in pair)]
+        everything = [*shards, *(shard for pair in shards_by_index.values() for shard in pair)]
         write_manifest(job.output, everything, job=JOB, settings=settings, inputs=job.inputs)
         return everything
 
 
-def results_of(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[Extracted]:
+def compute_results(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[ExtractionResult]:
     """Yields what becomes of the parts' pictures, one after the other."""
     size = job.config.window
-    windows: Iterator[Window] = chain.from_iterable(windows_of(p.pictures, size) for p in parts)
+    windows: Iterator[Window] = chain.from_iterable(split_windows(p.pictures, size) for p in parts)
     return chain.from_iterable(engine(windows))
 
 
@@ -207,33 +207,35 @@ def write_parts(
     job: Job,
     indices: Sequence[int],
     finished: Mapping[int, Sequence[Shard]],
-    results: Iterator[Extracted],
+    results: Iterator[ExtractionResult],
     progress: Progress,
     background: Background,
 ) -> dict[int, PartWriter]:
     """Writes those of the parts that are not finished, each with its number of the results."""
-    seen: dict[str, Picture] = {}
+    earlier_images: dict[str, InputImage] = {}
     written = {}
     for index in indices:
         part = job.part(index)
         if index in finished:
-            seen |= row_pictures(part.pictures, *(job.output / s.name for s in finished[index]))
+            earlier_images |= row_pictures(
+                part.pictures, *(job.output / s.name for s in finished[index])
+            )
         else:
-            written[index] = write_part(job, part, seen, results, progress, background)
+            written[index] = write_part(job, part, earlier_images, results, progress, background)
         for image_id, picture in planned_ids(part.pictures).items():
-            seen.setdefault(image_id, picture)
+            earlier_images.setdefault(image_id, picture)
     return written
 
 
 def write_part(
     job: Job,
     part: Part,
-    seen: dict[str, Picture],
-    results: Iterator[Extracted],
+    earlier_images: dict[str, InputImage],
+    results: Iterator[ExtractionResult],
     progress: Progress,
     background: Background,
 ) -> PartWriter:
-    """Queues one part's shards. ``seen``: the ids that have rows already, with their pictures;
+    """Queues one part's shards. ``earlier_images``: the ids that have rows already, with their pictures;
     grows.
     """
     writer = PartWriter(
@@ -249,7 +251,7 @@ def write_part(
     with writer:
         for extracted in islice(results, len(part.pictures)):
             try:
-                writer.add(settled(extracted, seen))
+                writer.add(settled(extracted, earlier_images))
                 progress.advance()
             except Rejected as why:
                 writer.reject(reject(STAGE, extracted.picture.key, why.reason, why.detail))
@@ -260,10 +262,10 @@ def write_part(
 def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
     """Extracts one part by itself: regions, then rejects. Its ids must be planned."""
     with (
-        engine_of(Crew(), job.detector, job.config, job.given_boxes) as engine,
+        start_engine(WorkerSettings(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,
     ):
-        results = results_of(engine, job, [part])
+        results = compute_results(engine, job, [part])
         writer = write_part(job, part, {}, results, progress, background)
     return writer.shards
 

@@ -15,8 +15,8 @@ import torch
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.pictures.decode import decode_stored
-from vlmill.extract.pictures.plan import Picture
-from vlmill.extract.pictures.reader import PictureReader
+from vlmill.extract.pictures.plan import InputImage
+from vlmill.extract.pictures.reader import InputReader
 from vlmill.extract.pictures.resize import NetworkInput, PixelInput, lighter_input, network_input
 from vlmill.extract.whole.crop import Crop, Pixels, middle
 from vlmill.models.detector.config import DetectorConfig
@@ -29,28 +29,28 @@ UNDER_WAY_PER_WORKER = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedImage:
     """Tells how far a picture is: its network input, the pixels for it, or why it gets none."""
 
-    picture: Picture
+    picture: InputImage
     image_id: str | None  # None: it could not be read
     result: NetworkInput | PixelInput | Rejected
     orientation: int = UPRIGHT  # in which it is stored: that of boxes which come from files
     crops: Mapping[Crop, Pixels] = field(default_factory=dict)  # for networks of whole pictures
 
 
-Source = Callable[[Iterable[Picture]], Iterator[Ready]]
+Source = Callable[[Iterable[InputImage]], Iterator[PreparedImage]]
 
 
 def prepare(
-    picture: Picture,
-    reader: PictureReader,
+    picture: InputImage,
+    reader: InputReader,
     spec: DetectorConfig,
     limits: InputLimits,
     *,
     resize: bool = True,
     crops: Sequence[Crop] = (),
-) -> Ready:
+) -> PreparedImage:
     """Reads, decodes and resizes; without ``resize`` a GPU does the last, of all but large ones."""
     image_id, orientation = picture.image_id, UPRIGHT
     cut: dict[Crop, Pixels] = {}
@@ -62,7 +62,7 @@ def prepare(
         cut = {crop: middle(pixels, crop) for crop in crops}
     except Rejected as why:
         prepared = why
-    return Ready(
+    return PreparedImage(
         picture=picture, image_id=image_id, result=prepared, orientation=orientation, crops=cut
     )
 
@@ -71,9 +71,9 @@ def inline(
     spec: DetectorConfig, limits: InputLimits, *, resize: bool = True, crops: Sequence[Crop] = ()
 ) -> Source:
     """Prepares each picture when it is asked for."""
-    reader = PictureReader(limits.max_bytes)
+    reader = InputReader(limits.max_bytes)
 
-    def source(pictures: Iterable[Picture]) -> Iterator[Ready]:
+    def source(pictures: Iterable[InputImage]) -> Iterator[PreparedImage]:
         for picture in pictures:
             yield prepare(picture, reader, spec, limits, resize=resize, crops=crops)
 
@@ -105,15 +105,15 @@ def pool(
         initargs=(spec, limits, resize, crops),
     )
 
-    def source(pictures: Iterable[Picture]) -> Iterator[Ready]:
-        tasks: deque[Future[Ready]] = deque()
+    def source(pictures: Iterable[InputImage]) -> Iterator[PreparedImage]:
+        tasks: deque[Future[PreparedImage]] = deque()
         try:
             for picture in pictures:
                 tasks.append(executor.submit(prepare_here, picture))
                 if len(tasks) > under_way(workers, batch_size):
-                    yield unpacked(tasks.popleft().result())
+                    yield unpack_tensor(tasks.popleft().result())
             while tasks:
-                yield unpacked(tasks.popleft().result())
+                yield unpack_tensor(tasks.popleft().result())
         except BrokenProcessPool:
             raise ChildProcessError(
                 "a process of --workers was ended from outside (memory?); "
@@ -127,7 +127,7 @@ def pool(
 
 
 @contextmanager
-def source_of(
+def open_source(
     spec: DetectorConfig,
     limits: InputLimits,
     workers: int,
@@ -148,7 +148,7 @@ def source_of(
         yield source
 
 
-def packed(ready: Ready) -> Ready:
+def pack_tensor(ready: PreparedImage) -> PreparedImage:
     """Puts an array in place of the tensor: torch would send a file of shared memory for each."""
     if not isinstance(ready.result, NetworkInput):
         return ready
@@ -156,7 +156,7 @@ def packed(ready: Ready) -> Ready:
     return dataclasses.replace(ready, result=array)
 
 
-def unpacked(ready: Ready) -> Ready:
+def unpack_tensor(ready: PreparedImage) -> PreparedImage:
     """Puts the tensor back in the array's place."""
     if not isinstance(ready.result, NetworkInput):
         return ready
@@ -166,7 +166,7 @@ def unpacked(ready: Ready) -> Ready:
 
 # --- in a worker process --------------------------------------------------------------------------
 
-_here: Callable[[Picture], Ready] | None = None
+_here: Callable[[InputImage], PreparedImage] | None = None
 
 
 def start_worker(
@@ -176,15 +176,15 @@ def start_worker(
     global _here
     live_as_long_as_the_parent()
     torch.set_num_threads(1)
-    reader = PictureReader(limits.max_bytes)
+    reader = InputReader(limits.max_bytes)
 
-    def here(picture: Picture) -> Ready:
-        return packed(prepare(picture, reader, spec, limits, resize=resize, crops=crops))
+    def here(picture: InputImage) -> PreparedImage:
+        return pack_tensor(prepare(picture, reader, spec, limits, resize=resize, crops=crops))
 
     _here = here
 
 
-def prepare_here(picture: Picture) -> Ready:
+def prepare_here(picture: InputImage) -> PreparedImage:
     """Prepares a picture in a worker process."""
     assert _here is not None
     return _here(picture)

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from vlmill.extract.service.rows import KINDS, answer_of, encoded, kind_wanted
+from vlmill.extract.service.rows import KINDS, make_response, encode_response, choose_kind
 from vlmill.schemas.service.client import PARQUET
 from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.refused import bad_request
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.shell import Shell, account, guarded, new_application
+from vlmill.schemas.service.shell import Shell, account, guard_application, new_application
 
 DESCRIPTION = "Regions of pictures: the rows that `extract-rois run` writes."
 HOW = """One picture as the body, or several as the files of a multipart form, up to a limit that
@@ -110,21 +110,21 @@ def regions_service(
         "/v1/regions", summary="Regions of pictures", description=HOW, openapi_extra=OPENAPI
     )
     async def regions(request: Request) -> Response:
-        kind = kind_wanted(request.headers.get("accept", ""))
+        kind = choose_kind(request.headers.get("accept", ""))
         form = await shell.form(request)
         if not form.pictures:
             raise bad_request("no picture; send one as the body, or several as files of a form")
         outcomes = await shell.ask(request, [picture.content for picture in form.pictures])
-        answer = answer_of(outcomes, [picture.name for picture in form.pictures])
+        answer = make_response(outcomes, [picture.name for picture in form.pictures])
         for why in answer.rejects.values():
             shell.metrics.rejects.labels(reason=why.reason.value).inc()
         account(request)["rejects"] = len(answer.rejects)
         answer.require_rows()
-        content = await asyncio.to_thread(encoded, answer, kind, shell.about)
-        rejects = [[at, why.reason.value] for at, why in answer.rejects.items()]
+        content = await asyncio.to_thread(encode_response, answer, kind, shell.about)
+        rejects = [[index, why.reason.value] for index, why in answer.rejects.items()]
         headers = {"vlmill-rejects": json.dumps(rejects)}
         if kind == PARQUET:
             headers["content-disposition"] = 'attachment; filename="regions.parquet"'
         return Response(content, media_type=kind, headers=headers)
 
-    return shell, guarded(shell, application)
+    return shell, guard_application(shell, application)

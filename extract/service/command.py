@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.schemas.console.command import at_least
+from vlmill.schemas.console.command import int_at_least
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.extras import require_extra
 from vlmill.schemas.service.settings import (
     add_name_arguments,
     add_service_arguments,
-    names_of,
-    settings_of,
+    read_name_lists,
+    read_service_settings,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
     add_service_arguments(serve)
     serve.add_argument(
         "--workers",
-        type=at_least(0),
+        type=int_at_least(0),
         default=0,
         metavar="N",
         help="processes a device that decode and resize (default: %(default)s, the one that "
@@ -53,7 +53,7 @@ def serve_regions(
     open_detector: "Callable[[str], Detector]",
 ) -> int:
     """Serves until a stop is asked for; returns the exit status. Raises InputError."""
-    settings = settings_of(arguments, batch=config.batch_size)
+    settings = read_service_settings(arguments, batch=config.batch_size)
     require_extra("service")
     devices = [name.strip() for name in arguments.device.split(",")]
     if len(set(devices)) < len(devices) and any(name != "cpu" for name in devices):
@@ -64,7 +64,7 @@ def serve_regions(
     from vlmill.schemas.readers.class_names import require_names
     from vlmill.schemas.service.server import run_service
 
-    names = names_of(arguments)
+    names = read_name_lists(arguments)
     shell, application = regions_service(settings, **names)
 
     def check() -> None:

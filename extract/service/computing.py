@@ -7,18 +7,18 @@ from pathlib import Path
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.pictures.plan import HeldPicture
-from vlmill.extract.run.batches import Extracted, extract_windows, resizes_pixels
+from vlmill.extract.run.batches import ExtractionResult, extract_windows, resizes_pixels
 from vlmill.extract.run.job import Job
-from vlmill.extract.run.workers import source_of
+from vlmill.extract.run.workers import open_source
 from vlmill.extract.service.rows import Outcome, RejectedPicture
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
-from vlmill.schemas.service.workers import Opened
+from vlmill.schemas.service.workers import WorkerContext
 
 
 def open_engine(
     open_detector: Callable[[str], Detector], device: str, config: ExtractConfig, workers: int
-) -> Opened:
+) -> WorkerContext:
     """Opens the detector of a device: what computes rows, and what they say of their making.
 
     Pictures are decoded here, or by ``workers`` further processes.
@@ -27,7 +27,7 @@ def open_engine(
     crops = detector.whole.crops if detector.whole is not None else ()
     # Open for as long as the process lives.
     source = ExitStack().enter_context(
-        source_of(
+        open_source(
             detector.model.config,
             config.limits,
             workers,
@@ -39,10 +39,10 @@ def open_engine(
 
     def compute(contents: Sequence[bytes]) -> list[Outcome]:
         pictures = [
-            HeldPicture(path="", data=data, image_id=image_id_of(data)) for data in contents
+            HeldPicture(path="", data=data, image_id=compute_image_id(data)) for data in contents
         ]
         (results,) = extract_windows([source(pictures)], detector, config, None)
-        return [outcome_of(result) for result in results]
+        return [make_outcome(result) for result in results]
 
     job = Job(plan=[], output=Path(), detector=detector, config=config)
     about = {
@@ -51,10 +51,10 @@ def open_engine(
         "dtype": config.storage.dtype,
         "compression": config.storage.compression,
     }
-    return Opened(compute=compute, about=about)
+    return WorkerContext(compute=compute, about=about)
 
 
-def outcome_of(extracted: Extracted) -> Outcome:
+def make_outcome(extracted: ExtractionResult) -> Outcome:
     """Returns a row, or why there is none, without anything that needs torch to be read."""
     result = extracted.result
     if isinstance(result, Rejected):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.schemas.service.workers import Opened, Plan
+from vlmill.schemas.service.workers import WorkerContext, Plan
 
 if TYPE_CHECKING:
     from vlmill.extract.detect.detector import Detector
@@ -26,7 +26,7 @@ def engine_plan(
 
 def open_there(
     open_detector: "Callable[[str], Detector]", device: str, config: ExtractConfig, workers: int
-) -> Opened:
+) -> WorkerContext:
     """Opens the detector in the worker."""
     from vlmill.extract.service.computing import open_engine
 

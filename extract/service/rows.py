@@ -13,7 +13,7 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.client import ARROW, JSON, PARQUET
 from vlmill.schemas.service.plain import plain_row
-from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.service.refused import RequestRefused
 from vlmill.schemas.tables import REGIONS
 
 KINDS = (JSON, ARROW, PARQUET)  # the first is what is given unless another is asked for
@@ -37,7 +37,7 @@ Outcome = RegionRow | RejectedPicture
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class RegionsResponse:
     """What becomes of a request's pictures: rows in their order, and the others by number."""
 
     rows: Sequence[RegionRow]
@@ -47,8 +47,13 @@ class Answer:
     def listed(self) -> list[dict[str, object]]:
         """Returns the rejects as plain values."""
         return [
-            {"picture": at, "name": self.names[at], "reason": why.reason.value, "why": why.detail}
-            for at, why in self.rejects.items()
+            {
+                "picture": index,
+                "name": self.names[index],
+                "reason": why.reason.value,
+                "why": why.detail,
+            }
+            for index, why in self.rejects.items()
         ]
 
     def require_rows(self) -> None:
@@ -64,28 +69,28 @@ class Answer:
         status = STATUSES.get(first.reason, 422)
         again = 1 if status == 503 else None
         more = {"rejects": self.listed()}
-        raise Refused(status, first.reason.value, message, retry_after=again, more=more)
+        raise RequestRefused(status, first.reason.value, message, retry_after=again, more=more)
 
 
-def answer_of(outcomes: Sequence[Outcome], names: Sequence[str]) -> Answer:
+def make_response(outcomes: Sequence[Outcome], names: Sequence[str]) -> RegionsResponse:
     """Tells rows from rejects; of equal pictures the first one has the row, as in a run."""
     rows: dict[str, RegionRow] = {}
     first: dict[str, int] = {}
     rejects: dict[int, RejectedPicture] = {}
-    for at, outcome in enumerate(outcomes):
+    for index, outcome in enumerate(outcomes):
         if isinstance(outcome, RejectedPicture):
-            rejects[at] = outcome
+            rejects[index] = outcome
         elif outcome.image_id in rows:
             earlier = names[first[outcome.image_id]]
-            why = f"{names[at]} has the bytes of {earlier}, which came earlier"
-            rejects[at] = RejectedPicture(reason=Reason.DUPLICATE, detail=why)
+            why = f"{names[index]} has the bytes of {earlier}, which came earlier"
+            rejects[index] = RejectedPicture(reason=Reason.DUPLICATE, detail=why)
         else:
             rows[outcome.image_id] = outcome
-            first[outcome.image_id] = at
-    return Answer(rows=list(rows.values()), rejects=rejects, names=names)
+            first[outcome.image_id] = index
+    return RegionsResponse(rows=list(rows.values()), rejects=rejects, names=names)
 
 
-def kind_wanted(accept: str) -> str:
+def choose_kind(accept: str) -> str:
     """Returns the best of :data:`KINDS` that an Accept header takes. Raises Refused for none."""
     if not accept.strip():
         return JSON
@@ -98,7 +103,7 @@ def kind_wanted(accept: str) -> str:
             return JSON
         if name in KINDS and weight < 0:
             return name
-    raise Refused(406, "not_acceptable", f"accept: there is {', '.join(KINDS)}")
+    raise RequestRefused(406, "not_acceptable", f"accept: there is {', '.join(KINDS)}")
 
 
 def quality(parameters: Sequence[str]) -> float:
@@ -113,19 +118,19 @@ def quality(parameters: Sequence[str]) -> float:
     return 1.0
 
 
-def encoded(answer: Answer, kind: str, about: Mapping[str, Any]) -> bytes:
+def encode_response(response: RegionsResponse, kind: str, about: Mapping[str, Any]) -> bytes:
     """Encodes the rows; ``about`` is what the worker said of their making."""
-    table = encode_regions(answer.rows, dtype=about["dtype"])
+    table = encode_regions(response.rows, dtype=about["dtype"])
     if kind == ARROW:
         return arrow_stream(table, about)
     if kind == PARQUET:
         return parquet_file(table, about)
-    said = {
+    content = {
         "regions": [plain_row(row) for row in table.to_pylist()],
-        "rejects": answer.listed(),
+        "rejects": response.listed(),
         "arrays": about["arrays"],
     }
-    return json.dumps(said, allow_nan=False).encode()
+    return json.dumps(content, allow_nan=False).encode()
 
 
 def arrow_stream(table: pa.Table, about: Mapping[str, Any]) -> bytes:

@@ -16,38 +16,38 @@ from PIL import Image
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import Picture, plan_pictures
-from vlmill.extract.pictures.reader import PictureReader
+from vlmill.extract.pictures.plan import InputImage, plan_pictures
+from vlmill.extract.pictures.reader import InputReader
 from vlmill.extract.show import (
     MAX_SIDE_PX,
-    Shown,
+    ImageCounts,
     Vocabulary,
-    encoded,
+    encode_image,
     name_in,
-    row_named,
+    find_row_id,
 )
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.readers.class_names import require_names
 from vlmill.schemas.readers.regions import RegionReader, encode_regions
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.plain import plain_row
-from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.refused import RequestRefused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.shell import Shell, guarded, new_application, require_query
+from vlmill.schemas.service.shell import Shell, guard_application, new_application, require_query
 
 MOST_A_PAGE = 100
 
 
 @dataclass(kw_only=True)
-class Viewed:
+class TableView:
     """Holds a table of regions and the pictures that are found for its rows."""
 
     reader: RegionReader
-    pictures: Mapping[int, Picture]
+    pictures: Mapping[int, InputImage]
     names: Vocabulary
     found: str = ""  # of how many rows there are pictures, and which pictures are of none
-    source: PictureReader = field(default_factory=lambda: PictureReader(InputLimits().max_bytes))
+    source: InputReader = field(default_factory=lambda: InputReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
 
     def page(self, page: int, size: int) -> dict[str, Any]:
@@ -71,56 +71,56 @@ class Viewed:
             row = self.reader.row(number)
         dtype = self.reader.arrays.get("features", {}).get("dtype", "float32")
         (plain,) = encode_regions([row], dtype=dtype).to_pylist()
-        said = {"regions": [plain_row(plain)], "rejects": [], "arrays": self.reader.arrays}
-        return json.dumps(said, allow_nan=False).encode()
+        content = {"regions": [plain_row(plain)], "rejects": [], "arrays": self.reader.arrays}
+        return json.dumps(content, allow_nan=False).encode()
 
     def picture(self, number: int) -> bytes:
         """Returns a row's picture as a JPEG of a page's size. Raises Refused."""
         if number not in self.pictures:
-            raise Refused(404, "no_picture", "--images has no picture of this row")
+            raise RequestRefused(404, "no_picture", "--images has no picture of this row")
         limits = InputLimits()
         try:
             with self.lock:
                 _, data = self.source.read(self.pictures[number])
             pixels = decode(data, limits)
         except Rejected as why:
-            raise Refused(404, why.reason.value, "the picture cannot be read") from None
+            raise RequestRefused(404, why.reason.value, "the picture cannot be read") from None
         image = Image.fromarray(pixels[:, :, ::-1].copy())
         image.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX))
-        return encoded(image, "JPEG")
+        return encode_image(image, "JPEG")
 
 
-def view(regions: str, images: Sequence[str], names: Vocabulary) -> Viewed:
+def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
     """Opens a table, and finds its rows' pictures by their names, else by their content.
 
     Raises InputError for names that are not the detector's, and for a picture that may be two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
-    viewed = Viewed(reader=reader, pictures={}, names=names)
-    pictures: dict[int, Picture] = {}
-    shown = Shown(num_rows=len(reader), verb="found")
+    table_view = TableView(reader=reader, pictures={}, names=names)
+    images_by_row: dict[int, InputImage] = {}
+    image_counts = ImageCounts(num_rows=len(reader), verb="found")
     for picture in plan_pictures(images):
-        image_id = row_named(reader.index, picture)
+        image_id = find_row_id(reader.index, picture)
         if image_id is None:
             try:
-                image_id, _ = viewed.source.read(picture)
+                image_id, _ = table_view.source.read(picture)
             except Rejected as why:
-                shown.leave_out(picture, why)
+                image_counts.leave_out(picture, why)
                 continue
         if image_id in reader:
-            pictures.setdefault(int(reader.find([image_id])[0]), picture)
+            images_by_row.setdefault(int(reader.find([image_id])[0]), picture)
         else:
-            shown.unnamed.append(name_in(picture))
-    shown.num_drawn = len(pictures)
-    viewed.pictures, viewed.found = pictures, shown.said(reader.index)
-    return viewed
+            image_counts.unnamed.append(name_in(picture))
+    image_counts.num_drawn = len(images_by_row)
+    table_view.pictures, table_view.found = images_by_row, image_counts.said(reader.index)
+    return table_view
 
 
-def viewer_service(settings: ServiceSettings, viewed: Viewed) -> tuple[Shell, Guard]:
+def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Shell, Guard]:
     """Makes the service of the page."""
     shell = Shell(settings=settings)
-    reader = viewed.reader
+    reader = table_view.reader
 
     def about() -> Mapping[str, Any]:
         weights = str(reader.producer.get("weights", "unknown"))
@@ -131,8 +131,8 @@ def viewer_service(settings: ServiceSettings, viewed: Viewed) -> tuple[Shell, Gu
             "weights": weights,
             "detector_fingerprint": reader.detector_fingerprint,
             "arrays": reader.arrays,
-            "classes": list(viewed.names.classes),
-            "attributes": list(viewed.names.attributes),
+            "classes": list(table_view.names.classes),
+            "attributes": list(table_view.names.attributes),
         }
 
     application = new_application(shell, "vlmill table", "Looks at a table of regions.", about)
@@ -140,32 +140,32 @@ def viewer_service(settings: ServiceSettings, viewed: Viewed) -> tuple[Shell, Gu
     @application.get("/v1/rows", summary="The rows of a page")
     async def rows(request: Request) -> dict[str, Any]:
         require_query(request, ("page", "per_page"))
-        page = number_of(request.query_params.get("page", "0"))
-        size = number_of(request.query_params.get("per_page", "24"))
+        page = parse_number(request.query_params.get("page", "0"))
+        size = parse_number(request.query_params.get("per_page", "24"))
         if not 1 <= size <= MOST_A_PAGE:
             raise bad_request(f"per_page: want 1 to {MOST_A_PAGE}")
-        return viewed.page(page, size)
+        return table_view.page(page, size)
 
     @application.get("/v1/rows/{number}", summary="A row")
     async def row(number: str) -> Response:
-        content = await asyncio.to_thread(viewed.row, place_of(number))
+        content = await asyncio.to_thread(table_view.row, parse_row_number(number))
         return Response(content, media_type="application/json")
 
     @application.get("/v1/rows/{number}/picture", summary="A row's picture")
     async def picture(number: str) -> Response:
-        content = await asyncio.to_thread(viewed.picture, place_of(number))
+        content = await asyncio.to_thread(table_view.picture, parse_row_number(number))
         return Response(content, media_type="image/jpeg")
 
-    def place_of(number: str) -> int:
-        place = number_of(number)
-        if place >= len(reader):
-            raise Refused(404, "no_row", f"the table has {len(reader)} rows, from 0")
-        return place
+    def parse_row_number(number: str) -> int:
+        row_number = parse_number(number)
+        if row_number >= len(reader):
+            raise RequestRefused(404, "no_row", f"the table has {len(reader)} rows, from 0")
+        return row_number
 
-    return shell, guarded(shell, application)
+    return shell, guard_application(shell, application)
 
 
-def number_of(text: str) -> int:
+def parse_number(text: str) -> int:
     """Reads a number from 0. Raises Refused."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise bad_request("want a number from 0")
@@ -176,8 +176,8 @@ def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: in
     """Serves the page on this machine alone, until a stop is asked for; gives the exit status."""
     from vlmill.schemas.service.server import run_service
 
-    viewed = view(regions, images, names)
+    table_view = view(regions, images, names)
     if images:
-        say(viewed.found)
-    shell, application = viewer_service(ServiceSettings(port=port), viewed)
+        print_status(table_view.found)
+    shell, application = viewer_service(ServiceSettings(port=port), table_view)
     return run_service(shell, application, [], "extract-rois show")

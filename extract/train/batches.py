@@ -39,7 +39,7 @@ class Visit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedImage:
     """Holds a picture as the network takes it, or why there is none."""
 
     image_id: str
@@ -69,7 +69,7 @@ def padded_batch(
     )
 
 
-def seeded(*numbers: int) -> np.random.Generator:
+def make_generator(*numbers: int) -> np.random.Generator:
     """Returns random numbers that follow from these alone."""
     return np.random.default_rng(numbers)
 
@@ -80,7 +80,7 @@ def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) ->
     Grouped so, batches need little padding (Detectron2's aspect ratio grouping). What is left of
     both groups at the end of an epoch fills one mixed step, the rest is left for other epochs.
     """
-    order = seeded(seed, ORDER, epoch).permutation(len(wide)).tolist()
+    order = make_generator(seed, ORDER, epoch).permutation(len(wide)).tolist()
     open_groups: dict[bool, list[int]] = {True: [], False: []}
     steps = []
     for example in order:
@@ -90,13 +90,15 @@ def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) ->
             steps.append(group.copy())
             group.clear()
     left = open_groups[True] + open_groups[False]
-    steps += [left[at : at + batch_size] for at in range(0, len(left), batch_size)]
-    return [step for step in steps if len(step) == batch_size] or [repeated(order, batch_size)]
+    steps += [left[start : start + batch_size] for start in range(0, len(left), batch_size)]
+    return [step for step in steps if len(step) == batch_size] or [
+        repeat_examples(order, batch_size)
+    ]
 
 
-def repeated(order: Sequence[int], count: int) -> list[int]:
+def repeat_examples(order: Sequence[int], count: int) -> list[int]:
     """Fills a step from fewer examples than it wants."""
-    return [order[at % len(order)] for at in range(count)]
+    return [order[index % len(order)] for index in range(count)]
 
 
 def visits_from(
@@ -107,20 +109,20 @@ def visits_from(
     while True:
         groups = epoch_order(wide, settings.seed, epoch, settings.batch_size)
         for group in groups[max(done - step, 0) :]:
-            yield [visit_of(example, epoch, settings) for example in group]
+            yield [make_visit(example, epoch, settings) for example in group]
         step, epoch = step + len(groups), epoch + 1
 
 
-def visit_of(example: int, epoch: int, settings: TrainingSettings) -> Visit:
+def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
     """Draws how an example is seen in an epoch."""
-    side = seeded(settings.seed, SIZE, epoch, example).integers(len(settings.short_sides))
-    mirrored = seeded(settings.seed, MIRROR, epoch, example).random() < settings.flip
+    side = make_generator(settings.seed, SIZE, epoch, example).integers(len(settings.short_sides))
+    mirrored = make_generator(settings.seed, MIRROR, epoch, example).random() < settings.flip
     return Visit(
         example=example, short_side=settings.short_sides[int(side)], mirrored=bool(mirrored)
     )
 
 
-def decoded(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
+def decode_example(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
     """Decodes an example's picture; Rejected where there is none, or one of another size."""
     if data is None:
         raise Rejected(Reason.NO_PICTURE, "the table of images has no bytes of it")
@@ -135,19 +137,19 @@ def decoded(example: Example, data: bytes | None, limits: InputLimits) -> Pixels
     return pixels
 
 
-def loaded(
+def load_example(
     example: Example, data: bytes | None, visit: Visit, settings: TrainingSettings
-) -> Loaded:
+) -> LoadedImage:
     """Decodes, mirrors and resizes a picture with its boxes; says why where it cannot."""
     config = settings.detector
     limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
     try:
-        pixels = decoded(example, data, limits)
+        pixels = decode_example(example, data, limits)
         if visit.mirrored:
             pixels = np.ascontiguousarray(pixels[:, ::-1])
         resized = network_input(pixels, config, limits)
     except Rejected as why:
-        return Loaded(
+        return LoadedImage(
             image_id=example.image_id, picture=None, truth=None, reject=(why.reason, str(why))
         )
     boxes = torch.from_numpy(example.boxes.copy())
@@ -160,12 +162,12 @@ def loaded(
         classes=torch.from_numpy(example.classes),
         attributes=torch.from_numpy(example.attributes),
     )
-    return Loaded(
+    return LoadedImage(
         image_id=example.image_id, picture=resized.tensor[0], truth=truth, scale=resized.scale
     )
 
 
-class Pictures(Dataset[list[Loaded]]):
+class Pictures(Dataset[list[LoadedImage]]):
     """Loads the pictures of single steps: a list of visits is an index."""
 
     def __init__(
@@ -173,23 +175,27 @@ class Pictures(Dataset[list[Loaded]]):
     ) -> None:
         self.examples, self.images, self.settings = examples, images, settings
 
-    def __getitem__(self, visits: list[Visit]) -> list[Loaded]:
+    def __getitem__(self, visits: list[Visit]) -> list[LoadedImage]:
         """Loads a step's pictures; where none of them can be used, further ones up to the first
         that can: with one picture a process, a run would end at a broken one.
         """
-        seen = [self.load(visit) for visit in visits]
-        while not any(one.picture is not None for one in seen) and len(seen) < self.most(visits):
-            following = (visits[-1].example + 1 + len(seen) - len(visits)) % len(self.examples)
-            seen.append(self.load(dataclasses.replace(visits[-1], example=following)))
-        return seen
+        loaded_images = [self.load(visit) for visit in visits]
+        while not any(image.picture is not None for image in loaded_images) and len(
+            loaded_images
+        ) < self.most(visits):
+            following = (visits[-1].example + 1 + len(loaded_images) - len(visits)) % len(
+                self.examples
+            )
+            loaded_images.append(self.load(dataclasses.replace(visits[-1], example=following)))
+        return loaded_images
 
     def most(self, visits: Sequence[Visit]) -> int:
         """Says how many pictures are tried at most for a step."""
         return len(visits) + min(MOST_FURTHER, len(self.examples) - 1)
 
-    def load(self, visit: Visit) -> Loaded:
+    def load(self, visit: Visit) -> LoadedImage:
         example = self.examples[visit.example]
-        return loaded(example, self.images.bytes_of(example.row), visit, self.settings)
+        return load_example(example, self.images.bytes_of(example.row), visit, self.settings)
 
 
 def step_pictures(
@@ -199,7 +205,7 @@ def step_pictures(
     done: int,
     rank: int = 0,
     processes: int = 1,
-) -> Iterator[list[Loaded]]:
+) -> Iterator[list[LoadedImage]]:
     """Yields what this process sees of each step after ``done``: every ``processes``-th picture."""
     wide = [example.width > example.height for example in pictures.examples]
     visits = (group[rank::processes] for group in visits_from(wide, settings, done))
@@ -227,6 +233,6 @@ class Endless:
         return self.visits
 
 
-def as_it_is(loaded: list[Loaded]) -> list[Loaded]:
+def as_it_is(loaded: list[LoadedImage]) -> list[LoadedImage]:
     """Passes a step's pictures on."""
     return loaded

@@ -56,7 +56,7 @@ def save_checkpoint(
         )
 
 
-def restored(model: FasterRCNN, folder: Path) -> tuple[dict[str, Tensor], Rejects]:
+def restore_checkpoint(model: FasterRCNN, folder: Path) -> tuple[dict[str, Tensor], Rejects]:
     """Loads a checkpoint's weights into the network; returns the momenta by parameter, and the
     pictures that could not be used before.
 

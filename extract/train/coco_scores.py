@@ -35,18 +35,18 @@ def coco_metrics(
     first_crowd = sum(map(len, truth))
     data_set = COCO()
     data_set.dataset = {
-        "images": [{"id": at, "width": w, "height": h} for at, (w, h) in enumerate(sizes)],
+        "images": [{"id": index, "width": w, "height": h} for index, (w, h) in enumerate(sizes)],
         "categories": [{"id": number, "name": str(number)} for number in range(num_classes)],
         "annotations": [
             {
-                "id": at + 1,
+                "id": index + 1,
                 "image_id": int(row[0]),
                 "category_id": int(row[1]),
                 "bbox": sides(row[2:6]),
                 "area": float((row[4] - row[2]) * (row[5] - row[3])),
-                "iscrowd": int(at >= first_crowd),
+                "iscrowd": int(index >= first_crowd),
             }
-            for at, row in enumerate(rows)
+            for index, row in enumerate(rows)
         ],
     }
     detections = [

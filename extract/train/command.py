@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.config import DETECTOR, require_weights
-from vlmill.extract.train.recipes import DEFAULT_RECIPE, RECIPES, recipe_named
+from vlmill.extract.train.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
 from vlmill.extract.train.settings import TrainingSettings
-from vlmill.schemas.console.command import add_lock_seconds, place
+from vlmill.schemas.console.command import add_lock_seconds, path_or_url
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.plain_fields import from_plain, override, read_yaml
 from vlmill.schemas.readers.class_names import read_lines
 
@@ -46,7 +46,7 @@ def add_train(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--images", required=True, metavar="TABLE", help="the pictures, a table of images"
     )
-    train.add_argument("--output", required=True, type=place, metavar="DIR")
+    train.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     train.add_argument(
         "--recipe",
         choices=RECIPES,
@@ -78,12 +78,12 @@ def add_train(train: argparse.ArgumentParser) -> None:
 
 def command_train(arguments: argparse.Namespace) -> int:
     """``extract-rois train``."""
-    settings = settings_of(arguments.recipe, arguments.config, arguments.assignments)
+    settings = read_settings(arguments.recipe, arguments.config, arguments.assignments)
     require_one_process(arguments.output)
     if arguments.init is not None:
         require_weights(arguments.init, "--init")
-    classes = names_of(arguments.classes, arguments.boxes, CLASSES, "--classes")
-    attributes = names_of(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
+    classes = read_vocabulary(arguments.classes, arguments.boxes, CLASSES, "--classes")
+    attributes = read_vocabulary(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.train.examples import counted_classes
     from vlmill.extract.train.job import TrainJob
@@ -109,7 +109,7 @@ def command_train(arguments: argparse.Namespace) -> int:
 
         return print_estimate(estimate_run(job), arguments.output)
     try:
-        with mirrored(arguments.output, last=DETECTOR) as output:
+        with mirror_output(arguments.output, last=DETECTOR) as output:
             job = dataclasses.replace(job, output=output)
             print(as_given(train(job, fresh=arguments.fresh, force=arguments.force)))
     except NonFiniteLoss as error:
@@ -118,29 +118,29 @@ def command_train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(
+def read_settings(
     recipe: str | None, config: str | None, assignments: Sequence[str]
 ) -> TrainingSettings:
     """Returns a recipe, or that of a file, with other fields; ``recipe=NAME`` among them names
     another recipe.
     """
-    named = [text.partition("=")[2] for text in assignments if text.startswith("recipe=")]
+    recipe_names = [text.partition("=")[2] for text in assignments if text.startswith("recipe=")]
     fields = [text for text in assignments if not text.startswith("recipe=")]
     if config is None:
-        return override(recipe_named([recipe or DEFAULT_RECIPE, *named][-1]), fields)
-    if recipe is not None or named:
+        return override(find_recipe([recipe or DEFAULT_RECIPE, *recipe_names][-1]), fields)
+    if recipe is not None or recipe_names:
         raise InputError(f"--config {config}: give it, or a recipe's name, not both")
     return override(from_plain(TrainingSettings, read_yaml(config)), fields)
 
 
-def names_of(given: Path | None, boxes: str, name: str, flag: str) -> list[str]:
+def read_vocabulary(names_file: Path | None, boxes: str, name: str, flag: str) -> list[str]:
     """Reads a vocabulary: a line a class, synonyms divided by commas; none where there is none.
 
     Raises InputError for a file that cannot be read or has an empty line.
     """
-    table = path_of(boxes)
-    path = given or (table if table.is_dir() else table.parent) / name
-    if given is None and not path.is_file():
+    table = to_path(boxes)
+    path = names_file or (table if table.is_dir() else table.parent) / name
+    if names_file is None and not path.is_file():
         return []
     lines = read_lines(path, flag)
     for number, line in enumerate(lines, start=1):

@@ -9,7 +9,7 @@ from pathlib import Path
 from vlmill.extract.train.job import TrainJob, make_accelerator
 from vlmill.extract.train.loop import Events, Stopped, run_steps
 from vlmill.extract.train.run import Run
-from vlmill.schemas.console.cost import SECONDS_MEASURED, Estimate, Rate, rate_of_times
+from vlmill.schemas.console.cost import SECONDS_MEASURED, Estimate, Rate, compute_rate
 from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -25,7 +25,7 @@ def estimate_run(job: TrainJob) -> Estimate:
         raise InputError("--dry-run measures one process; start it without a launcher")
     with tempfile.TemporaryDirectory(prefix="vlmill-dry-run-") as scratch:
         run = Run(dataclasses.replace(job, output=Path(scratch)), accelerator)
-        rate = measured(run)
+        rate = measure_steps(run)
     examples, held_out = run.examples.examples, run.validation.examples
     boxes = sum(len(example.boxes) for example in examples)
     return Estimate(
@@ -41,7 +41,7 @@ def estimate_run(job: TrainJob) -> Estimate:
     )
 
 
-def measured(run: Run, limit_s: float = SECONDS_MEASURED) -> Rate:
+def measure_steps(run: Run, limit_s: float = SECONDS_MEASURED) -> Rate:
     """Returns the rate of the first steps, of which nothing is saved or logged."""
     times = [time.perf_counter()]
 
@@ -63,4 +63,4 @@ def measured(run: Run, limit_s: float = SECONDS_MEASURED) -> Rate:
         )
         with suppress(Stopped):  # at its limit
             run_steps(run.pictures(), run.training, events, done=0)
-    return rate_of_times(times, "steps")
+    return compute_rate(times, "steps")

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from vlmill.extract.train.recipes import RECIPES, recipe_named
+from vlmill.extract.train.recipes import RECIPES, find_recipe
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.schemas.console.recipes import add_recipes_arguments, run_recipes
 
@@ -25,10 +25,10 @@ def add_recipes(parser: argparse.ArgumentParser) -> None:
 
 def command_recipes(arguments: argparse.Namespace) -> int:
     """``extract-rois recipes``."""
-    return run_recipes(arguments, RECIPES, recipe_named, described, NOTES)
+    return run_recipes(arguments, RECIPES, find_recipe, describe_recipes, NOTES)
 
 
-def described() -> Iterator[str]:
+def describe_recipes() -> Iterator[str]:
     """Yields the lines of all recipes."""
     for make in RECIPES.values():
         yield from describe(make())

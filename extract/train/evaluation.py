@@ -18,12 +18,12 @@ from torch import Tensor
 from vlmill.extract.config import InputLimits, Selection
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames, select
-from vlmill.extract.detect.transfer import frames_of, measures_of
+from vlmill.extract.detect.transfer import make_frames, compute_measures
 from vlmill.extract.pictures.resize import network_input
-from vlmill.extract.train.batches import decoded
+from vlmill.extract.train.batches import decode_example
 from vlmill.extract.train.coco_scores import coco_metrics
 from vlmill.extract.train.examples import Example
-from vlmill.extract.train.vg_scores import Detected, TrueBoxes, VgScores, vg_scores
+from vlmill.extract.train.vg_scores import DetectedBoxes, TrueBoxes, VgScores, vg_scores
 from vlmill.models.detector.boxes import pairwise_iou
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import (
@@ -71,7 +71,7 @@ class Evaluation:
     findings: Findings
 
 
-def evaluated(
+def evaluate_detector(
     model: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
 ) -> Evaluation:
     """Detects in the pictures of the examples and scores it; pictures that cannot be read are
@@ -89,9 +89,11 @@ def evaluated(
                 findings.unread[example.image_id] = (why.reason, str(why))
             progress.advance(rejects=len(findings.unread) - progress.rejects)
     config = network.config
-    classes = vg_scores(truth_of(findings), detected_of(findings.vg), max(config.num_classes, 1))
+    classes = vg_scores(
+        make_true_boxes(findings), make_detected_boxes(findings.vg), max(config.num_classes, 1)
+    )
     return Evaluation(
-        metrics=metrics_of(findings, classes, config), classes=classes, findings=findings
+        metrics=compute_metrics(findings, classes, config), classes=classes, findings=findings
     )
 
 
@@ -113,10 +115,10 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     """Detects in one picture, and describes its true boxes. Raises Rejected."""
     config = network.config
     limits = InputLimits()
-    picture = network_input(decoded(example, data, limits), config, limits)
+    picture = network_input(decode_example(example, data, limits), config, limits)
     query = Query(image_id=example.image_id, picture=picture)
     device = next(network.parameters()).device
-    frames = frames_of(torch.tensor([measures_of(query, config)], device=device))
+    frames = make_frames(torch.tensor([compute_measures(query, config)], device=device))
     features = network.feature_map(picture.tensor.to(device))
     proposals = network.proposals(features, frames.network_limits, frames.min_sides)
     detections = network.describe(features, *proposals)
@@ -131,8 +133,8 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     boxes = torch.from_numpy(example.boxes).to(device)
     findings.truth.append(true_rows(number, example.classes, example.boxes))
     findings.crowds.append(true_rows(number, example.crowd_classes, example.crowd_boxes))
-    of_picture = frames.to_pictures(proposals[0])[0, proposals[1][0]]
-    count_found(of_picture, boxes, findings)
+    image_proposals = frames.to_pictures(proposals[0])[0, proposals[1][0]]
+    count_recalled(image_proposals, boxes, findings)
     describe_truth(network, features, boxes, frames, example, findings)
 
 
@@ -153,14 +155,14 @@ def detected_rows(
     rule, overlap = how
     spec = dataclasses.replace(config, selection="class-pairs", class_nms_thresholds=(overlap,))
     chosen = select(detections, spec, frames, rule)
-    taken = chosen.taken[0]
-    boxes, scores = chosen.boxes[0, taken].cpu().numpy(), chosen.class_scores[0, taken]
-    names = chosen.class_ids[0, taken].cpu().numpy()
+    box_mask = chosen.taken[0]
+    boxes, scores = chosen.boxes[0, box_mask].cpu().numpy(), chosen.class_scores[0, box_mask]
+    names = chosen.class_ids[0, box_mask].cpu().numpy()
     columns = [np.full(len(boxes), number), names, *boxes.T, scores.cpu().numpy()]
     return np.stack(columns, axis=1).astype(np.float64).reshape(-1, 7)
 
 
-def count_found(proposals: Tensor, boxes: Tensor, findings: Findings) -> None:
+def count_recalled(proposals: Tensor, boxes: Tensor, findings: Findings) -> None:
     """Counts the true boxes that one of the first proposals has found."""
     if not len(boxes):
         return
@@ -182,18 +184,18 @@ def describe_truth(
     if not len(boxes):
         return
     config = network.config
-    given = (boxes * frames.factors[0])[None]
-    there = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-    described = network.describe(features, given, there)
-    classes = foreground_classes(described.class_probs, config)[0]
+    scaled_boxes = (boxes * frames.factors[0])[None]
+    there = torch.ones(scaled_boxes.shape[:2], dtype=torch.bool, device=scaled_boxes.device)
+    detections = network.describe(features, scaled_boxes, there)
+    classes = foreground_classes(detections.class_probs, config)[0]
     findings.classes.append(classes.argmax(dim=1).cpu().numpy())
-    if described.attribute_probs is not None:
-        probs = foreground_attributes(described.attribute_probs, config)[0]
+    if detections.attribute_probs is not None:
+        probs = foreground_attributes(detections.attribute_probs, config)[0]
         findings.attribute_scores.append(probs.cpu().numpy())
         findings.attributes.append(example.attributes)
 
 
-def truth_of(findings: Findings) -> TrueBoxes:
+def make_true_boxes(findings: Findings) -> TrueBoxes:
     """Returns the true boxes as the original's data set has them: whole pixels inside the
     picture.
     """
@@ -204,22 +206,26 @@ def truth_of(findings: Findings) -> TrueBoxes:
     return TrueBoxes(pictures, rows[:, 1].astype(np.int64), boxes)
 
 
-def detected_of(rows: Sequence[Array]) -> Detected:
+def make_detected_boxes(rows: Sequence[Array]) -> DetectedBoxes:
     """Returns rows of detections by their columns."""
     everything = np.concatenate([np.zeros((0, 7)), *rows])
-    pictures, names = (everything[:, at].astype(np.int64) for at in (0, 1))
-    return Detected(pictures, names, everything[:, 2:6], everything[:, 6])
+    pictures, names = (everything[:, column].astype(np.int64) for column in (0, 1))
+    return DetectedBoxes(pictures, names, everything[:, 2:6], everything[:, 6])
 
 
-def metrics_of(findings: Findings, classes: VgScores, config: DetectorConfig) -> dict[str, float]:
+def compute_metrics(
+    findings: Findings, classes: VgScores, config: DetectorConfig
+) -> dict[str, float]:
     """Returns the numbers that a run reports, as fractions."""
-    truth = truth_of(findings)
+    truth = make_true_boxes(findings)
     total = len(truth.names)
     metrics = {"vg/map": classes.mean, "vg/weighted_map": classes.weighted_mean}
     for count in RECALL_AT:
         metrics[f"proposals/recall{count}"] = findings.found[count] / max(total, 1)
-    said = np.concatenate([np.zeros(0, dtype=np.int64), *findings.classes])
-    metrics["boxes/class_accuracy"] = float((said == truth.names).mean()) if total else 0.0
+    predicted_classes = np.concatenate([np.zeros(0, dtype=np.int64), *findings.classes])
+    metrics["boxes/class_accuracy"] = (
+        float((predicted_classes == truth.names).mean()) if total else 0.0
+    )
     if findings.attributes:
         metrics |= attribute_metrics(findings, truth, config.num_attributes)
     metrics |= coco_metrics(
@@ -239,29 +245,29 @@ def attribute_metrics(
     original's mean average precision with the probability of each as its score there.
     """
     scores = np.concatenate(findings.attribute_scores)
-    width = max(own.shape[1] for own in findings.attributes)
+    width = max(targets.shape[1] for targets in findings.attributes)
     padded = [
-        np.pad(own, ((0, 0), (0, width - own.shape[1])), constant_values=-1)
-        for own in findings.attributes
+        np.pad(targets, ((0, 0), (0, width - targets.shape[1])), constant_values=-1)
+        for targets in findings.attributes
     ]
-    named = np.concatenate(padded)
-    counted = (named >= 0).any(axis=1)
-    right = (named == scores.argmax(axis=1)[:, None]).any(axis=1)
+    labels = np.concatenate(padded)
+    has_labels = (labels >= 0).any(axis=1)
+    right = (labels == scores.argmax(axis=1)[:, None]).any(axis=1)
     has = np.zeros(scores.shape, dtype=bool)
-    rows, columns = np.nonzero(named >= 0)
-    has[rows, named[rows, columns]] = True
-    at, names = np.nonzero(has)
-    carried = TrueBoxes(truth.pictures[at], names, truth.boxes[at])
+    rows, columns = np.nonzero(labels >= 0)
+    has[rows, labels[rows, columns]] = True
+    box_indices, names = np.nonzero(has)
+    carried = TrueBoxes(truth.pictures[box_indices], names, truth.boxes[box_indices])
     everywhere = np.repeat(np.arange(len(scores)), num_attributes)
-    said = Detected(
+    predictions = DetectedBoxes(
         truth.pictures[everywhere],
         np.tile(np.arange(num_attributes), len(scores)),
         truth.boxes[everywhere],
         scores.ravel(),
     )
-    of_names = vg_scores(carried, said, num_attributes)
+    name_scores = vg_scores(carried, predictions, num_attributes)
     return {
-        "attributes/accuracy": float(right[counted].mean()) if counted.any() else 0.0,
-        "attributes/map": of_names.mean,
-        "attributes/weighted_map": of_names.weighted_mean,
+        "attributes/accuracy": float(right[has_labels].mean()) if has_labels.any() else 0.0,
+        "attributes/map": name_scores.mean,
+        "attributes/weighted_map": name_scores.weighted_mean,
     }

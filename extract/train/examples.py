@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlmill.extract.train.settings import TrainingSettings
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.reading import find_shards
@@ -97,18 +97,18 @@ def read_examples(
     or, unless ``empty_pictures``, is left without a box, is a reject.
     """
     chosen = [row for row in rows if in_splits(row, splits)]
-    result, seen = Examples(), set[str]()
-    places = images.find([row["image_id"] for row in chosen])
-    for row, place in zip(chosen, places.tolist(), strict=True):
+    result, used_ids = Examples(), set[str]()
+    row_numbers = images.find([row["image_id"] for row in chosen])
+    for row, row_number in zip(chosen, row_numbers.tolist(), strict=True):
         key = row["image_id"]
-        if key in seen:
+        if key in used_ids:
             result.rejects.append(reject(STAGE, key, Reason.DUPLICATE, "its boxes came earlier"))
             continue
-        seen.add(key)
-        if place == ABSENT:
+        used_ids.add(key)
+        if row_number == ABSENT:
             result.rejects.append(reject(STAGE, key, Reason.NO_PICTURE, "not in --images"))
             continue
-        example = example_of(row, place, settings, result)
+        example = make_example(row, row_number, settings, result)
         if not len(example.boxes) and not empty_pictures:
             result.rejects.append(reject(STAGE, key, Reason.NO_BOXES, "no box of a known class"))
             continue
@@ -117,8 +117,8 @@ def read_examples(
     return result
 
 
-def example_of(
-    row: dict[str, Any], place: int, settings: TrainingSettings, result: Examples
+def make_example(
+    row: dict[str, Any], row_number: int, settings: TrainingSettings, result: Examples
 ) -> Example:
     """Returns a row's boxes, clipped to the picture, without those that nothing can be learned of;
     ``result`` counts these by why.
@@ -155,7 +155,7 @@ def example_of(
     result.leave_out(unknown_attributes, "attributes that are unknown", key)
     return Example(
         image_id=key,
-        row=place,
+        row=row_number,
         width=width,
         height=height,
         boxes=clipped[good],
@@ -180,40 +180,45 @@ def require_whole(row: dict[str, Any]) -> None:
 
 
 def attribute_rows(
-    listed: Sequence[Sequence[int] | None] | None,
+    attribute_ids: Sequence[Sequence[int] | None] | None,
     good: npt.NDArray[np.bool_],
     num_attributes: int,
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Returns the attributes of the good boxes in a rectangle, -1 where a box has fewer, and how
     many more there were; a detector without attributes counts none.
     """
-    rows = [list(listed[at] or ()) if listed else [] for at in np.flatnonzero(good).tolist()]
-    known = [[one for one in row if 0 <= one < num_attributes] for row in rows]
+    rows = [
+        list(attribute_ids[index] or ()) if attribute_ids else []
+        for index in np.flatnonzero(good).tolist()
+    ]
+    known = [
+        [attribute_id for attribute_id in row if 0 <= attribute_id < num_attributes] for row in rows
+    ]
     unknown = sum(map(len, rows)) - sum(map(len, known)) if num_attributes else 0
     width = max(map(len, known), default=0)
     filled = np.full((len(rows), width), -1, dtype=np.int64)
-    for at, row in enumerate(known):
-        filled[at, : len(row)] = row
+    for index, row in enumerate(known):
+        filled[index, : len(row)] = row
     return filled, unknown
 
 
-def counted_classes(boxes: str | Path) -> tuple[int, int]:
+def count_classes(boxes: str | Path) -> tuple[int, int]:
     """Returns how many classes and attributes a table of boxes names: the highest ids and one."""
     highest = [-1, -1]
     for path in find_shards(boxes, BOXES, "--boxes"):
         table = pq.read_table(readable(path), columns=["class_ids", "attribute_ids"])
-        for at, column in enumerate(table.columns):
+        for index, column in enumerate(table.columns):
             flat = column
             while pa.types.is_list(flat.type):
                 flat = pc.list_flatten(flat)
-            if (most := pc.max(flat).as_py()) is not None:
-                highest[at] = max(highest[at], most)
+            if (max_id := pc.max(flat).as_py()) is not None:
+                highest[index] = max(highest[index], max_id)
     if highest[0] < 0:
         raise InputError(f"--boxes {boxes} has no box; give annotated pictures")
     return highest[0] + 1, highest[1] + 1
 
 
-def name_of(classes: Sequence[str], number: int) -> str:
+def get_class_name(classes: Sequence[str], number: int) -> str:
     """Returns a class's first name, its number where none is known."""
     return classes[number].split(",")[0] if number < len(classes) else f"class {number}"
 
@@ -222,16 +227,16 @@ def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> 
     """Tells what is trained on, and what of the rows is not."""
     counts = examples.class_counts(num_classes)
     never, once = np.flatnonzero(counts == 0), np.flatnonzero(counts == 1)
-    say(
+    print_status(
         f"{len(examples.examples)} pictures ({examples.empty} without a box, kept as negatives), "
         f"{int(counts.sum())} boxes of {len(counts)} classes ({len(never)} without a box, "
         f"{len(once)} with a single one)"
     )
     for what, classes in (("without a box", never), ("with a single box", once)):
-        shown = [name_of(names, number) for number in classes[:MOST_NAMED].tolist()]
+        example_names = [get_class_name(names, number) for number in classes[:MOST_NAMED].tolist()]
         more = ["..."] if len(classes) > MOST_NAMED else []
-        if shown:
-            say(f"classes {what}: {', '.join(shown + more)}")
+        if example_names:
+            print_status(f"classes {what}: {', '.join(example_names + more)}")
     say_left_out(examples)
 
 
@@ -240,4 +245,4 @@ def say_left_out(examples: Examples, where: str = "boxes") -> None:
     if examples.dropped:
         counts = examples.dropped.items()
         faults = [f"{count} {why} (first in {examples.first[why]})" for why, count in counts]
-        say(f"{where}: {', '.join(faults)}")
+        print_status(f"{where}: {', '.join(faults)}")

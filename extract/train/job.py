@@ -47,7 +47,7 @@ class TrainJob:
         flat = flatten(to_plain(self.settings))
         fields = {k: v for k, v in flat.items() if k.split(".")[0] not in NO_EFFECT}
         return fields | {
-            "inputs": {one.flag: one.digest for one in inputs},
+            "inputs": {item.flag: item.digest for item in inputs},
             "classes": list(self.names.classes),
             "attributes": list(self.names.attributes),
         }

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from vlmill.extract.train.batches import Loaded, padded_batch
+from vlmill.extract.train.batches import LoadedImage, padded_batch
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.solver import clip_gradients, set_rate
 from vlmill.extract.train.step import Batch
@@ -49,7 +49,9 @@ class Events:
     save: Callable[[int], None]
     stopping: Callable[[], bool]
     validate: Callable[[int], dict[str, float]]
-    reject: Callable[[Sequence[Loaded]], int]  # tells pictures that cannot be used; how many so far
+    reject: Callable[
+        [Sequence[LoadedImage]], int
+    ]  # tells pictures that cannot be used; how many so far
 
 
 def drawing(seed: int, step: int, rank: int) -> Draw:
@@ -63,7 +65,7 @@ def drawing(seed: int, step: int, rank: int) -> Draw:
 
 
 def run_steps(
-    pictures: Iterator[list[Loaded]], training: Training, events: Events, *, done: int
+    pictures: Iterator[list[LoadedImage]], training: Training, events: Events, *, done: int
 ) -> None:
     """Trains from step ``done + 1`` to the last. Raises Stopped after saving when it is asked to
     stop, and NonFiniteLoss before the weights change.
@@ -73,11 +75,11 @@ def run_steps(
     training.step.train()
     for step in range(done + 1, settings.steps + 1):
         rate = set_rate(training.optimizer, step - 1, settings.steps, settings.solver)
-        asked = time.perf_counter()
-        seen = next(pictures)
-        waited += time.perf_counter() - asked
-        rejected = events.reject(seen)
-        numbers = train_step(step, batch_of(seen, settings), training)
+        wait_start = time.perf_counter()
+        loaded_images = next(pictures)
+        waited += time.perf_counter() - wait_start
+        rejected = events.reject(loaded_images)
+        numbers = train_step(step, make_batch(loaded_images, settings), training)
         last = step == settings.steps
         line: dict[str, object] = {"step": step, **numbers, "lr": rate}
         if rejected:
@@ -102,19 +104,21 @@ def run_steps(
             raise Stopped
 
 
-def batch_of(seen: Sequence[Loaded], settings: TrainingSettings) -> Batch:
+def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings) -> Batch:
     """Puts the pictures of a step that can be used together. Raises InputError if none can."""
-    usable = [one for one in seen if one.picture is not None and one.truth is not None]
+    usable = [
+        image for image in loaded_images if image.picture is not None and image.truth is not None
+    ]
     if not usable:
-        why = "; ".join(f"{one.image_id}: {one.reject}" for one in seen[:4])
+        why = "; ".join(f"{image.image_id}: {image.reject}" for image in loaded_images[:4])
         raise InputError(
-            f"--images: none of {len(seen)} pictures of a step can be used ({why}); mend the table"
+            f"--images: none of {len(loaded_images)} pictures of a step can be used ({why}); mend the table"
         )
     return padded_batch(
-        [one.image_id for one in usable],
-        [one.picture for one in usable if one.picture is not None],
-        [one.truth for one in usable if one.truth is not None],
-        [one.scale for one in usable],
+        [image.image_id for image in usable],
+        [image.picture for image in usable if image.picture is not None],
+        [image.truth for image in usable if image.truth is not None],
+        [image.scale for image in usable],
         settings.detector,
     )
 
@@ -132,22 +136,22 @@ def train_step(step: int, batch: Batch, training: Training) -> dict[str, float]:
     accelerator.backward(total)
     values = torch.stack([total.detach(), *(loss.detach() for loss in losses.values())]).float()
     means = accelerator.reduce(values, reduction="mean").tolist()
-    named = dict(zip(("loss", *(f"loss/{name}" for name in losses)), means, strict=True))
+    losses_by_name = dict(zip(("loss", *(f"loss/{name}" for name in losses)), means, strict=True))
     parameters = [p for p in training.step.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if not math.isfinite(named["loss"] + norm.item()):
-        raise NonFiniteLoss(not_finite(step, named, norm.item(), batch))
+    if not math.isfinite(losses_by_name["loss"] + norm.item()):
+        raise NonFiniteLoss(format_divergence(step, losses_by_name, norm.item(), batch))
     clip_gradients(parameters, settings.solver)
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
-    return named | {"gradient_norm": norm.item()}
+    return losses_by_name | {"gradient_norm": norm.item()}
 
 
-def not_finite(step: int, losses: dict[str, float], norm: float, batch: Batch) -> str:
+def format_divergence(step: int, losses: dict[str, float], norm: float, batch: Batch) -> str:
     """Says where a run has diverged, and what to look at."""
-    shown = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+    losses_text = ", ".join(f"{name} {value:g}" for name, value in losses.items())
     return (
-        f"step {step}: {shown}, gradient norm {norm:g}; no update was made. Pictures of the step: "
+        f"step {step}: {losses_text}, gradient norm {norm:g}; no update was made. Pictures of the step: "
         f"{', '.join(batch.image_ids[:16])}. Look at their boxes, or lower solver.lr (0.02 is for "
         "16 pictures a step: scale it with batch_size) or lengthen solver.warmup"
     )

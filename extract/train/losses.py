@@ -29,10 +29,10 @@ SMALLEST_BETA = 1e-5  # below it the quadratic part is left out (Detectron2)
 
 
 def smooth_l1(
-    ours: Float[Tensor, "*n"], targets: Float[Tensor, "*n"], beta: float
+    predictions: Float[Tensor, "*n"], targets: Float[Tensor, "*n"], beta: float
 ) -> Float[Tensor, ""]:
     """Sums the Huber loss over ``beta``: quadratic below it, L1 less half of it above."""
-    difference = (ours - targets).abs()
+    difference = (predictions - targets).abs()
     if beta < SMALLEST_BETA:
         return difference.sum()
     quadratic = 0.5 * difference.square() / beta
@@ -174,9 +174,9 @@ def attribute_loss(
     ``left_out`` outputs are no attribute's. Without any the loss is 0, with a gradient of 0
     (MILVLG's own code fails there).
     """
-    named = targets >= 0
-    counted = named.any(dim=1)
+    label_mask = targets >= 0
+    region_mask = label_mask.any(dim=1)
     log_probs = logits[:, : logits.shape[1] - left_out].log_softmax(dim=1)
-    of_names = log_probs.gather(1, targets.clamp(min=0)).masked_fill(~named, 0.0)
-    means = of_names.sum(dim=1) / named.sum(dim=1).clamp(min=1)
-    return -means.sum() / counted.sum().clamp(min=1)
+    label_log_probs = log_probs.gather(1, targets.clamp(min=0)).masked_fill(~label_mask, 0.0)
+    means = label_log_probs.sum(dim=1) / label_mask.sum(dim=1).clamp(min=1)
+    return -means.sum() / region_mask.sum().clamp(min=1)

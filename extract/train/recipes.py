@@ -159,7 +159,7 @@ RECIPES: dict[str, Callable[[], TrainingSettings]] = {
 DEFAULT_RECIPE = "vg-r101-c4"
 
 
-def recipe_named(name: str) -> TrainingSettings:
+def find_recipe(name: str) -> TrainingSettings:
     """Returns a recipe. Raises InputError with the names there are."""
     if name not in RECIPES:
         raise InputError(f"recipe={name}: there are {', '.join(RECIPES)}")

@@ -11,7 +11,7 @@ from PIL import Image
 from vlmill.extract.config import InputLimits
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.train.evaluation import Evaluation
-from vlmill.extract.train.examples import name_of
+from vlmill.extract.train.examples import get_class_name
 from vlmill.schemas.console.report import (
     Section,
     html_table,
@@ -57,10 +57,14 @@ def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[Secti
     there = np.flatnonzero(scores.counts)
     order = there[np.argsort(-scores.average_precision[there], kind="stable")]
     sections = []
-    for title, places in (("Best classes", order), ("Worst classes", order[::-1])):
+    for title, ranking in (("Best classes", order), ("Worst classes", order[::-1])):
         rows = [
-            [name_of(classes, at), f"{scores.average_precision[at]:.4f}", int(scores.counts[at])]
-            for at in places[:SHOWN_CLASSES].tolist()
+            [
+                get_class_name(classes, class_number),
+                f"{scores.average_precision[class_number]:.4f}",
+                int(scores.counts[class_number]),
+            ]
+            for class_number in ranking[:SHOWN_CLASSES].tolist()
         ]
         body = html_table(["class", "average precision", "boxes"], rows)
         sections.append(Section(title=title, body=body))
@@ -78,11 +82,11 @@ def cards(
         pixels = decode(data, InputLimits())
         picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))
         true = [
-            (corners(box), name_of(classes, number))
+            (corners(box), get_class_name(classes, number))
             for box, number in zip(example.boxes, example.classes.tolist(), strict=True)
         ]
         detected = [
-            (corners(row[2:6]), f"{name_of(classes, int(row[1]))} {row[6]:.2f}")
+            (corners(row[2:6]), f"{get_class_name(classes, int(row[1]))} {row[6]:.2f}")
             for row in rows[:SHOWN_BOXES]
         ]
         size, enlarged = picture.size, max(1.0, SIDE_PX / max(picture.size))
@@ -91,8 +95,8 @@ def cards(
             draw_boxes(picture, boxes, size=size, max_side_px=SIDE_PX) for boxes in (true, detected)
         ]
         canvas = Image.new("RGB", (2 * sides[0].width + GAP_PX, sides[0].height), "white")
-        for at, side in enumerate(sides):
-            canvas.paste(side, (at * (side.width + GAP_PX), 0))
+        for index, side in enumerate(sides):
+            canvas.paste(side, (index * (side.width + GAP_PX), 0))
         out = io.BytesIO()
         canvas.save(out, "JPEG", quality=85)
         drawn.append(

@@ -10,17 +10,17 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from vlmill.extract.config import saved_steps
-from vlmill.extract.train.batches import Loaded, Pictures, step_pictures
+from vlmill.extract.train.batches import LoadedImage, Pictures, step_pictures
 from vlmill.extract.train.checkpoints import (
     LOG,
     METRICS,
     REPORT,
     publish,
     remove_run,
-    restored,
+    restore_checkpoint,
     save_checkpoint,
 )
-from vlmill.extract.train.evaluation import evaluated
+from vlmill.extract.train.evaluation import evaluate_detector
 from vlmill.extract.train.examples import (
     STAGE,
     Examples,
@@ -37,8 +37,8 @@ from vlmill.extract.train.solver import make_optimizer
 from vlmill.extract.train.start import new_model, start_from
 from vlmill.extract.train.step import DetectorStep
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.schemas.console.command import say
-from vlmill.schemas.console.cost import require_room
+from vlmill.schemas.console.command import print_status
+from vlmill.schemas.console.cost import require_disk_space
 from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.console.stopping import StopRequest, any_of
@@ -76,7 +76,7 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
         return f"{job.output}: finished before; --fresh starts over"
     run = Run(job, accelerator)
     if main:
-        require_room(run.least_bytes(), job.output, force=force)
+        require_disk_space(run.least_bytes(), job.output, force=force)
         say_examples(run.examples, settings.detector.num_classes, job.names.classes)
         say_left_out(run.validation, "validation boxes")
         say_sizes(settings)
@@ -94,7 +94,7 @@ def say_sizes(settings: TrainingSettings) -> None:
     """Tells where a detector extracts from pictures of a size that it has not seen."""
     trained, detector = settings.short_sides, settings.detector
     if not min(trained) <= detector.short_side <= max(trained):
-        say(
+        print_status(
             f"short_sides={list(trained)} are trained on, but measured and extracted is at "
             f"detector.short_side={detector.short_side} (long side {detector.long_side}): set both"
         )
@@ -114,7 +114,7 @@ class Run:
         self.model = FasterRCNN(self.settings.detector) if steps else self.start()
         momenta: Mapping[str, Tensor] = {}
         if steps:
-            momenta, rejects = restored(self.model, steps[self.done])
+            momenta, rejects = restore_checkpoint(self.model, steps[self.done])
             self.unusable |= rejects
         step = accelerator.prepare(DetectorStep(self.model, self.settings))
         self.optimizer = make_optimizer(self.model, self.settings.solver)
@@ -141,8 +141,8 @@ class Run:
             )
         splits = (settings.validation_split,)
         held_out = read_examples(rows, self.images, settings, splits, empty_pictures=True)
-        most = settings.validation_pictures or len(held_out.examples)
-        return examples, dataclasses.replace(held_out, examples=held_out.examples[:most])
+        max_images = settings.validation_pictures or len(held_out.examples)
+        return examples, dataclasses.replace(held_out, examples=held_out.examples[:max_images])
 
     def start(self) -> FasterRCNN:
         """Builds the network of step 0."""
@@ -161,7 +161,7 @@ class Run:
             origins = start_from(model, job.init, job.names)
             if self.accelerator.is_main_process:
                 for line in origins.lines():
-                    say(f"--init {job.init}: {line}")
+                    print_status(f"--init {job.init}: {line}")
         return model
 
     def train(self) -> None:
@@ -194,7 +194,7 @@ class Run:
         if self.done and self.done == settings.steps:  # it was killed after its last checkpoint
             self.validate(settings.steps)
 
-    def pictures(self) -> Iterator[list[Loaded]]:
+    def pictures(self) -> Iterator[list[LoadedImage]]:
         """Yields this process's pictures of each step that is left."""
         settings, accelerator = self.settings, self.accelerator
         return step_pictures(
@@ -212,16 +212,16 @@ class Run:
         """
         state = self.model.state_dict().values()
         momenta = [p for p in self.model.parameters() if p.requires_grad]
-        one: int = sum(tensor.nbytes for tensor in [*state, *momenta])
+        checkpoint_bytes: int = sum(tensor.nbytes for tensor in [*state, *momenta])
         settings, there = self.settings, len(saved_steps(self.job.output))
         saves = max(1, -(-settings.steps // settings.save_every))
-        return one * max(0, min(max(settings.keep_checkpoints, 1) + 1, saves) - there)
+        return checkpoint_bytes * max(0, min(max(settings.keep_checkpoints, 1) + 1, saves) - there)
 
-    def reject(self, seen: Sequence[Loaded]) -> int:
+    def reject(self, loaded_images: Sequence[LoadedImage]) -> int:
         """Keeps the pictures that could not be used, each once; returns how many there are."""
-        for one in seen:
-            if one.reject is not None:
-                self.unusable.setdefault(one.image_id, one.reject)
+        for image in loaded_images:
+            if image.reject is not None:
+                self.unusable.setdefault(image.image_id, image.reject)
         return len(self.unusable)
 
     def save(self, log: Log, step: int) -> None:
@@ -246,7 +246,7 @@ class Run:
     def validate(self, step: int) -> dict[str, float]:
         """Measures the held-out pictures, in the first process; nothing where there are none."""
         if self.validation.examples and self.accelerator.is_main_process:
-            evaluation = evaluated(self.model, self.validation.examples, self.images)
+            evaluation = evaluate_detector(self.model, self.validation.examples, self.images)
             self.metrics = evaluation.metrics
             self.unusable |= evaluation.findings.unread
             write_json(self.job.output / METRICS, {"step": step, **self.metrics})
@@ -283,5 +283,5 @@ class Run:
         """Returns what was used and left out, in a line."""
         count = len(self.examples.examples)
         rejects = rejects_said(Counter(str(row["reason"]) for row in self.rejects()))
-        shown = [f"{name} {value:.4f}" for name, value in self.metrics.items()][:4]
-        return "; ".join([f"{count} pictures, {rejects}", *shown])
+        metric_texts = [f"{name} {value:.4f}" for name, value in self.metrics.items()][:4]
+        return "; ".join([f"{count} pictures, {rejects}", *metric_texts])

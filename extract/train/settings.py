@@ -46,8 +46,8 @@ class Matching:
 
     @property
     def most_positives(self) -> int:
-        wanted = self.batch * self.positives
-        return round(wanted) if self.round_positives else int(wanted)
+        target_count = self.batch * self.positives
+        return round(target_count) if self.round_positives else int(target_count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,11 @@ def norm_parameters(model: nn.Module) -> set[str]:
 
 
 def parameter_groups(
-    named: Iterable[tuple[str, Tensor]], norms: set[str], solver: Solver
+    named_parameters: Iterable[tuple[str, Tensor]], norms: set[str], solver: Solver
 ) -> list[dict[str, Any]]:
     """Returns the trained parameters by how they are treated; ``rate`` is a factor of the rate."""
     groups: dict[tuple[float, float], list[Tensor]] = {}
-    for name, parameter in named:
+    for name, parameter in named_parameters:
         if parameter.requires_grad:
             groups.setdefault(treatment(name, norms, solver), []).append(parameter)
     return [

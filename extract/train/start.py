@@ -33,7 +33,7 @@ COUNTERS = "num_batches_tracked"
 
 
 @dataclass(kw_only=True)
-class Origins:
+class TensorOrigins:
     """Says what became of the network's tensors, for the user to read."""
 
     taken: list[str] = field(default_factory=list)
@@ -42,11 +42,11 @@ class Origins:
 
     def lines(self) -> list[str]:
         """Returns what is worth saying: how many, and the new ones by name."""
-        said = [f"{len(self.taken)} tensors taken, {len(self.new)} new"]
+        messages = [f"{len(self.taken)} tensors taken, {len(self.new)} new"]
         if self.new:
-            said.append(f"new: {', '.join(sorted(self.new))}")
-        said += [f"{name}: {rows} rows by their names" for name, rows in self.by_name.items()]
-        return said
+            messages.append(f"new: {', '.join(sorted(self.new))}")
+        messages += [f"{name}: {rows} rows by their names" for name, rows in self.by_name.items()]
+        return messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def new_heads(model: FasterRCNN, settings: TrainingSettings) -> None:
             parameter.copy_(drawn * (0.001 if layer == "bbox_pred" else 1.0))
 
 
-def start_from(model: FasterRCNN, path: Path, names: Names) -> Origins:
+def start_from(model: FasterRCNN, path: Path, names: Names) -> TensorOrigins:
     """Loads what fits of a ResNet or a detector. Raises InputError for a file of neither.
 
     Of a detector everything but the rows of classes and attributes is taken; these where both
@@ -106,8 +106,8 @@ def start_from(model: FasterRCNN, path: Path, names: Names) -> Origins:
     folder = saved_folder(path)
     if folder is not None:
         saved = read_saved(folder, "--init")
-        theirs = Names(classes=saved.classes, attributes=saved.attributes)
-        return of_detector(model, saved.weights, saved.config, (theirs, names), path)
+        saved_names = Names(classes=saved.classes, attributes=saved.attributes)
+        return load_detector_weights(model, saved.weights, saved.config, (saved_names, names), path)
     state = read_checkpoint(path, "--init")
     try:
         layout = recognise_backbone(state)
@@ -116,11 +116,13 @@ def start_from(model: FasterRCNN, path: Path, names: Names) -> Origins:
     except ValueError as error:
         raise InputError(f"--init {path}: {error}; give a ResNet or a detector") from None
     if layout == "detector":
-        return of_detector(model, state, config, (Names(), names), path)
-    return of_resnet(model, state, layout, path)
+        return load_detector_weights(model, state, config, (Names(), names), path)
+    return load_resnet_weights(model, state, layout, path)
 
 
-def of_resnet(model: FasterRCNN, state: Mapping[str, Tensor], layout: str, path: Path) -> Origins:
+def load_resnet_weights(
+    model: FasterRCNN, state: Mapping[str, Tensor], layout: str, path: Path
+) -> TensorOrigins:
     """Takes the body of an ImageNet ResNet, whose pixels and strides have to be the network's."""
     require_conventions(model.config, layout, path)
     if layout == "msra":
@@ -131,48 +133,52 @@ def of_resnet(model: FasterRCNN, state: Mapping[str, Tensor], layout: str, path:
     }
     res5 = model.roi_heads.res5.state_dict(prefix="roi_heads.res5.")
     body |= {name: name.removeprefix("roi_heads.") for name in res5}
-    named = {ours: NAMES[layout](theirs) for ours, theirs in body.items()}
-    return loaded(model, {ours: state[name] for ours, name in named.items() if name in state}, path)
+    published_names = {parameter: NAMES[layout](body_name) for parameter, body_name in body.items()}
+    return load_tensors(
+        model,
+        {parameter: state[name] for parameter, name in published_names.items() if name in state},
+        path,
+    )
 
 
 def require_conventions(config: DetectorConfig, layout: str, path: Path) -> None:
     """Raises InputError, with the fields to set, where a ResNet was trained on other pixels."""
-    of_file = CONVENTIONS["torchvision" if layout == "torchvision" else "released"]
-    wanted: dict[str, object] = {
-        "stride_in_1x1": of_file.stride_in_1x1,
-        "channel_order": of_file.channel_order,
+    conventions = CONVENTIONS["torchvision" if layout == "torchvision" else "released"]
+    expected: dict[str, object] = {
+        "stride_in_1x1": conventions.stride_in_1x1,
+        "channel_order": conventions.channel_order,
     }
     if layout == "torchvision":  # MSRA's mean is written with more or fewer digits
-        wanted |= {"pixel_mean": of_file.pixel_mean, "pixel_std": of_file.pixel_std}
-    other = {name: value for name, value in wanted.items() if getattr(config, name) != value}
+        expected |= {"pixel_mean": conventions.pixel_mean, "pixel_std": conventions.pixel_std}
+    other = {name: value for name, value in expected.items() if getattr(config, name) != value}
     if other:
-        fields = [f"detector.{name}={said(value)}" for name, value in other.items()]
+        fields = [f"detector.{name}={format_value(value)}" for name, value in other.items()]
         raise InputError(
             f"--init {path}: a ResNet of the layout {layout}, which was trained on other pixels or "
             f"strides than the recipe's; add {' '.join(fields)}"
         )
 
 
-def said(value: object) -> str:
+def format_value(value: object) -> str:
     """Returns a field's value as one writes it on the command line."""
     if isinstance(value, tuple):
         return f"[{','.join(map(str, value))}]"
     return str(value).lower()
 
 
-def of_detector(
+def load_detector_weights(
     model: FasterRCNN,
     state: Mapping[str, Tensor],
     config: DetectorConfig,
     names: tuple[Names, Names],
     path: Path,
-) -> Origins:
+) -> TensorOrigins:
     """Takes a detector's body and heads; rows of classes and attributes by their names."""
-    ours = model.state_dict()
+    model_state = model.state_dict()
     there = {
-        name: state[theirs]
-        for name in ours
-        if (theirs := published_name(name, config.family)) in state and name != ANCHORS
+        name: state[state_name]
+        for name in model_state
+        if (state_name := published_name(name, config.family)) in state and name != ANCHORS
     }
     same_classes = config.num_classes == model.config.num_classes
     known = bool(names[0].classes and names[1].classes)
@@ -187,89 +193,103 @@ def of_detector(
         ):
             rows = attribute_rows(names, config, model.config) if known else {}
         if rows is not None:
-            moved = with_rows(ours[name], there[name], rows, layer)
-            if moved is None:
+            merged_rows = merge_rows(model_state[name], there[name], rows, layer)
+            if merged_rows is None:
                 del there[name]
             else:
-                there[name] = moved
+                there[name] = merged_rows
                 origins_by_name[layer] = len(rows)
-    origins = loaded(model, there, path)
+    origins = load_tensors(model, there, path)
     origins.by_name = origins_by_name
     return origins
 
 
 def class_rows(
-    names: tuple[Names, Names], theirs: DetectorConfig, ours: DetectorConfig
+    names: tuple[Names, Names], old_config: DetectorConfig, new_config: DetectorConfig
 ) -> dict[int, int]:
     """Returns the class output of theirs for each of ours that both know, background with them."""
-    pairs = shared(names[0].classes, names[1].classes)
-    pairs.append((theirs.num_classes, ours.num_classes))
+    pairs = match_names(names[0].classes, names[1].classes)
+    pairs.append((old_config.num_classes, new_config.num_classes))
     old, new = (torch.tensor([pair[side] for pair in pairs]) for side in (0, 1))
     return dict(
-        zip(class_outputs(new, ours).tolist(), class_outputs(old, theirs).tolist(), strict=True)
+        zip(
+            class_outputs(new, new_config).tolist(),
+            class_outputs(old, old_config).tolist(),
+            strict=True,
+        )
     )
 
 
 def attribute_rows(
-    names: tuple[Names, Names], theirs: DetectorConfig, ours: DetectorConfig
+    names: tuple[Names, Names], old_config: DetectorConfig, new_config: DetectorConfig
 ) -> dict[int, int]:
     """Returns the attribute output of theirs for each of ours that both know."""
-    shifts = [int(config.attribute_background is True) for config in (theirs, ours)]
-    pairs = shared(names[0].attributes, names[1].attributes)
+    shifts = [int(config.attribute_background is True) for config in (old_config, new_config)]
+    pairs = match_names(names[0].attributes, names[1].attributes)
     return {new + shifts[1]: old + shifts[0] for old, new in pairs}
 
 
-def shared(theirs: Sequence[str], ours: Sequence[str]) -> list[tuple[int, int]]:
+def match_names(old_names: Sequence[str], new_names: Sequence[str]) -> list[tuple[int, int]]:
     """Returns their number and ours of what both name, by the first of our synonyms that they
     have.
     """
-    places: dict[str, int] = {}
-    for number, line in enumerate(theirs):
+    numbers_by_name: dict[str, int] = {}
+    for number, line in enumerate(old_names):
         for name in line.split(","):
-            places.setdefault(name.strip(), number)
+            numbers_by_name.setdefault(name.strip(), number)
     pairs = []
-    for number, line in enumerate(ours):
-        known = [places[name.strip()] for name in line.split(",") if name.strip() in places]
+    for number, line in enumerate(new_names):
+        known = [
+            numbers_by_name[name.strip()]
+            for name in line.split(",")
+            if name.strip() in numbers_by_name
+        ]
         pairs += [(known[0], number)] if known else []
     return pairs
 
 
-def with_rows(ours: Tensor, theirs: Tensor, rows: Mapping[int, int], layer: str) -> Tensor | None:
+def merge_rows(
+    new_tensor: Tensor, old_tensor: Tensor, rows: Mapping[int, int], layer: str
+) -> Tensor | None:
     """Returns our tensor with rows of theirs; None where there is none, or the shapes differ."""
     width = 4 if layer == "bbox_pred" else 1
-    if not rows or ours.shape[1:] != theirs.shape[1:]:
+    if not rows or new_tensor.shape[1:] != old_tensor.shape[1:]:
         return None
-    if width == 4 and (len(ours) == 4 or len(theirs) == 4):  # one regression for all classes
-        return theirs if ours.shape == theirs.shape else None
-    mixed = ours.clone().reshape(-1, width, *ours.shape[1:])
-    of_theirs = theirs.reshape(-1, width, *theirs.shape[1:])
+    if width == 4 and (
+        len(new_tensor) == 4 or len(old_tensor) == 4
+    ):  # one regression for all classes
+        return old_tensor if new_tensor.shape == old_tensor.shape else None
+    mixed = new_tensor.clone().reshape(-1, width, *new_tensor.shape[1:])
+    old_rows = old_tensor.reshape(-1, width, *old_tensor.shape[1:])
     for new, old in rows.items():
         # Without a regression of background, its row is none of the boxes'.
-        if new < len(mixed) and old < len(of_theirs):
-            mixed[new] = of_theirs[old].to(mixed.dtype)
-    return mixed.reshape(ours.shape)
+        if new < len(mixed) and old < len(old_rows):
+            mixed[new] = old_rows[old].to(mixed.dtype)
+    return mixed.reshape(new_tensor.shape)
 
 
-def loaded(model: FasterRCNN, tensors: Mapping[str, Tensor], path: Path) -> Origins:
+def load_tensors(model: FasterRCNN, tensors: Mapping[str, Tensor], path: Path) -> TensorOrigins:
     """Loads tensors by our names; the others stay new. Raises InputError for a body that lacks or
     differs.
     """
-    ours = {name: t for name, t in model.state_dict().items() if not name.endswith(COUNTERS)}
+    model_state = {name: t for name, t in model.state_dict().items() if not name.endswith(COUNTERS)}
     fitting = {
-        name: t for name, t in tensors.items() if name in ours and t.shape == ours[name].shape
+        name: t
+        for name, t in tensors.items()
+        if name in model_state and t.shape == model_state[name].shape
     }
-    body = [name for name in ours if not name.startswith((*HEADS, "proposal_generator."))]
+    body = [name for name in model_state if not name.startswith((*HEADS, "proposal_generator."))]
     if lacking := [name for name in body if name not in fitting]:
         first = lacking[0]
         shape = tuple(tensors[first].shape) if first in tensors else "missing"
         raise InputError(
-            f"--init {path}: {first} is {shape}, want {tuple(ours[first].shape)}"
+            f"--init {path}: {first} is {shape}, want {tuple(model_state[first].shape)}"
             f" ({len(lacking)} tensors of the body do not fit); give a ResNet-{model.config.depth} "
             "of the recipe's widths"
         )
     model.load_state_dict(fitting, strict=False)
-    heads = [name for name in ours if name != ANCHORS]
-    return Origins(
+    heads = [name for name in model_state if name != ANCHORS]
+    return TensorOrigins(
         taken=[name for name in heads if name in fitting],
         new=[name for name in heads if name not in fitting],
     )

@@ -24,7 +24,7 @@ from vlmill.extract.train.targets import (
     Regions,
     attribute_targets,
     candidates,
-    kept_labels,
+    mask_labels,
     match_anchors,
     match_regions,
     sample,
@@ -32,7 +32,7 @@ from vlmill.extract.train.targets import (
 )
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.resnet import widened
+from vlmill.models.detector.resnet import widen
 from vlmill.models.detector.roi_heads import pool_regions
 
 
@@ -113,7 +113,7 @@ class DetectorStep(nn.Module):
         foreground and background of each.
         """
         features = self.model.feature_map(batch.pictures)
-        logits, deltas = map(widened, self.model.proposal_generator.rpn_head(features))
+        logits, deltas = map(widen, self.model.proposal_generator.rpn_head(features))
         anchors = self.model.proposal_generator.anchor_generator(*logits.shape[-2:])
         targets = self.anchor_targets(batch, anchors, draw)
         losses = rpn_losses(
@@ -137,11 +137,11 @@ class DetectorStep(nn.Module):
         matches, labels, boxes = [], [], []
         for size, truth in zip(batch.sizes, batch.truths, strict=True):
             offset = self.model.config.box_offset
-            of_picture = match_anchors(anchors, truth.boxes, size, self.rpn, offset)
-            chosen = sample(of_picture.labels, self.rpn.matching, draw)
-            matches.append(of_picture)
-            labels.append(kept_labels(of_picture, chosen))
-            boxes.append(truth.boxes[of_picture.boxes] if len(truth.boxes) else anchors)
+            image_matches = match_anchors(anchors, truth.boxes, size, self.rpn, offset)
+            chosen = sample(image_matches.labels, self.rpn.matching, draw)
+            matches.append(image_matches)
+            labels.append(mask_labels(image_matches, chosen))
+            boxes.append(truth.boxes[image_matches.boxes] if len(truth.boxes) else anchors)
         return AnchorTargets(matches=matches, labels=torch.stack(labels), boxes=torch.stack(boxes))
 
     def proposals(
@@ -157,10 +157,10 @@ class DetectorStep(nn.Module):
             batch.min_sides,
             tops=(self.rpn.pre_nms_top, self.rpn.post_nms_top),
         )
-        taken = [score > -torch.inf for score in scores]
+        box_masks = [score > -torch.inf for score in scores]
         return [
-            (one[there], score[there])
-            for one, score, there in zip(boxes, scores, taken, strict=True)
+            (image_boxes[there], score[there])
+            for image_boxes, score, there in zip(boxes, scores, box_masks, strict=True)
         ]
 
     def regions(
@@ -168,8 +168,8 @@ class DetectorStep(nn.Module):
     ) -> list[Regions]:
         """Matches and samples the proposals of each picture."""
         config, sampled = self.model.config, []
-        for own, truth in zip(proposals, batch.truths, strict=True):
-            boxes = candidates(own, truth.boxes, self.roi)
+        for image_proposals, truth in zip(proposals, batch.truths, strict=True):
+            boxes = candidates(image_proposals, truth.boxes, self.roi)
             matches = match_regions(boxes, truth.boxes, self.roi, config.box_offset)
             sampled.append(
                 sample_regions(
@@ -188,35 +188,38 @@ class DetectorStep(nn.Module):
         config, heads = self.model.config, self.model.roi_heads
         rois = torch.cat(
             [
-                torch.cat((torch.full_like(one.boxes[:, :1], number), one.boxes), dim=1)
-                for number, one in enumerate(regions)
+                torch.cat(
+                    (torch.full_like(image_regions.boxes[:, :1], number), image_regions.boxes),
+                    dim=1,
+                )
+                for number, image_regions in enumerate(regions)
             ]
         )
-        means = heads.region_means(pool_regions(widened(features), rois, config))
+        means = heads.region_means(pool_regions(widen(features), rois, config))
         predictor = heads.box_predictor
         attributes = None
         if config.num_attributes:
-            classes = torch.cat([one.classes for one in regions])
+            classes = torch.cat([image_regions.classes for image_regions in regions])
             foreground = classes < config.num_classes
             outputs = class_outputs(classes[foreground], config)
-            attributes = widened(predictor.attributes_of(means[foreground], outputs))
+            attributes = widen(predictor.attributes_of(means[foreground], outputs))
         return Outputs(
             regions=regions,
             features=means,
-            class_logits=widened(predictor.cls_score(means)),
-            deltas=widened(predictor.bbox_pred(means)),
+            class_logits=widen(predictor.cls_score(means)),
+            deltas=widen(predictor.bbox_pred(means)),
             attribute_logits=attributes,
         )
 
     def head_losses(self, batch: Batch, outputs: Outputs) -> dict[str, Float[Tensor, ""]]:
         """Returns the losses of the sampled regions."""
         config, regions = self.model.config, outputs.regions
-        classes = torch.cat([one.classes for one in regions])
-        boxes = torch.cat([one.boxes for one in regions])
+        classes = torch.cat([image_regions.classes for image_regions in regions])
+        boxes = torch.cat([image_regions.boxes for image_regions in regions])
         matched = torch.cat(
             [
-                truth.boxes[one.matched] if len(truth.boxes) else one.boxes
-                for one, truth in zip(regions, batch.truths, strict=True)
+                truth.boxes[image_regions.matched] if len(truth.boxes) else image_regions.boxes
+                for image_regions, truth in zip(regions, batch.truths, strict=True)
             ]
         )
         losses = region_losses(
@@ -240,11 +243,11 @@ def attributes_of_regions(
     targets = [
         attribute_targets(
             truth.attributes,
-            one,
+            item,
             background=config.num_classes,
             shift=config.attribute_background is True,
         )
-        for truth, one in zip(truths, regions, strict=True)
+        for truth, item in zip(truths, regions, strict=True)
     ]
-    width = max(one.shape[1] for one in targets)
-    return torch.cat([F.pad(one, (0, width - one.shape[1]), value=-1) for one in targets])
+    width = max(item.shape[1] for item in targets)
+    return torch.cat([F.pad(item, (0, width - item.shape[1]), value=-1) for item in targets])

@@ -79,11 +79,13 @@ def sample(labels: Int64[Tensor, " R"], rule: Matching, draw: Draw) -> Sample:
 
     The first of a permutation of the positive places, in rising order, count; then of the negative.
     """
-    places = [(labels == label).nonzero().flatten() for label in (POSITIVE, NEGATIVE)]
+    candidate_sets = [(labels == label).nonzero().flatten() for label in (POSITIVE, NEGATIVE)]
     chosen, left = [], rule.batch
-    for candidates, most in zip(places, (rule.most_positives, rule.batch), strict=True):
+    for candidates, max_count in zip(
+        candidate_sets, (rule.most_positives, rule.batch), strict=True
+    ):
         order = draw(len(candidates)).to(candidates.device)
-        chosen.append(candidates[order[: min(most, left)]])
+        chosen.append(candidates[order[: min(max_count, left)]])
         left -= len(chosen[-1])
     return Sample(*chosen)
 
@@ -118,7 +120,7 @@ def match_anchors(
     return Matches(matches.overlaps, matches.boxes, labels)
 
 
-def kept_labels(matches: Matches, chosen: Sample) -> Int64[Tensor, " R"]:
+def mask_labels(matches: Matches, chosen: Sample) -> Int64[Tensor, " R"]:
     """Returns the labels of the examples alone, IGNORED elsewhere."""
     labels = torch.full_like(matches.labels, IGNORED)
     labels[chosen.negatives] = NEGATIVE
@@ -154,11 +156,11 @@ def sample_regions(
 ) -> Regions:
     """Draws the regions of one picture that the heads are trained on."""
     chosen = sample(matches.labels, rules.matching, draw)
-    places = chosen.places
-    matched = matches.boxes[places]
-    of_region = classes[matched] if len(classes) else torch.full_like(places, background)
-    of_region[len(chosen.positives) :] = background
-    return Regions(proposals[places], of_region, places, matched)
+    indices = chosen.places
+    matched = matches.boxes[indices]
+    region_classes = classes[matched] if len(classes) else torch.full_like(indices, background)
+    region_classes[len(chosen.positives) :] = background
+    return Regions(proposals[indices], region_classes, indices, matched)
 
 
 def encode_boxes(

@@ -25,7 +25,7 @@ class TrueBoxes:
 
 
 @dataclass(frozen=True)
-class Detected:
+class DetectedBoxes:
     """Holds what was detected in all pictures."""
 
     pictures: Ids  # [D]
@@ -55,7 +55,7 @@ class VgScores:
 
 
 def vg_scores(
-    truth: TrueBoxes, detected: Detected, num_names: int, *, overlap: float = OVERLAP
+    truth: TrueBoxes, detected: DetectedBoxes, num_names: int, *, overlap: float = OVERLAP
 ) -> VgScores:
     """Scores the detections of every name; those that overlap a true box by more than ``overlap``
     may hit it.
@@ -63,19 +63,26 @@ def vg_scores(
     boxes, scores = as_written(detected)
     precisions, thresholds = np.zeros(num_names), np.zeros(num_names)
     counts = np.bincount(truth.names, minlength=num_names).astype(np.int64)
-    of_truth, of_detected = by_name(truth.names, num_names), by_name(detected.names, num_names)
+    truth_by_name, detected_by_name = (
+        by_name(truth.names, num_names),
+        by_name(detected.names, num_names),
+    )
     for name in range(num_names):
-        own, ours = of_truth[name], of_detected[name]
-        if not len(own) or not len(ours):
+        true_indices, detected_indices = truth_by_name[name], detected_by_name[name]
+        if not len(true_indices) or not len(detected_indices):
             continue
-        order = ours[np.argsort(-scores[ours], kind="stable")]
+        order = detected_indices[np.argsort(-scores[detected_indices], kind="stable")]
         hits = true_positives(
-            truth.pictures[own], truth.boxes[own], detected.pictures[order], boxes[order], overlap
+            truth.pictures[true_indices],
+            truth.boxes[true_indices],
+            detected.pictures[order],
+            boxes[order],
+            overlap,
         )
-        recall = hits.cumsum() / len(own)
+        recall = hits.cumsum() / len(true_indices)
         precision = hits.cumsum() / np.arange(1, len(hits) + 1)
         precisions[name] = area_under_envelope(recall, precision)
-        if len(own) > 1:
+        if len(true_indices) > 1:
             total = precision + recall
             best = np.argmax(np.divide(precision * recall, total, where=total > 0, out=0 * total))
             thresholds[name] = scores[order[best]]
@@ -92,7 +99,7 @@ def by_name(names: Ids, num_names: int) -> list[Ids]:
     return np.split(order, ends)
 
 
-def as_written(detected: Detected) -> tuple[Numbers, Numbers]:
+def as_written(detected: DetectedBoxes) -> tuple[Numbers, Numbers]:
     """Returns boxes and scores as the original code reads them back from its text files."""
     shifted = (detected.boxes + 1).ravel()
     boxes = [float(f"{value:.1f}") for value in shifted.tolist()]
@@ -107,20 +114,20 @@ def true_positives(
 
     A detection counts for the box that it overlaps most, and there is no second choice.
     """
-    of_picture: dict[int, Ids] = {}
+    indices_by_image: dict[int, Ids] = {}
     for picture in np.unique(true_pictures).tolist():
-        of_picture[picture] = np.flatnonzero(true_pictures == picture)
+        indices_by_image[picture] = np.flatnonzero(true_pictures == picture)
     free = np.ones(len(true_boxes), dtype=bool)
     hits = np.zeros(len(boxes), dtype=bool)
-    for at, (picture, box) in enumerate(zip(pictures.tolist(), boxes, strict=True)):
-        places = of_picture.get(picture)
-        if places is None:
+    for index, (picture, box) in enumerate(zip(pictures.tolist(), boxes, strict=True)):
+        indices = indices_by_image.get(picture)
+        if indices is None:
             continue
-        overlaps = inclusive_overlaps(true_boxes[places], box)
+        overlaps = inclusive_overlaps(true_boxes[indices], box)
         best = int(overlaps.argmax())
-        place = places[best]
-        hits[at] = overlaps[best] > overlap and free[place]
-        free[place] &= not hits[at]
+        box_index = indices[best]
+        hits[index] = overlaps[best] > overlap and free[box_index]
+        free[box_index] &= not hits[index]
     return hits
 
 

@@ -87,13 +87,15 @@ class WholePictures:
     def vectors(self, pictures: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
         """Computes the vectors before the classifiers on the device, without waiting for it."""
         vectors = [
-            network.model(normalised([crops[network.preset.crop] for crops in pictures], network))
+            network.model(
+                normalise_crops([crops[network.preset.crop] for crops in pictures], network)
+            )
             for network in self.networks
         ]
         return torch.cat([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
 
 
-def normalised(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, "N 3 S S"]:
+def normalise_crops(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, "N 3 S S"]:
     """Pixels of 0..1 less the mean, in deviations, as torchvision's transforms compute it."""
     device = next(network.model.parameters()).device
     pixels = torch.from_numpy(np.stack(crops)).to(device).permute(0, 3, 1, 2)
@@ -104,7 +106,7 @@ def normalised(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, 
     return (pixels.contiguous().float() / 255 - mean) / std
 
 
-def open_whole(
+def open_global_networks(
     names: Sequence[str], files: Sequence[str] | None, *, seed: int, device: torch.device
 ) -> WholePictures:
     """Returns the networks with the files' weights, one each in this order, or with random ones.
@@ -120,22 +122,22 @@ def open_whole(
 
 def open_network(name: str, path: Path | None, *, seed: int, device: torch.device) -> WholeNetwork:
     """Opens one network with its weights."""
-    presets = presets_of(name)
+    presets = list_presets(name)
     model = without_classifier(name)
     if path is None:
         randomise(model, seed)
         preset, weights = presets[0], f"random weights, seed {seed}"
     else:
         load_weights(model, name, path)
-        preset, weights = preset_of(path, presets), path.name
+        preset, weights = find_preset(path, presets), path.name
     model.requires_grad_(False).eval()
-    digest = digest_of(model)
+    digest = compute_digest(model)
     return WholeNetwork(
         name=name, model=model.to(device), preset=preset, weights=weights, digest=digest
     )
 
 
-def presets_of(name: str) -> list[Preset]:
+def list_presets(name: str) -> list[Preset]:
     """torchvision's published weights of a network, the first ones first."""
     from torchvision.models import get_model_weights
 
@@ -148,7 +150,7 @@ def presets_of(name: str) -> list[Preset]:
     return presets
 
 
-def preset_of(path: Path, presets: Sequence[Preset]) -> Preset:
+def find_preset(path: Path, presets: Sequence[Preset]) -> Preset:
     """The transforms that belong to a file: torchvision's files begin their SHA-256 in their name.
 
     Other files count as the first published weights, with which the others' sizes came.
@@ -185,9 +187,9 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
     expected = model.state_dict()
     want = {key: tensor for key, tensor in expected.items() if key in tensors or COUNTER not in key}
-    if said := misfits(want, tensors):
+    if mismatch := misfits(want, tensors):
         raise InputError(
-            f"--global-weights {path} is no {name} of torchvision's: {said}; give the files in the "
+            f"--global-weights {path} is no {name} of torchvision's: {mismatch}; give the files in the "
             "order of --global-cnn"
         )
     model.load_state_dict(tensors, strict=False)  # counters may be absent; the rest was compared
@@ -208,7 +210,7 @@ def randomise(model: nn.Module, seed: int) -> None:
                     block.bn3.weight.fill_(1 / math.sqrt(len(module)))
 
 
-def digest_of(model: nn.Module) -> str:
+def compute_digest(model: nn.Module) -> str:
     """Returns 32 hexadecimal digits over every number of the weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

@@ -10,7 +10,7 @@ from vlmill.schemas.errors import InputError
 NETWORKS = {"densenet121": 1024, "resnet152": 2048, "googlenet": 1024}
 
 
-def networks_named(text: str, files: Sequence[str] | None) -> tuple[str, ...]:
+def parse_network_names(text: str, files: Sequence[str] | None) -> tuple[str, ...]:
     """The networks of ``--global-cnn``. Raises InputError for a name of none, or one twice, for
     another number of files than of networks, and for a file that is not there.
     """

@@ -11,7 +11,7 @@ from vlmill.models.beit.config import BeitConfig
 from vlmill.models.beit.model import EXPERT, Beit
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.files import without_prefix
-from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.layers.relative_position import (
     CLASS_ROWS,
     image_index,
@@ -53,7 +53,7 @@ def configure(config: Mapping[str, Any]) -> BeitConfig:
     ``num_classes`` (``num_labels``, ``id2label``) gives a classifier, otherwise ``vocab_size`` the
     head of masked image modelling.
     """
-    fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
+    fields = {field: config[key] for key, field in FIELDS.items() if key in config}
     if "width" not in fields:
         raise ValueError("no embed_dim or hidden_size: want BEiT's settings or config.json")
     per_layer = config.get("use_rel_pos_bias", config.get("use_relative_position_bias", False))
@@ -138,19 +138,19 @@ def links(model: nn.Module) -> list[Link]:
     assert isinstance(model, Beit)
     config = model.config
     keymap = [
-        *linked("patch_embedding.projection", "patch_embed.proj"),
+        *link_module("patch_embedding.projection", "patch_embed.proj"),
         Link("patch_embedding.class_token", ("cls_token",)),
     ]
     if config.absolute_positions:
         keymap.append(Link("patch_embedding.position", ("pos_embed",)))
     if config.final_norm:
-        keymap += linked("norm", "norm")
+        keymap += link_module("norm", "norm")
     if config.num_visual_tokens:
         keymap.append(Link("mask_token", ("mask_token",)))
-        keymap += linked("visual_head", "lm_head")
+        keymap += link_module("visual_head", "lm_head")
     if config.num_classes:
-        keymap += linked("pooled_norm", "fc_norm") if config.mean_pooling else []
-        keymap += linked("class_head", "head")
+        keymap += link_module("pooled_norm", "fc_norm") if config.mean_pooling else []
+        keymap += link_module("class_head", "head")
     for number in range(len(model.relative)):
         name = SHARED_TABLE if config.shared_relative else f"blocks.{number}.attn.{TABLE}"
         keymap.append(Link(f"relative.{number}.table", (name,)))
@@ -180,8 +180,8 @@ def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 def resize_image_table(table: Tensor, side: int) -> Tensor:
     """Resizes a table of patches and class token; the last rows are copied."""
-    patches, rest = table[:-CLASS_ROWS], table[-CLASS_ROWS:]
-    return torch.cat([resize_relative(patches, side), rest])
+    patches, class_rows = table[:-CLASS_ROWS], table[-CLASS_ROWS:]
+    return torch.cat([resize_relative(patches, side), class_rows])
 
 
 def rebuilt(model: nn.Module) -> dict[str, Tensor]:

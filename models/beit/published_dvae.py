@@ -39,12 +39,12 @@ def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:
     """
     if "blocks.input.w" in state and "blocks.output.conv.w" in state:
         matches = [re.match(r"blocks\.group_(\d+)\.block_(\d+)\.", name) for name in state]
-        places = [(int(m[1]), int(m[2])) for m in matches if m]
+        blocks = [(int(m[1]), int(m[2])) for m in matches if m]
         return DalleConfig(
             num_tokens=len(state["blocks.output.conv.w"]),
             width=len(state["blocks.input.w"]),
-            num_groups=max((group for group, _ in places), default=0),
-            blocks_per_group=max((block for _, block in places), default=0),
+            num_groups=max((group for group, _ in blocks), default=0),
+            blocks_per_group=max((block for _, block in blocks), default=0),
         )
     if "codebook.weight" in state and "encoder.0.0.weight" in state:
         tokens, width = state["codebook.weight"].shape

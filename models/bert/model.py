@@ -15,8 +15,8 @@ from vlmill.models.checks import check_below, check_occupied, check_texts, reada
 from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
-from vlmill.models.layers.packing import layout_of
-from vlmill.models.places import Places
+from vlmill.models.layers.packing import make_layout
+from vlmill.models.places import Positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Bert(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         segments: Int[Tensor, "B T"] | int = 0,
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> EncodedText:
         """Encodes texts (sec. 3); ``segments`` of each token, or one of all.
@@ -73,7 +73,7 @@ class Bert(nn.Module):
             check_below("tokens", tokens, self.config.vocab_size, "vocab_size")
             if isinstance(segments, Tensor):
                 check_below("segments", segments, self.config.num_segments, "num_segments")
-        layout = layout_of(token_mask, real, pack=pack)
+        layout = make_layout(token_mask, real, pack=pack)
         hidden = layout.pack(self.text_embedding(tokens, segments))
         hidden = run_layers(self.layers, hidden, layout)
         return EncodedText(text=hidden, pooled=self.pooler(hidden[:, 0]))
@@ -83,7 +83,7 @@ class Bert(nn.Module):
         tokens: Int[Tensor, "B T"],
         token_mask: Bool[Tensor, "B T"],
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B H"]:
         """Gives texts' vectors of length 1, for search by inner product.

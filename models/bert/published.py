@@ -8,7 +8,7 @@ from torch import nn
 from vlmill.models.bert.config import BertConfig
 from vlmill.models.bert.model import Bert
 from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.convert.names import block_links, canonical, mlm_head_links, text_embedding_links
 from vlmill.models.layers.blocks import LAYER_NORM_EPS
 
@@ -40,7 +40,7 @@ def configure(config: Mapping[str, Any]) -> BertConfig:
         )
     if "hidden_size" not in config:
         raise ValueError("no hidden_size: want BERT's bert_config.json or config.json")
-    return BertConfig(**{ours: config[key] for key, ours in FIELDS.items() if key in config})
+    return BertConfig(**{field: config[key] for key, field in FIELDS.items() if key in config})
 
 
 def links(model: nn.Module) -> list[Link]:
@@ -48,9 +48,9 @@ def links(model: nn.Module) -> list[Link]:
     assert isinstance(model, Bert)
     keymap = [
         *text_embedding_links(),
-        *linked("pooler.dense", "bert.pooler.dense"),
+        *link_module("pooler.dense", "bert.pooler.dense"),
         *mlm_head_links(tied_bias=(DECODER_BIAS,)),
-        *linked("next_sentence_head", "cls.seq_relationship"),
+        *link_module("next_sentence_head", "cls.seq_relationship"),
     ]
     for number in range(len(model.layers)):
         keymap += block_links(f"layers.{number}", f"bert.encoder.layer.{number}")

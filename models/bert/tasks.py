@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vlmill.models.bert.config import BertTextConfig
 from vlmill.models.bert.model import Bert
 from vlmill.models.layers.blocks import init_bert
-from vlmill.models.places import Places
+from vlmill.models.places import Positions
 
 
 class BertText(nn.Module):
@@ -29,7 +29,7 @@ class BertText(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         segments: Int[Tensor, "B T"] | None = None,
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
         """Gives logits of the labels; ``segments`` 0 and 1 for pairs, 0 if not given.

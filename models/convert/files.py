@@ -47,7 +47,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file")
     try:
-        return unwrapped(read_content(path))
+        return unwrap_state(read_content(path))
     except Unreadable as error:
         raise ValueError(f"{path} is no readable checkpoint ({error})") from None
     except ValueError as error:
@@ -109,12 +109,12 @@ def read_content(path: Path) -> Any:
         raise Unreadable(next(iter(str(error).splitlines()), type(error).__name__)) from None
 
 
-def unwrapped(content: object) -> dict[str, Tensor]:
+def unwrap_state(content: object) -> dict[str, Tensor]:
     """Takes the state dict in ``content`` out of its containers, and its names out of `PREFIXES`.
 
     Raises ValueError if there is none.
     """
-    state = tensors_of(state_dict_in(content))
+    state = collect_tensors(state_dict_in(content))
     while wrapped := [
         p for p in PREFIXES if all(name.startswith(p) and name != p for name in state)
     ]:
@@ -132,21 +132,23 @@ def state_dict_in(content: object) -> object:
     return content
 
 
-def tensors_of(state: object) -> dict[str, Tensor]:
+def collect_tensors(state: object) -> dict[str, Tensor]:
     """Gives the tensors of a state dict by name, arrays and numbers of numpy as such.
 
     Other entries (counters, optimiser states beside it) are left out. Raises ValueError if nothing
     is left.
     """
     entries = {name: state[name] for name in state} if isinstance(state, Mapping) else {}
-    tensors = {name: tensor_of(value) for name, value in entries.items() if isinstance(name, str)}
+    tensors = {
+        name: convert_to_tensor(value) for name, value in entries.items() if isinstance(name, str)
+    }
     state_dict = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if not state_dict:
         raise ValueError("no state dict: want parameter names with tensors")
     return state_dict
 
 
-def tensor_of(value: object) -> Tensor | None:
+def convert_to_tensor(value: object) -> Tensor | None:
     """Gives a tensor, an array as one in this machine's byte order, None for the rest."""
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.ndarray | np.generic) and plain.dtype.kind in "biuf":

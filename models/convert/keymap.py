@@ -24,9 +24,11 @@ class Link:
     rows: int | None = None
 
 
-def linked(ours: str, *theirs: str, parts: Sequence[str] = ("weight", "bias")) -> list[Link]:
+def link_module(
+    module: str, *references: str, parts: Sequence[str] = ("weight", "bias")
+) -> list[Link]:
     """Links a module's tensors: ``linked("out", "output.dense")`` for weight and bias."""
-    return [Link(f"{ours}.{p}", tuple(f"{name}.{p}" for name in theirs)) for p in parts]
+    return [Link(f"{module}.{p}", tuple(f"{name}.{p}" for name in references)) for p in parts]
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,15 @@ class LoadTable:
 
     def __str__(self) -> str:
         lines = [f"loaded      {len(self.loaded)} tensors"]
-        for ours, theirs in sorted(self.missing.items()):
-            lines.append(f"missing     {' + '.join(theirs)} (stays as initialised: {ours})")
+        for parameter, references in sorted(self.missing.items()):
+            lines.append(
+                f"missing     {' + '.join(references)} (stays as initialised: {parameter})"
+            )
         lines += [f"unexpected  {name} (ignored)" for name in self.unexpected]
-        for ours, (want, came) in sorted(self.mismatched.items()):
-            lines.append(f"shape       {ours} is {list(want)} here, {list(came)} in the checkpoint")
+        for parameter, (want, actual) in sorted(self.mismatched.items()):
+            lines.append(
+                f"shape       {parameter} is {list(want)} here, {list(actual)} in the checkpoint"
+            )
         return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.keymap import Link, link_module
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
@@ -14,8 +14,8 @@ DECODER = "cls.predictions.decoder.weight"  # the word table again
 
 
 def text_embedding_links(
-    ours: str = "text_embedding",
-    theirs: str = "bert.embeddings",
+    module: str = "text_embedding",
+    reference: str = "bert.embeddings",
     *,
     tied: Sequence[str] = (DECODER,),
     segment_rows: int | None = None,
@@ -25,49 +25,51 @@ def text_embedding_links(
     ``segment_rows``: the leading rows of the segment table that the reference has; None: all.
     """
     return [
-        Link(f"{ours}.word.weight", (f"{theirs}.word_embeddings.weight",), also=tuple(tied)),
-        Link(f"{ours}.position.weight", (f"{theirs}.position_embeddings.weight",)),
+        Link(f"{module}.word.weight", (f"{reference}.word_embeddings.weight",), also=tuple(tied)),
+        Link(f"{module}.position.weight", (f"{reference}.position_embeddings.weight",)),
         Link(
-            f"{ours}.segment.weight",
-            (f"{theirs}.token_type_embeddings.weight",),
+            f"{module}.segment.weight",
+            (f"{reference}.token_type_embeddings.weight",),
             rows=segment_rows,
         ),
-        *linked(f"{ours}.norm", f"{theirs}.LayerNorm"),
+        *link_module(f"{module}.norm", f"{reference}.LayerNorm"),
     ]
 
 
-def block_links(ours: str, theirs: str) -> list[Link]:
+def block_links(module: str, reference: str) -> list[Link]:
     """Links a `PostNormBlock`: ``block_links("layers.0", "bert.encoder.layer.0")``."""
-    attention = f"{theirs}.attention"
+    attention = f"{reference}.attention"
     names = [f"{attention}.self.{part}" for part in ("query", "key", "value")]
     return [
-        *linked(f"{ours}.attention.qkv", *names),
-        *linked(f"{ours}.attention.out", f"{attention}.output.dense"),
-        *linked(f"{ours}.norm", f"{attention}.output.LayerNorm"),
-        *feed_forward_links(f"{ours}.feed_forward", f"{theirs}.intermediate", f"{theirs}.output"),
+        *link_module(f"{module}.attention.qkv", *names),
+        *link_module(f"{module}.attention.out", f"{attention}.output.dense"),
+        *link_module(f"{module}.norm", f"{attention}.output.LayerNorm"),
+        *feed_forward_links(
+            f"{module}.feed_forward", f"{reference}.intermediate", f"{reference}.output"
+        ),
     ]
 
 
-def feed_forward_links(ours: str, up: str, down: str) -> list[Link]:
+def feed_forward_links(module: str, up: str, down: str) -> list[Link]:
     """Links a `FeedForwardSublayer`, whose halves are called ``up`` and ``down`` there."""
     return [
-        *linked(f"{ours}.feed_forward.up", f"{up}.dense"),
-        *linked(f"{ours}.feed_forward.down", f"{down}.dense"),
-        *linked(f"{ours}.norm", f"{down}.LayerNorm"),
+        *link_module(f"{module}.feed_forward.up", f"{up}.dense"),
+        *link_module(f"{module}.feed_forward.down", f"{down}.dense"),
+        *link_module(f"{module}.norm", f"{down}.LayerNorm"),
     ]
 
 
 def mlm_head_links(
-    ours: str = "mlm_head", theirs: str = "cls.predictions", *, tied_bias: Sequence[str] = ()
+    module: str = "mlm_head", reference: str = "cls.predictions", *, tied_bias: Sequence[str] = ()
 ) -> list[Link]:
     """Links an `MlmHead`; its decoder belongs to the word table's link.
 
     ``tied_bias`` are further names of the bias in the reference.
     """
     return [
-        *linked(f"{ours}.transform.dense", f"{theirs}.transform.dense"),
-        *linked(f"{ours}.transform.norm", f"{theirs}.transform.LayerNorm"),
-        Link(f"{ours}.bias", (f"{theirs}.bias",), also=tuple(tied_bias)),
+        *link_module(f"{module}.transform.dense", f"{reference}.transform.dense"),
+        *link_module(f"{module}.transform.norm", f"{reference}.transform.LayerNorm"),
+        Link(f"{module}.bias", (f"{reference}.bias",), also=tuple(tied_bias)),
     ]
 
 
@@ -99,12 +101,12 @@ def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def region_embedding_links(ours: str, theirs: str) -> list[Link]:
+def region_embedding_links(module: str, reference: str) -> list[Link]:
     """Links a `RegionEmbedding` to the names of ViLBERT and its descendants."""
     return [
-        *linked(f"{ours}.feature", f"{theirs}.image_embeddings"),
-        *linked(f"{ours}.location", f"{theirs}.image_location_embeddings"),
-        *linked(f"{ours}.norm", f"{theirs}.LayerNorm"),
+        *link_module(f"{module}.feature", f"{reference}.image_embeddings"),
+        *link_module(f"{module}.location", f"{reference}.image_location_embeddings"),
+        *link_module(f"{module}.norm", f"{reference}.LayerNorm"),
     ]
 
 
@@ -112,19 +114,19 @@ def pretraining_links(matching: str) -> list[Link]:
     """Links `PairHeads`; ``matching`` is the reference's name of the matching layer."""
     return [
         *mlm_head_links(),
-        *linked("region_head.transform.dense", "cls.imagePredictions.transform.dense"),
-        *linked("region_head.transform.norm", "cls.imagePredictions.transform.LayerNorm"),
-        *linked("region_head.decoder", "cls.imagePredictions.decoder"),
-        *linked("match_head", matching),
+        *link_module("region_head.transform.dense", "cls.imagePredictions.transform.dense"),
+        *link_module("region_head.transform.norm", "cls.imagePredictions.transform.LayerNorm"),
+        *link_module("region_head.decoder", "cls.imagePredictions.decoder"),
+        *link_module("match_head", matching),
     ]
 
 
 def score_links() -> list[Link]:
     """Links `ScoreHeads`; the last is spelled so in every checkpoint."""
     return [
-        *linked("score_head", "vil_logit"),
-        *linked("region_head", "vision_logit"),
-        *linked("token_head", "linguisic_logit"),
+        *link_module("score_head", "vil_logit"),
+        *link_module("region_head", "vision_logit"),
+        *link_module("token_head", "linguisic_logit"),
     ]
 
 

@@ -25,16 +25,16 @@ SECONDS = 600  # of processor time; RefCOCO's take some ten
 LIST, OTHER, ERROR, END = "list", "other", "error", "end"
 
 
-def unpickled_list(content: bytes, *, encoding: str = "latin1") -> Generator[Any, None, None]:
+def read_pickled_list(content: bytes, *, encoding: str = "latin1") -> Generator[Any, None, None]:
     """Yields the elements of the list that a pickle holds, as plain data, one at a time.
 
     ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes. Raises BadPickle for
     anything else than a list of plain data, or one that needs more than MEMORY or SECONDS.
     """
     with _reader(content, encoding) as answers:
-        kind, said = next(answers)
+        kind, payload = next(answers)
         if kind == OTHER:
-            raise BadPickle(f"it holds a {said}, want a list")
+            raise BadPickle(f"it holds a {payload}, want a list")
         for kind, element in answers:
             if kind == END:
                 return
@@ -74,7 +74,7 @@ def _reader(content: bytes, encoding: str) -> Iterator[Iterator[tuple[str, Any]]
 def _answers(child: "subprocess.Popen[bytes]", output: Any) -> Iterator[tuple[str, Any]]:
     while True:
         try:
-            kind, said = marshal.load(output)
+            kind, payload = marshal.load(output)
         except (EOFError, ValueError, TypeError):
             status = child.wait()
             if status in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -82,18 +82,18 @@ def _answers(child: "subprocess.Popen[bytes]", output: Any) -> Iterator[tuple[st
                 raise BadPickle(f"reading it takes {why}") from None
             raise BadPickle(f"the process that read it ended with status {status}") from None
         if kind == ERROR:
-            raise BadPickle(said)
-        yield kind, said
+            raise BadPickle(payload)
+        yield kind, payload
 
 
 def _limit(memory: int, seconds: int) -> None:
     """Bounds this process."""
     statm = Path("/proc/self/statm")  # of other systems the limit counts Python, too
-    own = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
-    for kind, most in ((resource.RLIMIT_AS, own + memory), (resource.RLIMIT_CPU, seconds)):
+    own_memory = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    for kind, limit in ((resource.RLIMIT_AS, own_memory + memory), (resource.RLIMIT_CPU, seconds)):
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, hard))
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, hard))
 
 
 def _answer(content: bytes, encoding: str, output: BinaryIO) -> None:

@@ -62,7 +62,7 @@ def grid_anchors(
     return (shifts + cells).reshape(-1, 4)
 
 
-def cell_anchors_of(config: DetectorConfig) -> Float[Tensor, "A 4"]:
+def make_cell_anchors(config: DetectorConfig) -> Float[Tensor, "A 4"]:
     """Returns the anchors of one cell as configured."""
     if config.cell_anchors is not None:
         return torch.tensor(config.cell_anchors)
@@ -79,7 +79,7 @@ class AnchorGenerator(nn.Module):
         super().__init__()
         self.stride, self.shift = config.stride, config.anchor_offset
         self.cell_anchors = nn.Module()
-        self.cell_anchors.register_buffer("0", cell_anchors_of(config))
+        self.cell_anchors.register_buffer("0", make_cell_anchors(config))
 
     def forward(self, rows: int, columns: int) -> Float[Tensor, "GVA 4"]:
         cells = self.cell_anchors.get_buffer("0")

@@ -14,7 +14,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.stem = Stem(
             config.stem_channels,
-            norm_of(config, 1),
+            make_norm(config, 1),
             ceil_pool=config.stem_ceil_pool,
             normalise_input=config.pre_activation,
         )
@@ -27,7 +27,7 @@ class Backbone(nn.Module):
         return features
 
 
-def norm_of(config: DetectorConfig, number: int) -> Norm:
+def make_norm(config: DetectorConfig, number: int) -> Norm:
     """Returns the normalisation of stage ``number`` (the stem is 1): constant in frozen stages."""
     frozen = number <= config.frozen_stages
     return Norm(eps=config.norm_eps, kind="frozen" if frozen else config.batch_norm)
@@ -40,7 +40,7 @@ def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
     blocks = BLOCKS[config.depth][number - 2]
     widths = (before, config.res2_width * factor, config.res2_channels * factor)
     stride = {2: 1, 5: config.res5_stride}.get(number, 2)
-    norm = norm_of(config, number)
+    norm = make_norm(config, number)
     dilation, in_1x1 = config.res5_dilation if number == 5 else 1, config.stride_in_1x1
     if config.pre_activation:
         return pre_activation_stage(

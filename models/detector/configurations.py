@@ -47,7 +47,7 @@ def as_lists(value: Any) -> Value:
     return [as_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def family_of(names: Sequence[str]) -> Family:
+def recognise_family(names: Sequence[str]) -> Family:
     """Whose configuration has keys of these names. Raises ValueError for keys of nobody."""
     if any(name.lower().startswith(("resnets.", "roi_box_head.")) for name in names):
         return "hf-frcnn"
@@ -62,13 +62,13 @@ def family_of(names: Sequence[str]) -> Family:
     raise ValueError("no section MODEL, and none of resnets")
 
 
-def configuration_of(values: Mapping[str, Value]) -> Configuration:
+def read_configuration(values: Mapping[str, Value]) -> Configuration:
     """Reads a configuration by its dotted keys; what it leaves out has its library's default.
 
     Raises ValueError for a configuration of nobody's, and WrongKey for a key that is unknown, holds
     what cannot be honoured, or contradicts another.
     """
-    family = family_of(list(values))
+    family = recognise_family(list(values))
     if family == "hf-frcnn":  # which reads its names in either case
         for name in values:
             if name != name.lower() and name.lower() in values:
@@ -82,10 +82,10 @@ def configuration_of(values: Mapping[str, Value]) -> Configuration:
     for name, value in values.items():
         if name not in names.keys and not names.ignores(name):
             raise WrongKey(name, value, f"a key that a C4 model of {family} has")
-    return Configuration(family=family, values=values, config=config_of(family, values))
+    return Configuration(family=family, values=values, config=make_config(family, values))
 
 
-def config_of(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
+def make_config(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
     """Returns the fields that the keys of a family set; keys that set none are not looked at."""
     fields: dict[str, Any] = {}
     for name, key in NAMES[family].keys.items():

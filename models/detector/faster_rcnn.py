@@ -20,7 +20,7 @@ from vlmill.models.detector.backbone import Backbone
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.proposals import ProposalGenerator
-from vlmill.models.detector.resnet import PreActivationBottleneck, widened
+from vlmill.models.detector.resnet import PreActivationBottleneck, widen
 from vlmill.models.detector.roi_heads import RoiHeads
 
 
@@ -54,7 +54,7 @@ class DetectorNetwork(nn.Module, ABC):
         min_sides: Float[Tensor, " N"],
         *,
         given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
-        whole: bool = False,
+        with_global_features: bool = False,
         chunk: int = 50,
     ) -> Detections:
         """Detects in pictures, or describes ``given_boxes`` (and which of them count).
@@ -69,7 +69,7 @@ class DetectorNetwork(nn.Module, ABC):
             self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
         )
         detections = self.describe(features, *regions, chunk)
-        if not whole:
+        if not with_global_features:
             return detections
         return dataclasses.replace(detections, whole=self.whole_pictures(features, limits, chunk))
 
@@ -91,7 +91,7 @@ class DetectorNetwork(nn.Module, ABC):
         self,
         features: Float[Tensor, "N C G V"],
         boxes: Float[Tensor, "N P 4"],
-        taken: Bool[Tensor, "N P"],
+        box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
         """Returns what the network says of boxes on the feature map."""
@@ -144,33 +144,33 @@ class FasterRCNN(DetectorNetwork):
         self,
         features: Float[Tensor, "N C G V"],
         boxes: Float[Tensor, "N P 4"],
-        taken: Bool[Tensor, "N P"],
+        box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
         """Returns features, classes and attributes of proposals or given boxes on the feature
         map.
         """
-        region_features = self.roi_heads.region_features(features, boxes, taken, chunk)
-        return self.classify(boxes, taken, region_features)
+        region_features = self.roi_heads.region_features(features, boxes, box_mask, chunk)
+        return self.classify(boxes, box_mask, region_features)
 
     def classify(
         self,
         boxes: Float[Tensor, "N P 4"],
-        taken: Bool[Tensor, "N P"],
+        box_mask: Bool[Tensor, "N P"],
         region_features: Float[Tensor, "N P D"],
     ) -> Detections:
         """Says what the predictors say of regions with these features."""
         predictor = self.roi_heads.box_predictor
-        class_logits = widened(predictor.cls_score(region_features))
+        class_logits = widen(predictor.cls_score(region_features))
         attributes = deltas = None
         if self.config.num_attributes:
-            logits = widened(predictor.attribute_logits(region_features, class_logits))
+            logits = widen(predictor.attribute_logits(region_features, class_logits))
             attributes = predictor.attribute_probs(logits)
         if self.config.written_boxes == "refined":
-            deltas = widened(predictor.bbox_pred(region_features))
+            deltas = widen(predictor.bbox_pred(region_features))
         return Detections(
             boxes=boxes,
-            taken=taken,
+            taken=box_mask,
             features=region_features,
             class_probs=class_logits.softmax(dim=-1),
             attribute_probs=attributes,

@@ -75,7 +75,7 @@ def finish(
 def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
     """Computes a folded convolution, not rectified."""
     if multiplies_rows(conv, x):
-        return as_map(F.linear(rows_of(conv, x), conv.weight.flatten(1), conv.bias), conv, x)
+        return as_map(F.linear(gather_rows(conv, x), conv.weight.flatten(1), conv.bias), conv, x)
     if computes_in_quarters(conv, x):
         parts = F.conv2d(quarters(x), conv.weight, conv.bias, padding=1, groups=conv.groups)
         return from_quarters(parts)
@@ -89,10 +89,12 @@ def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B
     if multiplies_rows(conv, x):
         assert conv.bias is not None
         columns = conv.weight.flatten(1).T
-        rectified: Tensor = torch._addmm_activation(conv.bias, rows_of(conv, x), columns)
+        rectified: Tensor = torch._addmm_activation(conv.bias, gather_rows(conv, x), columns)
         return as_map(rectified, conv, x)
     if fuses_on_gpu(conv, x):
-        fused: Tensor = torch.cudnn_convolution_relu(x, conv.weight, conv.bias, *placed(conv))
+        fused: Tensor = torch.cudnn_convolution_relu(
+            x, conv.weight, conv.bias, *cudnn_geometry(conv)
+        )
         return fused
     if not can_fuse(x):
         return relu(plain_conv(conv, x))
@@ -108,7 +110,7 @@ def conv_add_relu(
     """Computes a folded convolution plus ``other``, which may be overwritten, rectified."""
     if fuses_on_gpu(conv, x):
         fused: Tensor = torch.cudnn_convolution_add_relu(
-            x, conv.weight, other, 1.0, conv.bias, *placed(conv)
+            x, conv.weight, other, 1.0, conv.bias, *cudnn_geometry(conv)
         )
         return fused
     if not can_fuse(x):
@@ -134,7 +136,7 @@ def multiplies_rows(conv: FoldedConv, x: Tensor) -> bool:
     return infers_on_gpu(conv, x) and conv.weight.shape[2:] == (1, 1) and conv.groups == 1
 
 
-def rows_of(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "BGV C"]:
+def gather_rows(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "BGV C"]:
     """Returns the cells that a 1x1 convolution reads; of channels last without a copy if it reads
     all.
     """
@@ -171,16 +173,16 @@ def quarters(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B4 C H2 W2"]:
     """
     number, channels, height, width = x.shape
     cells = x.permute(0, 2, 3, 1).reshape(number, height // 2, 2, width // 2, 2, channels)
-    apart = cells.permute(0, 2, 4, 1, 3, 5).reshape(-1, height // 2, width // 2, channels)
-    return apart.permute(0, 3, 1, 2)
+    parts = cells.permute(0, 2, 4, 1, 3, 5).reshape(-1, height // 2, width // 2, channels)
+    return parts.permute(0, 3, 1, 2)
 
 
 def from_quarters(parts: Float[Tensor, "B4 D G V"]) -> Float[Tensor, "B D G2 V2"]:
     """Puts together what :func:`quarters` took apart; channels last."""
     number, channels, height, width = parts.shape
     cells = parts.permute(0, 2, 3, 1).reshape(number // 4, 2, 2, height, width, channels)
-    whole = cells.permute(0, 3, 1, 4, 2, 5).reshape(number // 4, 2 * height, 2 * width, channels)
-    return whole.permute(0, 3, 1, 2)
+    merged = cells.permute(0, 3, 1, 4, 2, 5).reshape(number // 4, 2 * height, 2 * width, channels)
+    return merged.permute(0, 3, 1, 2)
 
 
 def fuses_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
@@ -216,7 +218,7 @@ def geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
     return conv.padding, conv.stride, conv.dilation, conv.groups
 
 
-def placed(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
+def cudnn_geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
     """Returns stride, padding, dilation and groups, as cuDNN's operators take them."""
     return conv.stride, conv.padding, conv.dilation, conv.groups
 

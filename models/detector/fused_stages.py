@@ -89,8 +89,8 @@ class FusedStage(nn.Sequential):
 
         ``cells`` are the values of different windows, and ``index`` says which a bin has.
         """
-        apart = self.grids_apart() if index.shape[1] % 2 == 0 else 1
-        grids, grid_of = split_grids(index, apart)
+        dilation = self.grids_apart() if index.shape[1] % 2 == 0 else 1
+        grids, grid_index = split_grids(index, dilation)
         cells = in_computed_type(cells)
         first, *later = self.folded_blocks(cells)
         assert first.shortcut is not None
@@ -98,15 +98,15 @@ class FusedStage(nn.Sequential):
         shortcut_cells = conv_cells(first.shortcut, cells)
         step, shortcut_step = first.conv1.stride[0], first.shortcut.stride[0]
         means = []
-        for part in torch.split(interleave(grids, apart), chunk):
+        for part in torch.split(interleave(grids, dilation), chunk):
             hidden = take(hidden_cells, part[:, ::step, ::step])
             x = finish(
                 first, hidden, take(shortcut_cells, part[:, ::shortcut_step, ::shortcut_step])
             )
             for block in later:
                 x = finish(block, conv_relu(block.conv1, x), x)
-            means.append(grid_means(x, apart))
-        return torch.cat(means)[grid_of].mean(dim=1)
+            means.append(grid_means(x, dilation))
+        return torch.cat(means)[grid_index].mean(dim=1)
 
     def grids_apart(self) -> int:
         """Says into how many grids along each axis the stage's input falls apart: 2 or 1."""
@@ -122,40 +122,40 @@ class FusedStage(nn.Sequential):
 
 
 def split_grids(
-    index: Int64[Tensor, "R P P"], apart: int
+    index: Int64[Tensor, "R P P"], dilation: int
 ) -> tuple[Int64[Tensor, "S G G"], Int64[Tensor, "R A"]]:
-    """Returns the different grids of every ``apart``-th bin of an axis, and which ones a region
+    """Returns the different grids of every ``dilation``-th bin of an axis, and which ones a region
     has.
     """
     regions, size, _ = index.shape
-    side = size // apart
-    grids = index.reshape(regions, side, apart, side, apart).permute(0, 2, 4, 1, 3)
-    flat = grids.reshape(regions * apart**2, side * side)
+    side = size // dilation
+    grids = index.reshape(regions, side, dilation, side, dilation).permute(0, 2, 4, 1, 3)
+    flat = grids.reshape(regions * dilation**2, side * side)
     different, which = torch.unique(flat, dim=0, return_inverse=True)
-    return different.reshape(-1, side, side), which.reshape(regions, apart**2)
+    return different.reshape(-1, side, side), which.reshape(regions, dilation**2)
 
 
-def interleave(grids: Int64[Tensor, "S G G"], apart: int) -> Int64[Tensor, "V P P"]:
-    """Puts each ``apart`` x ``apart`` grids in the place of a region; the last ones fill it up."""
+def interleave(grids: Int64[Tensor, "S G G"], dilation: int) -> Int64[Tensor, "V P P"]:
+    """Puts each ``dilation`` x ``dilation`` grids in the place of a region; the last ones fill it up."""
     count, side, _ = grids.shape
-    missing = -count % apart**2
-    whole = torch.cat((grids, grids[-1:].expand(missing, -1, -1)))
-    quarters = whole.reshape(-1, apart, apart, side, side).permute(0, 3, 1, 4, 2)
-    return quarters.reshape(-1, side * apart, side * apart)
+    missing = -count % dilation**2
+    padded = torch.cat((grids, grids[-1:].expand(missing, -1, -1)))
+    quarters = padded.reshape(-1, dilation, dilation, side, side).permute(0, 3, 1, 4, 2)
+    return quarters.reshape(-1, side * dilation, side * dilation)
 
 
-def grid_means(x: Float[Tensor, "V D P P"], apart: int) -> Float[Tensor, "S D"]:
+def grid_means(x: Float[Tensor, "V D P P"], dilation: int) -> Float[Tensor, "S D"]:
     """Returns the mean of each grid, in the order in which they were interleaved; at least float32.
 
     Row after row: one mean over both axes takes seven times as long, and twice that of bfloat16.
     """
     regions, channels, size, _ = x.shape
-    side = size // apart
-    cells = x.permute(0, 2, 3, 1).reshape(regions, side, apart, side, apart, channels)
+    side = size // dilation
+    cells = x.permute(0, 2, 3, 1).reshape(regions, side, dilation, side, dilation, channels)
     sums = torch.zeros_like(cells[:, 0], dtype=torch.promote_types(x.dtype, torch.float32))
     for row in cells.unbind(dim=1):
         sums += row
-    return (sums.sum(dim=2) / side**2).reshape(regions * apart**2, channels)
+    return (sums.sum(dim=2) / side**2).reshape(regions * dilation**2, channels)
 
 
 def fuse_stages(model: nn.Module) -> None:
@@ -175,8 +175,8 @@ def is_folded(block: nn.Module) -> bool:
 def take(cells: Float[Tensor, "U D"], index: Int64[Tensor, "R G V"]) -> Float[Tensor, "R D G V"]:
     """Gathers the cells of each region, channels last."""
     regions, rows, columns = index.shape
-    taken = cells.index_select(0, index.reshape(-1))
-    return taken.view(regions, rows, columns, -1).permute(0, 3, 1, 2)
+    gathered = cells.index_select(0, index.reshape(-1))
+    return gathered.view(regions, rows, columns, -1).permute(0, 3, 1, 2)
 
 
 def shares_windows(stage: nn.Module) -> TypeGuard[FusedStage]:

@@ -62,16 +62,16 @@ def best_survivors(
     the limit; equal scores in their places' order.
     """
     pictures, boxes = scores.shape
-    places = torch.empty((pictures, len(limits), count), dtype=torch.int64, device=scores.device)
-    values = scores.new_empty(places.shape)
+    indices = torch.empty((pictures, len(limits), count), dtype=torch.int64, device=scores.device)
+    values = scores.new_empty(indices.shape)
     block = triton.next_power_of_2(boxes)
-    if places.numel():
+    if indices.numel():
         _take_best[(pictures * len(limits),)](
             scores.contiguous(),
             corners.contiguous(),
             areas.contiguous(),
             limits.contiguous(),
-            places,
+            indices,
             values,
             len(limits),
             boxes,
@@ -80,7 +80,7 @@ def best_survivors(
             num_warps=WARPS_OF_FEW if block <= FEW else WARPS_OF_MANY,
             enable_fp_fusion=False,
         )
-    return places, values
+    return indices, values
 
 
 def survivors_in_lists(
@@ -111,9 +111,9 @@ def survivors_in_lists(
 @triton.jit
 @no_type_check
 def _half_away(value):
-    whole = tl.where(value >= 0, tl.floor(value), tl.ceil(value))
+    truncated = tl.where(value >= 0, tl.floor(value), tl.ceil(value))
     away = tl.where(value >= 0, 1.0, -1.0)
-    return tl.where(tl.abs(value - whole) >= 0.5, whole + away, whole)
+    return tl.where(tl.abs(value - truncated) >= 0.5, truncated + away, truncated)
 
 
 @triton.jit
@@ -156,8 +156,8 @@ def _pool(
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     for row in range(first_row, end_row):
         for column in range(first_column, end_column):
-            at = ((picture * rows + row) * columns + column) * channels
-            value = tl.load(cells + at + channel, mask=exists, other=float("-inf"))
+            offset = ((picture * rows + row) * columns + column) * channels
+            value = tl.load(cells + offset + channel, mask=exists, other=float("-inf"))
             best = tl.maximum(best, value.to(tl.float32))
     if (end_row <= first_row) | (end_column <= first_column):
         best = tl.zeros((BLOCK,), tl.float32)
@@ -172,7 +172,7 @@ def _take_best(
     corners,
     areas,
     limits,
-    places,
+    indices,
     values,
     thresholds,
     boxes,
@@ -183,26 +183,28 @@ def _take_best(
     number = tl.program_id(0).to(tl.int64)
     limit = tl.load(limits + number % thresholds)
     first = number // thresholds * boxes
-    place = tl.arange(0, BLOCK)
-    exists = place < boxes
-    alive = tl.load(scores + first + place, mask=exists, other=float("-inf"))
-    corner = corners + (first + place) * 4
+    index = tl.arange(0, BLOCK)
+    exists = index < boxes
+    alive = tl.load(scores + first + index, mask=exists, other=float("-inf"))
+    corner = corners + (first + index) * 4
     left = tl.load(corner, mask=exists, other=0.0)
     top = tl.load(corner + 1, mask=exists, other=0.0)
     right = tl.load(corner + 2, mask=exists, other=0.0)
     bottom = tl.load(corner + 3, mask=exists, other=0.0)
-    area = tl.load(areas + first + place, mask=exists, other=0.0)
+    area = tl.load(areas + first + index, mask=exists, other=0.0)
     for step in range(count):
         value, best = tl.max(alive, axis=0, return_indices=True)
-        tl.store(places + number * count + step, best.to(tl.int64))
+        tl.store(indices + number * count + step, best.to(tl.int64))
         tl.store(values + number * count + step, value)
-        of_best = corners + (first + best) * 4
-        width = tl.minimum(right, tl.load(of_best + 2)) - tl.maximum(left, tl.load(of_best))
-        height = tl.minimum(bottom, tl.load(of_best + 3)) - tl.maximum(top, tl.load(of_best + 1))
+        best_corner = corners + (first + best) * 4
+        width = tl.minimum(right, tl.load(best_corner + 2)) - tl.maximum(left, tl.load(best_corner))
+        height = tl.minimum(bottom, tl.load(best_corner + 3)) - tl.maximum(
+            top, tl.load(best_corner + 1)
+        )
         inter = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
         union = tl.load(areas + first + best) + area - inter
         # Its overlap with itself may be 0 / 0.
-        dead = (tl.div_rn(inter, union) > limit) | (place == best)
+        dead = (tl.div_rn(inter, union) > limit) | (index == best)
         alive = tl.where(dead, float("-inf"), alive)
 
 
@@ -211,15 +213,15 @@ def _take_best(
 def _walk_down(scores, suppresses, survives, classes, boxes, BLOCK: tl.constexpr):
     """Suppresses the boxes of one picture in one class, a program each."""
     number = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    exists = place < boxes
-    alive = tl.load(scores + number * boxes + place, mask=exists, other=float("-inf"))
+    index = tl.arange(0, BLOCK)
+    exists = index < boxes
+    alive = tl.load(scores + number * boxes + index, mask=exists, other=float("-inf"))
     first = number // classes * boxes
     survivor = tl.zeros((BLOCK,), tl.int32)
     value, best = tl.max(alive, axis=0, return_indices=True)
     while value > float("-inf"):
-        suppressed = tl.load(suppresses + (first + best) * boxes + place, mask=exists, other=0)
-        survivor = tl.where(place == best, 1, survivor)
-        alive = tl.where((suppressed != 0) | (place == best), float("-inf"), alive)
+        suppressed = tl.load(suppresses + (first + best) * boxes + index, mask=exists, other=0)
+        survivor = tl.where(index == best, 1, survivor)
+        alive = tl.where((suppressed != 0) | (index == best), float("-inf"), alive)
         value, best = tl.max(alive, axis=0, return_indices=True)
-    tl.store(survives + number * boxes + place, survivor.to(tl.uint8), mask=exists)
+    tl.store(survives + number * boxes + index, survivor.to(tl.uint8), mask=exists)

@@ -22,7 +22,7 @@ from vlmill.models.detector.config import (
 from vlmill.models.detector.keys import (
     MISSING,
     Key,
-    alone,
+    as_tuple,
     asks,
     each,
     either,
@@ -31,10 +31,10 @@ from vlmill.models.detector.keys import (
     number,
     numbers,
     one_level,
-    one_of,
+    lookup,
     sets,
     single,
-    whole,
+    integer,
     without,
 )
 
@@ -46,7 +46,7 @@ C4 = "regions have their features from ResNet C4 models alone"
 POOLINGS = {"ROIPool": "pool", "ROIAlign": "align-legacy", "ROIAlignV2": "align"}
 ORDERS = {"BGR": "bgr", "RGB": "rgb"}
 HALVED = {True: (2, 1), False: (1, 2)}  # res5's stride and dilation
-RPN_WIDTH = either(one_of({-1: None}), whole(1, MAX_CHANNELS))  # None: as wide as its input
+RPN_WIDTH = either(lookup({-1: None}), integer(1, MAX_CHANNELS))  # None: as wide as its input
 # The same at inference: constants for each channel.
 BATCH_NORMS = ("FrozenBN", "BN", "SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
@@ -104,7 +104,7 @@ DETECTRON2_KEYS: dict[str, Key] = {
     "MODEL.KEYPOINT_ON": asks(False, False, "there is no head of keypoints here"),
     "MODEL.LOAD_PROPOSALS": asks(False, False, "--boxes says boxes from elsewhere"),
     "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, "convolutions here have no groups"),
-    "MODEL.RESNETS.NORM": Key("FrozenBN", one_of(dict.fromkeys(BATCH_NORMS)), ()),
+    "MODEL.RESNETS.NORM": Key("FrozenBN", lookup(dict.fromkeys(BATCH_NORMS)), ()),
     "MODEL.RESNETS.DEFORM_ON_PER_STAGE": asks(
         [False] * 4, [False] * 4, "there are no deformable convolutions here"
     ),
@@ -114,14 +114,14 @@ DETECTRON2_KEYS: dict[str, Key] = {
     "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": asks(False, False, "classes here share a softmax"),
     "MODEL.PIXEL_MEAN": sets("pixel_mean", [103.53, 116.28, 123.675], numbers(3, -1e4, 1e4)),
     "MODEL.PIXEL_STD": sets("pixel_std", [1.0, 1.0, 1.0], numbers(3, 1e-4, 1e4)),
-    "INPUT.MIN_SIZE_TEST": sets("short_side", 800, whole(3, MAX_SIDE)),
-    "INPUT.MAX_SIZE_TEST": sets("long_side", 1333, whole(3, MAX_SIDE)),
-    "INPUT.FORMAT": sets("channel_order", "BGR", one_of(ORDERS)),
-    "MODEL.RESNETS.DEPTH": sets("depth", 50, one_of({depth: depth for depth in BLOCKS})),
-    "MODEL.RESNETS.WIDTH_PER_GROUP": sets("res2_width", 64, whole(1, MAX_CHANNELS)),
+    "INPUT.MIN_SIZE_TEST": sets("short_side", 800, integer(3, MAX_SIDE)),
+    "INPUT.MAX_SIZE_TEST": sets("long_side", 1333, integer(3, MAX_SIDE)),
+    "INPUT.FORMAT": sets("channel_order", "BGR", lookup(ORDERS)),
+    "MODEL.RESNETS.DEPTH": sets("depth", 50, lookup({depth: depth for depth in BLOCKS})),
+    "MODEL.RESNETS.WIDTH_PER_GROUP": sets("res2_width", 64, integer(1, MAX_CHANNELS)),
     "MODEL.RESNETS.STRIDE_IN_1X1": sets("stride_in_1x1", True, flag),
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": sets("res2_channels", 256, whole(1, MAX_CHANNELS // 8)),
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": sets("stem_channels", 64, whole(1, MAX_CHANNELS)),
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": sets("res2_channels", 256, integer(1, MAX_CHANNELS // 8)),
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": sets("stem_channels", 64, integer(1, MAX_CHANNELS)),
     "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": sets("min_proposal_size", 0, number(0.0, 1e4)),
     "MODEL.ANCHOR_GENERATOR.SIZES": sets(
         "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, 1e4, MAX_ANCHORS, 1 / 16)
@@ -131,20 +131,22 @@ DETECTRON2_KEYS: dict[str, Key] = {
     ),
     "MODEL.ANCHOR_GENERATOR.OFFSET": sets("anchor_offset", 0.0, number(0.0, 0.999)),
     "MODEL.RPN.BBOX_REG_WEIGHTS": sets("rpn_box_weights", [1.0] * 4, numbers(4, 1e-6, 1e6)),
-    "MODEL.RPN.PRE_NMS_TOPK_TEST": sets("pre_nms_top", 6000, whole(1, MAX_BOXES)),
-    "MODEL.RPN.POST_NMS_TOPK_TEST": sets("post_nms_top", 1000, whole(1, MAX_BOXES)),
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": sets("pre_nms_top", 6000, integer(1, MAX_BOXES)),
+    "MODEL.RPN.POST_NMS_TOPK_TEST": sets("post_nms_top", 1000, integer(1, MAX_BOXES)),
     "MODEL.RPN.NMS_THRESH": sets("rpn_nms_threshold", 0.7, number(0.0, 1.0)),
     "MODEL.RPN.CONV_DIMS": sets("rpn_channels", [-1], single(RPN_WIDTH)),
-    "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, whole(1, MAX_CLASSES)),
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.5, alone(number(0.0, 1.0))),
+    "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, integer(1, MAX_CLASSES)),
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets(
+        "class_nms_thresholds", 0.5, as_tuple(number(0.0, 1.0))
+    ),
     "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": sets(
         "box_weights", [10.0, 10.0, 5.0, 5.0], numbers(4, 1e-6, 1e6)
     ),
-    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": sets("pooling", "ROIAlignV2", one_of(POOLINGS)),
-    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": sets("pool_size", 14, whole(1, MAX_POOL)),
-    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sets("sampling_ratio", 0, whole(0, MAX_SAMPLING)),
+    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": sets("pooling", "ROIAlignV2", lookup(POOLINGS)),
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": sets("pool_size", 14, integer(1, MAX_POOL)),
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sets("sampling_ratio", 0, integer(0, MAX_SAMPLING)),
     "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": sets(
-        "class_specific_boxes", False, one_of({False: True, True: False})
+        "class_specific_boxes", False, lookup({False: True, True: False})
     ),
 }
 
@@ -154,9 +156,9 @@ AIRSPLAY_KEYS = without(
 ) | {
     "MODEL.CAFFE_MAXPOOL": sets("stem_ceil_pool", False, flag),
     "MODEL.PROPOSAL_GENERATOR.HID_CHANNELS": sets("rpn_channels", -1, RPN_WIDTH),
-    "MODEL.ROI_BOX_HEAD.RES5HALVE": Key(True, one_of(HALVED), ("res5_stride", "res5_dilation")),
+    "MODEL.ROI_BOX_HEAD.RES5HALVE": Key(True, lookup(HALVED), ("res5_stride", "res5_dilation")),
     "MODEL.ROI_BOX_HEAD.ATTR": sets("attributes_on", False, flag),
-    "MODEL.ROI_BOX_HEAD.NUM_ATTRS": sets("num_attributes", -1, whole(-1, MAX_CLASSES)),
+    "MODEL.ROI_BOX_HEAD.NUM_ATTRS": sets("num_attributes", -1, integer(-1, MAX_CLASSES)),
 }
 
 # MILVLG's port: classes and attributes are counted with background. Anchors come with its weights;
@@ -171,22 +173,26 @@ MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
     "MODEL.RPN.HEAD_NAME": asks("StandardRPNHead", "StandardBUARPNHead", C4),
     "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "BUACaffeRes5ROIHeads", C4),
     "MODEL.BUA.EXTRACTOR.MODE": asks(1, 1, "features of proposals; --boxes says others"),
-    "INPUT.MIN_SIZE_TEST": sets("short_side", 600, whole(3, MAX_SIDE)),
-    "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, whole(3, MAX_SIDE)),
+    "INPUT.MIN_SIZE_TEST": sets("short_side", 600, integer(3, MAX_SIDE)),
+    "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, integer(3, MAX_SIDE)),
     "MODEL.BUA.RESNET_VERSION": Key(
-        1, one_of({1: (False, 1e-5), 2: (True, 2e-5)}), ("pre_activation", "norm_eps")
+        1, lookup({1: (False, 1e-5), 2: (True, 2e-5)}), ("pre_activation", "norm_eps")
     ),
-    "MODEL.BUA.RPN.CONV_OUT_CHANNELS": sets("rpn_channels", 512, whole(1, MAX_CHANNELS)),
+    "MODEL.BUA.RPN.CONV_OUT_CHANNELS": sets("rpn_channels", 512, integer(1, MAX_CHANNELS)),
     "MODEL.BUA.ATTRIBUTE_ON": sets("attributes_on", False, flag),
-    "MODEL.BUA.ATTRIBUTE.NUM_CLASSES": sets("num_attributes", 401, less_one(whole(2, MAX_CLASSES))),
+    "MODEL.BUA.ATTRIBUTE.NUM_CLASSES": sets(
+        "num_attributes", 401, less_one(integer(2, MAX_CLASSES))
+    ),
     "MODEL.RESNETS.RES5_DILATION": Key(
-        1, one_of({1: (2, 1), 2: (1, 2)}), ("res5_stride", "res5_dilation")
+        1, lookup({1: (2, 1), 2: (1, 2)}), ("res5_stride", "res5_dilation")
     ),
     "MODEL.ANCHOR_GENERATOR.SIZES": sets(
         "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, 1e4, MAX_ANCHORS)
     ),
-    "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, less_one(whole(2, MAX_CLASSES))),
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.3, alone(number(0.0, 1.0))),
+    "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, less_one(integer(2, MAX_CLASSES))),
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets(
+        "class_nms_thresholds", 0.3, as_tuple(number(0.0, 1.0))
+    ),
 }
 
 
@@ -196,15 +202,15 @@ MILVLG_D2_KEYS = DETECTRON2_KEYS | {
     "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "AttributeRes5ROIHeads", C4),
     "MODEL.BUA.CAFFE": asks(False, False, "the port's Detectron2 mode"),
     "MODEL.BUA.ATTRIBUTE_ON": asks(True, True, "weights of this layout have attributes"),
-    "INPUT.MIN_SIZE_TEST": sets("short_side", 600, whole(3, MAX_SIDE)),
-    "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, whole(3, MAX_SIDE)),
-    f"{D2_ATTRIBUTES}NUM_CLASSES": sets("num_attributes", 400, whole(1, MAX_CLASSES)),
-    f"{D2_ATTRIBUTES}OBJ_EMBED_DIM": sets("class_embedding_size", 256, whole(1, MAX_CHANNELS)),
-    f"{D2_ATTRIBUTES}FC_DIM": sets("attribute_hidden_size", 512, whole(1, MAX_CHANNELS)),
+    "INPUT.MIN_SIZE_TEST": sets("short_side", 600, integer(3, MAX_SIDE)),
+    "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, integer(3, MAX_SIDE)),
+    f"{D2_ATTRIBUTES}NUM_CLASSES": sets("num_attributes", 400, integer(1, MAX_CLASSES)),
+    f"{D2_ATTRIBUTES}OBJ_EMBED_DIM": sets("class_embedding_size", 256, integer(1, MAX_CHANNELS)),
+    f"{D2_ATTRIBUTES}FC_DIM": sets("attribute_hidden_size", 512, integer(1, MAX_CHANNELS)),
 }
 
 
-def lowered(name: str) -> str:
+def lower_name(name: str) -> str:
     """Returns the Hugging Face port's name of a key of Detectron2's."""
     parts = name.lower().split(".")
     return ".".join(parts[1:] if len(parts) > 2 and parts[0] == "model" else parts)
@@ -217,7 +223,7 @@ def lowered_section(name: str) -> str:
 
 # The port has no defaults: its file says everything. It pools one way, whatever POOLER_TYPE says.
 HF_KEYS = {
-    lowered(name): key if not key.fields else Key(MISSING, key.read, key.fields)
+    lower_name(name): key if not key.fields else Key(MISSING, key.read, key.fields)
     for name, key in without(
         AIRSPLAY_KEYS,
         "VERSION",
@@ -227,11 +233,13 @@ HF_KEYS = {
     ).items()
 } | {
     "size_divisibility": asks(0, 0, "nothing is padded"),
-    "resnets.norm": Key("BN", one_of(dict.fromkeys(("BN", "nnSyncBN"))), ()),
+    "resnets.norm": Key("BN", lookup(dict.fromkeys(("BN", "nnSyncBN"))), ()),
     "model.max_pool": sets("stem_ceil_pool", MISSING, flag),
     "proposal_generator.hidden_channels": sets("rpn_channels", MISSING, RPN_WIDTH),
     "roi_heads.nms_thresh_test": sets(
-        "class_nms_thresholds", MISSING, either(alone(number(0.0, 1.0)), each(number(0.0, 1.0), 32))
+        "class_nms_thresholds",
+        MISSING,
+        either(as_tuple(number(0.0, 1.0)), each(number(0.0, 1.0), 32)),
     ),
 }
 
@@ -281,7 +289,7 @@ NAMES: dict[Family, Names] = {
         conventions=hf_frcnn,
         keys=HF_KEYS,
         ignored_keys=[
-            *map(lowered, IGNORED_KEYS),
+            *map(lower_name, IGNORED_KEYS),
             *("version", "pad_value", "min_detections", "max_detections"),
             "roi_box_head.pooler_type",
         ],

@@ -23,7 +23,7 @@ class WrongKey(ValueError):
     """
 
     def __init__(self, key: str, value: Value, expected: str) -> None:
-        super().__init__(f"{key} is {shown(value)}; expected {expected}")
+        super().__init__(f"{key} is {format_value(value)}; expected {expected}")
         self.key = key
 
 
@@ -52,7 +52,7 @@ class Key:
         return dict.fromkeys(self.fields, parsed)
 
 
-def shown(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Returns a value in one short line."""
     text = "missing" if value is MISSING else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -65,7 +65,7 @@ def flag(value: Value) -> bool:
     return value
 
 
-def whole(low: int, high: int) -> Reader:
+def integer(low: int, high: int) -> Reader:
     """Makes a reader of whole numbers from ``low`` to ``high``."""
 
     def read(value: Value) -> int:
@@ -103,21 +103,21 @@ def numbers(count: int, low: float, high: float) -> Reader:
     return read
 
 
-def one_level(low: float, high: float, most: int, factor: float = 1.0) -> Reader:
+def one_level(low: float, high: float, max_count: int, factor: float = 1.0) -> Reader:
     """Makes a reader of ``[[a, b, ...]]``: a list for each feature map, of which C4 has one."""
     read_number = number(low, high)
 
     def read(value: Value) -> tuple[float, ...]:
         if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], list):
             raise ValueError("one list in a list, for the one feature map of a C4 model")
-        if not 1 <= len(value[0]) <= most:
-            raise ValueError(f"1 to {most} numbers for the feature map")
+        if not 1 <= len(value[0]) <= max_count:
+            raise ValueError(f"1 to {max_count} numbers for the feature map")
         return tuple(factor * read_number(item) for item in value[0])
 
     return read
 
 
-def one_of(choices: Mapping[Any, Any]) -> Reader:
+def lookup(choices: Mapping[Any, Any]) -> Reader:
     """Makes a reader of the keys of ``choices``, which gives what they stand for."""
 
     def read(value: Value) -> Any:
@@ -156,18 +156,18 @@ def either(*readers: Reader) -> Reader:
     return read
 
 
-def each(reader: Reader, most: int) -> Reader:
-    """Makes a reader of lists of 1 to ``most`` values that ``reader`` takes."""
+def each(reader: Reader, max_count: int) -> Reader:
+    """Makes a reader of lists of 1 to ``max_count`` values that ``reader`` takes."""
 
     def read(value: Value) -> tuple[Any, ...]:
-        if not isinstance(value, list) or not 1 <= len(value) <= most:
-            raise ValueError("a list of one" if most == 1 else f"a list of 1 to {most}")
+        if not isinstance(value, list) or not 1 <= len(value) <= max_count:
+            raise ValueError("a list of one" if max_count == 1 else f"a list of 1 to {max_count}")
         return tuple(reader(item) for item in value)
 
     return read
 
 
-def alone(reader: Reader) -> Reader:
+def as_tuple(reader: Reader) -> Reader:
     """Makes a reader that puts a single value into a tuple."""
     return lambda value: (reader(value),)
 

@@ -53,12 +53,12 @@ def first_survivors(
     """
     corners = exclusive_corners(boxes.transpose(1, 2), offset)
     areas = (corners[..., 2:] - corners[..., :2]).prod(dim=-1)
-    of_thresholds = constants([float32_limit(t, inclusive) for t in thresholds], scores)
+    overlap_limits = constants([float32_limit(t, inclusive) for t in thresholds], scores)
     if scores.shape[2] == 1 and has_kernels(scores):
         from vlmill.models.detector.gpu_kernels import best_survivors
 
-        return best_survivors(scores[:, :, 0], corners[:, 0], areas[:, 0], of_thresholds, count)
-    limits = of_thresholds[:, None]
+        return best_survivors(scores[:, :, 0], corners[:, 0], areas[:, 0], overlap_limits, count)
+    limits = overlap_limits[:, None]
     alive = scores.transpose(1, 2)[:, None].repeat(1, len(thresholds), 1, 1)
     if not count:
         empty = scores.new_zeros((len(scores), len(thresholds), 0))
@@ -81,7 +81,7 @@ def survivors_of_one_class(
     rows, values = [], []
     for _ in range(count):
         value, row = alive.max(dim=2)
-        alive.masked_fill_(overlapped(corners, areas, row, limits), -torch.inf)
+        alive.masked_fill_(find_overlaps(corners, areas, row, limits), -torch.inf)
         # Its overlap with itself may be 0 / 0.
         alive.scatter_(2, row[..., None], -torch.inf)
         rows.append(row)
@@ -107,27 +107,27 @@ def survivors_of_classes(
     first_class = torch.arange(pictures, device=alive.device)[:, None] * corners.shape[1]
     own_boxes = corners.shape[1] > 1
     flat_corners, flat_areas = corners.flatten(0, 1), areas.flatten(0, 1)
-    places, values = [], []
+    indices, values = [], []
     for _ in range(count):
         value = best.amax(dim=2)
         candidates = best_row * classes + numbers
-        place = candidates.masked_fill(best != value[..., None], after_all).amin(dim=2)
-        row, of_class = place // classes, place % classes
-        layer = first_class + of_class if own_boxes else first_class.expand(-1, steps)
-        dead = overlapped(flat_corners[layer], flat_areas[layer], row, limits)
-        column = of_class[..., None, None].expand(-1, -1, 1, num_rows)
+        index = candidates.masked_fill(best != value[..., None], after_all).amin(dim=2)
+        row, class_index = index // classes, index % classes
+        layer = first_class + class_index if own_boxes else first_class.expand(-1, steps)
+        dead = find_overlaps(flat_corners[layer], flat_areas[layer], row, limits)
+        column = class_index[..., None, None].expand(-1, -1, 1, num_rows)
         left = alive.gather(2, column)[:, :, 0].masked_fill_(dead, -torch.inf)
         left.scatter_(2, row[..., None], -torch.inf)
         alive.scatter_(2, column, left[:, :, None])
         next_best, next_row = left.max(dim=2, keepdim=True)
-        best.scatter_(2, of_class[..., None], next_best)
-        best_row.scatter_(2, of_class[..., None], next_row)
-        places.append(place)
+        best.scatter_(2, class_index[..., None], next_best)
+        best_row.scatter_(2, class_index[..., None], next_row)
+        indices.append(index)
         values.append(value)
-    return torch.stack(places, dim=2), torch.stack(values, dim=2)
+    return torch.stack(indices, dim=2), torch.stack(values, dim=2)
 
 
-def overlapped(
+def find_overlaps(
     corners: Float[Tensor, "N T R 4"],
     areas: Float[Tensor, "N T R"],
     row: Int64[Tensor, "N T"],
@@ -170,8 +170,8 @@ def nms_every_class(
         from vlmill.models.detector.gpu_kernels import survivors_in_lists
 
         lists = scores.reshape(-1, num_boxes, num_classes).transpose(1, 2)
-        kept = survivors_in_lists(lists, suppresses_whom.reshape(-1, num_boxes, num_boxes))
-        return kept.transpose(1, 2).reshape(scores.shape)
+        survivors = survivors_in_lists(lists, suppresses_whom.reshape(-1, num_boxes, num_boxes))
+        return survivors.transpose(1, 2).reshape(scores.shape)
     suppresses = pack_bits(suppresses_whom.reshape(-1, num_boxes))
     by_rank = scores.reshape(-1, num_boxes, num_classes).transpose(0, 1)
     order = by_rank.sort(dim=0, descending=True, stable=True).indices

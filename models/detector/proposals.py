@@ -13,7 +13,7 @@ from vlmill.models.detector.anchors import AnchorGenerator
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.nms import first_survivors
-from vlmill.models.detector.resnet import relu, widened
+from vlmill.models.detector.resnet import relu, widen
 
 
 class RpnHead(nn.Module):
@@ -53,7 +53,7 @@ class ProposalGenerator(nn.Module):
         min_sides: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
         logits, deltas = self.rpn_head(features)
-        return self.propose(widened(logits), widened(deltas), limits, min_sides)
+        return self.propose(widen(logits), widen(deltas), limits, min_sides)
 
     @torch.no_grad()
     def propose(
@@ -79,15 +79,15 @@ class ProposalGenerator(nn.Module):
         anchors = self.anchor_generator(*logits.shape[-2:]).expand(len(logits), -1, -1)
         regressions = deltas.permute(0, 2, 3, 1).reshape(anchors.shape)
         if not config.filter_before_top:
-            top = best_places(scores, before)
-            scores, anchors = scores.gather(1, top), rows_of(anchors, top)
-            regressions = rows_of(regressions, top)
+            top = top_indices(scores, before)
+            scores, anchors = scores.gather(1, top), gather_boxes(anchors, top)
+            regressions = gather_boxes(regressions, top)
         boxes = self.decode(anchors, regressions, limits)
         large = self.large_enough(boxes, min_sides[:, None, None])
         scores = scores.masked_fill(~large, -torch.inf)
         if config.filter_before_top:
-            top = best_places(scores, before)
-            scores, boxes = scores.gather(1, top), rows_of(boxes, top)
+            top = top_indices(scores, before)
+            scores, boxes = scores.gather(1, top), gather_boxes(boxes, top)
         survivors, values = first_survivors(
             boxes[:, :, None],
             scores[:, :, None],
@@ -96,7 +96,7 @@ class ProposalGenerator(nn.Module):
             offset=config.box_offset,
             inclusive=config.nms_inclusive,
         )
-        return rows_of(boxes, survivors[:, 0]), values[:, 0]
+        return gather_boxes(boxes, survivors[:, 0]), values[:, 0]
 
     def decode(
         self,
@@ -131,14 +131,16 @@ class ProposalGenerator(nn.Module):
         return ((sizes > side) & (boxes[..., 2:] > boxes[..., :2])).all(dim=-1)
 
 
-def best_places(scores: Float[Tensor, "N S"], count: int) -> Int64[Tensor, "N T"]:
+def top_indices(scores: Float[Tensor, "N S"], count: int) -> Int64[Tensor, "N T"]:
     """Returns the highest scores' places, falling; equal ones in the anchors' order."""
     return scores.sort(descending=True, stable=True).indices[:, :count]
 
 
-def rows_of(boxes: Float[Tensor, "N R 4"], places: Int64[Tensor, "N T"]) -> Float[Tensor, "N T 4"]:
+def gather_boxes(
+    boxes: Float[Tensor, "N R 4"], indices: Int64[Tensor, "N T"]
+) -> Float[Tensor, "N T 4"]:
     """Returns each picture's boxes at its own places."""
-    return boxes.gather(1, places[..., None].expand(-1, -1, 4))
+    return boxes.gather(1, indices[..., None].expand(-1, -1, 4))
 
 
 def foreground_scores(logits: Float[Tensor, "N A2 G V"]) -> Float[Tensor, "N GVA"]:

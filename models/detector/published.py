@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmill.models.detector.anchors import cell_anchors_of
+from vlmill.models.detector.anchors import make_cell_anchors
 from vlmill.models.detector.config import BLOCKS, CONVENTIONS, Box4, DetectorConfig, Family
 from vlmill.models.detector.configurations import Configuration
 from vlmill.models.detector.faster_rcnn import FasterRCNN
@@ -70,7 +70,7 @@ def config_of_weights(state: Mapping[str, Tensor], **changes: Any) -> DetectorCo
     unknown layout, a missing key, or anchors that neither the file nor the family decides.
     """
     layout = recognise_layout(state)
-    fields: dict[str, Any] = {**sizes_of(state, layout), **pixels_of(state)}
+    fields: dict[str, Any] = {**infer_sizes(state, layout), **read_pixel_statistics(state)}
     if ANCHORS in state:
         fields["cell_anchors"] = boxes_in(state)
     config = CONVENTIONS[layout](**fields | changes)
@@ -87,26 +87,26 @@ def config_of_weights(state: Mapping[str, Tensor], **changes: Any) -> DetectorCo
 UNNAMED_SIZES = ("class_embedding_size", "attribute_hidden_size")
 
 
-def fitted(configuration: Configuration, state: Mapping[str, Tensor]) -> DetectorConfig:
+def fit_configuration(configuration: Configuration, state: Mapping[str, Tensor]) -> DetectorConfig:
     """Returns what a configuration says, with the anchors and the unnamed widths of the weights.
 
     Raises WrongKey for a key whose size is not that of the weights, and ValueError for a missing
     tensor.
     """
-    config, sizes = configuration.config, sizes_of(state, configuration.family)
+    config, sizes = configuration.config, infer_sizes(state, configuration.family)
     del sizes["class_specific_boxes"]  # which no shape tells where there is one class
     unnamed = {name: sizes.pop(name) for name in UNNAMED_SIZES if name in sizes}
     for field, size in sizes.items():
         if getattr(config, field) != size:
             raise configuration.blame(field, f"{field} {size}, as the weights have")
-    regressed = shape_of(state, f"{PREDICTOR}bbox_pred.weight")[0] // 4
+    regressed = get_shape(state, f"{PREDICTOR}bbox_pred.weight")[0] // 4
     if config.num_regressed != regressed:
         raise configuration.blame(
             "class_specific_boxes", f"{regressed} regressed boxes, as the weights have"
         )
     if config.pre_activation != (PRE_ACTIVATION in state):
         raise configuration.blame("pre_activation", "the other, as the weights' keys say")
-    for field, values in pixels_of(state).items():
+    for field, values in read_pixel_statistics(state).items():
         if not torch.allclose(torch.tensor(getattr(config, field)), torch.tensor(values)):
             raise configuration.blame(field, f"{values}, as the weights have")
     return dataclasses.replace(config, **unnamed, cell_anchors=fitted_anchors(configuration, state))
@@ -127,7 +127,7 @@ def fitted_anchors(
     if ANCHORS not in state:
         return None
     anchors = state[ANCHORS].float()
-    expected = cell_anchors_of(config)
+    expected = make_cell_anchors(config)
     if configuration.family == "detectron2":
         if anchors.shape != expected.shape or not torch.allclose(anchors, expected, atol=1e-3):
             raise configuration.blame("anchor_scales", f"the anchors of the weights ({ANCHORS})")
@@ -146,21 +146,21 @@ def boxes_in(state: Mapping[str, Tensor]) -> tuple[Box4, ...]:
 
 def anchors_per_cell(state: Mapping[str, Tensor], config: DetectorConfig) -> int:
     """Returns how many anchors the proposal head of the weights scores."""
-    logits = shape_of(state, "proposal_generator.rpn_head.objectness_logits.weight")[0]
+    logits = get_shape(state, "proposal_generator.rpn_head.objectness_logits.weight")[0]
     return logits // (2 if config.objectness == "softmax" else 1)
 
 
-def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
+def infer_sizes(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
     """Returns the depth, widths and numbers of outputs, from the shapes."""
     family = "milvlg" if layout == "milvlg-r152" else layout
-    boxes = shape_of(state, f"{PREDICTOR}bbox_pred.weight")[0]
+    boxes = get_shape(state, f"{PREDICTOR}bbox_pred.weight")[0]
     sizes = {
-        "depth": depth_of(state),
-        "stem_channels": shape_of(state, "backbone.stem.conv1.weight")[0],
-        "res2_channels": shape_of(state, "backbone.res2.0.conv3.weight")[0],
-        "res2_width": shape_of(state, "backbone.res2.0.conv1.weight")[0],
-        "rpn_channels": shape_of(state, "proposal_generator.rpn_head.conv.weight")[0],
-        "num_classes": shape_of(state, f"{PREDICTOR}cls_score.weight")[0] - 1,
+        "depth": infer_depth(state),
+        "stem_channels": get_shape(state, "backbone.stem.conv1.weight")[0],
+        "res2_channels": get_shape(state, "backbone.res2.0.conv3.weight")[0],
+        "res2_width": get_shape(state, "backbone.res2.0.conv1.weight")[0],
+        "rpn_channels": get_shape(state, "proposal_generator.rpn_head.conv.weight")[0],
+        "num_classes": get_shape(state, f"{PREDICTOR}cls_score.weight")[0] - 1,
         "class_specific_boxes": boxes != 4,
         "num_attributes": 0,
     }
@@ -168,13 +168,13 @@ def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
     if second in state:
         first = published_name(f"{PREDICTOR}attr_linear1.weight", family)
         embedding = published_name(f"{PREDICTOR}cls_embed.weight", family)
-        sizes["num_attributes"] = shape_of(state, second)[0] - (family != "milvlg-d2")
-        sizes["attribute_hidden_size"] = shape_of(state, first)[0]
-        sizes["class_embedding_size"] = shape_of(state, embedding)[1]
+        sizes["num_attributes"] = get_shape(state, second)[0] - (family != "milvlg-d2")
+        sizes["attribute_hidden_size"] = get_shape(state, first)[0]
+        sizes["class_embedding_size"] = get_shape(state, embedding)[1]
     return sizes
 
 
-def depth_of(state: Mapping[str, Tensor]) -> int:
+def infer_depth(state: Mapping[str, Tensor]) -> int:
     """Returns the ResNet's depth, by the blocks of its stages."""
     blocks = []
     for stage in ("backbone.res2.", "backbone.res3.", "backbone.res4.", "roi_heads.res5."):
@@ -187,7 +187,7 @@ def depth_of(state: Mapping[str, Tensor]) -> int:
     )
 
 
-def pixels_of(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
+def read_pixel_statistics(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
     """Returns the mean and deviation of the pixels, where old Detectron2 stored them."""
     return {
         name: tuple(state[name].reshape(-1).tolist())
@@ -196,7 +196,7 @@ def pixels_of(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
     }
 
 
-def shape_of(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
+def get_shape(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
     """Returns a tensor's shape. Raises ValueError, which names the tensor, if it is missing."""
     if key not in state:
         raise ValueError(f"missing {key}")
@@ -226,8 +226,10 @@ def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
         for key, value in model.state_dict().items()
         if not key.endswith(IGNORED_SUFFIXES)
     }
-    want = {key: ours for key, (_, ours) in expected.items() if key != ANCHORS or key in tensors}
-    if said := misfits(want, tensors):
-        raise ValueError(f"the weights do not fit the detector: {said}")
+    want = {
+        key: tensor for key, (_, tensor) in expected.items() if key != ANCHORS or key in tensors
+    }
+    if mismatch := misfits(want, tensors):
+        raise ValueError(f"the weights do not fit the detector: {mismatch}")
     # Not strict: counters and anchors may be absent, everything else was checked above.
     model.load_state_dict({expected[key][0]: value for key, value in tensors.items()}, strict=False)

@@ -123,7 +123,7 @@ def relu(x: Tensor) -> Tensor:
     return F.relu(x, inplace=not torch.is_grad_enabled())
 
 
-def widened(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """Converts to at least float32, for what must not be computed in autocast's bfloat16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from vlmill.models.detector.backbone import backbone_stage, norm_of
+from vlmill.models.detector.backbone import backbone_stage, make_norm
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.fused_stages import FusedStage, pooled_means, shares_windows
 from vlmill.models.detector.gpu import has_kernels
 from vlmill.models.detector.operators import roi_align, roi_pool
-from vlmill.models.detector.resnet import relu, widened
+from vlmill.models.detector.resnet import relu, widen
 
 
 class BoxPredictor(nn.Module):
@@ -65,7 +65,7 @@ class RoiHeads(nn.Module):
         self.config = config
         self.res5 = backbone_stage(config, 5)
         if config.pre_activation:
-            self.res5_bn = norm_of(config, 5).layer(config.feature_size)
+            self.res5_bn = make_norm(config, 5).layer(config.feature_size)
         self.box_predictor = BoxPredictor(config)
 
     def region_means(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
@@ -82,20 +82,20 @@ class RoiHeads(nn.Module):
         self,
         features: Float[Tensor, "N C G V"],
         boxes: Float[Tensor, "N P 4"],
-        taken: Bool[Tensor, "N P"],
+        box_mask: Bool[Tensor, "N P"],
         chunk: int,
     ) -> Float[Tensor, "N P D"]:
         """Returns the mean of res5 over each region, ``chunk`` regions at a time to bound
         memory.
         """
         if features.device.type != "cpu":
-            means = self.pooled_features(features, numbered(boxes), chunk)
-            return means.view(*taken.shape, self.config.feature_size)
+            means = self.pooled_features(features, number_boxes(boxes), chunk)
+            return means.view(*box_mask.shape, self.config.feature_size)
         # No device is waited for here, so only what is taken is computed: 0 elsewhere.
-        means = boxes.new_zeros((*taken.shape, self.config.feature_size))
-        for number, places in enumerate(taken):
+        means = boxes.new_zeros((*box_mask.shape, self.config.feature_size))
+        for number, row_mask in enumerate(box_mask):
             own_map = features[number : number + 1]
-            means[number, places] = self.picture_features(own_map, boxes[number, places], chunk)
+            means[number, row_mask] = self.picture_features(own_map, boxes[number, row_mask], chunk)
         return means
 
     def picture_features(
@@ -107,7 +107,7 @@ class RoiHeads(nn.Module):
         if len(boxes) and self.config.pooling == "pool" and shares_windows(self.res5):
             size, scale = self.config.pool_size, 1 / self.config.stride
             return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
-        return self.pooled_features(features, numbered(boxes[None]), chunk)
+        return self.pooled_features(features, number_boxes(boxes[None]), chunk)
 
     def pooled_features(
         self, features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], chunk: int
@@ -120,7 +120,7 @@ class RoiHeads(nn.Module):
         return torch.cat([self.region_means(pool_regions(maps, r, self.config)) for r in parts])
 
 
-def numbered(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
+def number_boxes(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
     """Returns all boxes in one row, each after its picture's number, as torchvision pools them."""
     numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
     return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
@@ -136,7 +136,7 @@ def poolable(
     """
     if pools_by_kernel(features, config):
         return features.contiguous(memory_format=torch.channels_last)
-    return widened(features).contiguous()
+    return widen(features).contiguous()
 
 
 def pools_by_kernel(features: Tensor, config: DetectorConfig) -> bool:

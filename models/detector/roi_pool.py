@@ -49,14 +49,16 @@ def pooling_windows(
     for base in (columns + 1, columns + 1, rows + 1):
         parts.append(keys % base)
         keys = keys // base
-    right_of, left_of, bottom_of = parts
-    return Windows(bounds=torch.stack((keys, bottom_of, left_of, right_of), dim=1), index=index)
+    right_edges, left_edges, bottom_edges = parts
+    return Windows(
+        bounds=torch.stack((keys, bottom_edges, left_edges, right_edges), dim=1), index=index
+    )
 
 
 def round_half_away(values: Float[Tensor, "R 4"]) -> Float[Tensor, "R 4"]:
     """C's ``round``: halves go away from zero (torch rounds them to even)."""
-    whole = values.trunc()
-    return whole + torch.where((values - whole).abs() >= 0.5, values.sign(), 0.0)
+    truncated = values.trunc()
+    return truncated + torch.where((values - truncated).abs() >= 0.5, values.sign(), 0.0)
 
 
 def window_maxima(

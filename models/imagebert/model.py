@@ -15,9 +15,9 @@ from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.operators import Linear
-from vlmill.models.layers.packing import layout_of
+from vlmill.models.layers.packing import make_layout
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, side_by_side
+from vlmill.models.places import Cells, concatenate_positions
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
 WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
@@ -107,18 +107,20 @@ class ImageBert(nn.Module):
         [choice] A token for each network, with a projection of its own.
         """
         widths = self.config.global_widths
-        came = None if features is None else features.shape[1]
-        if came != (sum(widths) or None) or features is None:
+        width = None if features is None else features.shape[1]
+        if width != (sum(widths) or None) or features is None:
             raise ValueError(
-                f"global_features are {came} wide, the model takes {sum(widths)} (global_widths="
+                f"global_features are {width} wide, the model takes {sum(widths)} (global_widths="
                 f"{widths}); give what it was built for"
             )
         check_dtype("global_features", features, self.text_embedding.word.weight)
         split = torch.split(features, list(widths), dim=1)
         projected = [linear(f) for linear, f in zip(self.global_features, split, strict=True)]
         stacked = torch.stack(projected, dim=1)
-        whole = features.new_tensor(WHOLE_PICTURE).expand(*stacked.shape[:2], -1)
-        embedded: Float[Tensor, "B C H"] = self.region_embedding.join(stacked, whole, offset)
+        image_locations = features.new_tensor(WHOLE_PICTURE).expand(*stacked.shape[:2], -1)
+        embedded: Float[Tensor, "B C H"] = self.region_embedding.join(
+            stacked, image_locations, offset
+        )
         return embedded
 
     def encode(
@@ -147,13 +149,13 @@ class ImageBert(nn.Module):
         num_regions = region_mask.shape[1]
         added = region_mask.new_ones(len(regions), regions.shape[1] - num_regions)
         mask = torch.cat([token_mask, region_mask, added], dim=1)
-        places = None
+        real_positions = None
         if real is not None:
-            others = torch.arange(added.numel(), device=added.device)
+            added_positions = torch.arange(added.numel(), device=added.device)
             columns = [(real.text, num_tokens), (real.regions, num_regions)]
-            places = side_by_side([*columns, (others, added.shape[1])])
-        places_read = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
-        layout = layout_of(mask, places, read=places_read, pack=pack)
+            real_positions = concatenate_positions([*columns, (added_positions, added.shape[1])])
+        read_positions = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
+        layout = make_layout(mask, real_positions, read=read_positions, pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
         hidden = run_layers(self.layers, hidden, layout)
         return Encoded(

@@ -14,9 +14,9 @@ from vlmill.models.interbert.config import InterBertConfig
 from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
-from vlmill.models.layers.packing import layout_of
+from vlmill.models.layers.packing import make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
-from vlmill.models.places import Cells, side_by_side
+from vlmill.models.places import Cells, concatenate_positions
 
 IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 
@@ -126,22 +126,24 @@ class InterBert(PairHeads):
         num_regions, num_tokens = regions.shape[1], tokens.shape[1]
         caption = TEXT_SEGMENT if self.config.modality_segments else 0
         text = self.text_embedding(tokens, caption if segments is None else segments)
-        places = None
+        real_positions = None
         if real is not None:
-            places = side_by_side([(real.regions, num_regions), (real.text, num_tokens)])
-        layout = layout_of(torch.cat([region_mask, token_mask], dim=1), places, pack=pack)
+            real_positions = concatenate_positions(
+                [(real.regions, num_regions), (real.text, num_tokens)]
+            )
+        layout = make_layout(torch.cat([region_mask, token_mask], dim=1), real_positions, pack=pack)
         hidden = layout.pack(torch.cat([regions, text], dim=1))
         hidden = run_layers(self.interaction_layers, hidden, layout)
         regions, text = hidden[:, :num_regions], hidden[:, num_regions:]
         text_pooled = region_pooled = None
         if num_regions:
-            layout = layout_of(
+            layout = make_layout(
                 region_mask, real and real.regions, read=read and read.regions, pack=pack
             )
             regions = run_layers(self.visual_layers, layout.pack(regions), layout)
             region_pooled = self.visual_pooler(regions[:, 0])
         if num_tokens:
-            layout = layout_of(token_mask, real and real.text, read=read and read.text, pack=pack)
+            layout = make_layout(token_mask, real and real.text, read=read and read.text, pack=pack)
             text = run_layers(self.text_layers, layout.pack(text), layout)
             text_pooled = self.text_pooler(text[:, 0])
         return EncodedPair(

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.convert.names import (
     block_links,
     canonical,
@@ -64,7 +64,11 @@ def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig
             f"v_hidden_size={keys['v_hidden_size']}, hidden_size={keys['hidden_size']}: both go "
             "through the same layers and have to be equal"
         )
-    fields = {ours: keys[theirs] for theirs, ours in FIELDS.items() if theirs in keys}
+    fields = {
+        field: keys[reference_key]
+        for reference_key, field in FIELDS.items()
+        if reference_key in keys
+    }
     if not fields.get("regress_features") and "v_target_size" in keys:
         fields["num_region_classes"] = keys["v_target_size"]
     if fields.get("regress_features") and keys.get("v_target_size") != keys.get("v_feature_size"):
@@ -90,13 +94,13 @@ def links(model: nn.Module) -> list[Link]:
     """Links our tensors to the released names."""
     if isinstance(model, InterBertTasks):
         trunk = [under("trunk", link) for link in links(model.trunk)]
-        return trunk + score_links() + linked("answer_head", "vil_prediction")
+        return trunk + score_links() + link_module("answer_head", "vil_prediction")
     assert isinstance(model, InterBert)
     keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.v_embeddings"),
-        *linked("text_pooler.dense", "bert.t_pooler.dense"),
-        *linked("visual_pooler.dense", "bert.v_pooler.dense"),
+        *link_module("text_pooler.dense", "bert.t_pooler.dense"),
+        *link_module("visual_pooler.dense", "bert.v_pooler.dense"),
         *pretraining_links("cls.bi_seq_relationship"),
     ]
     # The text's layers go on counting where those of interaction end.

@@ -18,7 +18,7 @@ from vlmill.models.interbert.model import InterBert
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import Classifier
 from vlmill.models.layers.pair_heads import EncodedPair, ScoreHeads, side_by_side
-from vlmill.models.places import Places
+from vlmill.models.places import Positions
 
 
 class InterBertTasks(ScoreHeads):
@@ -69,7 +69,7 @@ class InterBertText(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         segments: Int[Tensor, "B T"] | None = None,
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
         """Gives logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given.

@@ -68,11 +68,11 @@ class SelfAttention(nn.Module):
             mixed = self._mixed(linear(hidden, weight, qkv_bias), layout, dropout, bias)
         else:
             width = self.out.in_features
-            of_q, of_kv = torch.split(weight, [width, 2 * width])
+            weight_q, weight_kv = torch.split(weight, [width, 2 * width])
             bias_q, bias_kv = torch.split(qkv_bias, [width, 2 * width])
-            queries = linear(read.take(hidden), of_q, bias_q)
-            others = linear(hidden, of_kv, bias_kv)
-            mixed = self._mixed_read(queries, others, layout, read, dropout, bias)
+            queries = linear(read.take(hidden), weight_q, bias_q)
+            keys_values = linear(hidden, weight_kv, bias_kv)
+            mixed = self._mixed_read(queries, keys_values, layout, read, dropout, bias)
         merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
         return merged
 
@@ -94,18 +94,21 @@ class SelfAttention(nn.Module):
     def _mixed_read(
         self,
         queries: Float[Tensor, "K H"],
-        others: Float[Tensor, "*rows two_H"],
+        keys_values: Float[Tensor, "*rows two_H"],
         layout: Layout,
         read: ReadRows,
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "K H"]:
         """Attends from the rows that are read, with keys and values of all."""
-        (q,), (k, v) = by_heads(queries, self.num_heads, 1), by_heads(others, self.num_heads, 2)
+        (q,), (k, v) = (
+            by_heads(queries, self.num_heads, 1),
+            by_heads(keys_values, self.num_heads, 2),
+        )
         if bias is None and reads_packed(q, read.layout, layout):
             return packed_attention(q, k, v, read.layout, layout, dropout).flatten(-2)
         (q,) = by_heads(read.narrow.unpack(queries), self.num_heads, 1)
-        k, v = by_heads(layout.unpack(others), self.num_heads, 2)
+        k, v = by_heads(layout.unpack(keys_values), self.num_heads, 2)
         bias = None if bias is None else bias[:, : q.shape[1]]
         mixed = attention(q, k, v, layout.key_mask, dropout, bias)
         return read.narrow.pack(mixed.flatten(2))
@@ -150,17 +153,19 @@ class CoAttention(nn.Module):
 
         ``projected``: what `first_qkv` and `second_qkv` make of the streams, where it is known.
         """
-        one, two = projected
-        one = self.first_qkv(first) if one is None else one
-        two = self.second_qkv(second) if two is None else two
+        first_projected, second_projected = projected
+        first_projected = self.first_qkv(first) if first_projected is None else first_projected
+        second_projected = self.second_qkv(second) if second_projected is None else second_projected
         rates = self.dropouts if self.training else (0.0, 0.0)
-        (q1, k1, v1), (q2, k2, v2) = (by_heads(rows, self.num_heads) for rows in (one, two))
+        (q1, k1, v1), (q2, k2, v2) = (
+            by_heads(rows, self.num_heads) for rows in (first_projected, second_projected)
+        )
         if reads_packed(q1, first_layout, second_layout):
             to_first = packed_attention(q1, k2, v2, first_layout, second_layout, rates[0])
             to_second = packed_attention(q2, k1, v1, second_layout, first_layout, rates[1])
             return to_first.flatten(-2), to_second.flatten(-2)
-        q1, k1, v1 = by_heads(first_layout.unpack(one), self.num_heads)
-        q2, k2, v2 = by_heads(second_layout.unpack(two), self.num_heads)
+        q1, k1, v1 = by_heads(first_layout.unpack(first_projected), self.num_heads)
+        q2, k2, v2 = by_heads(second_layout.unpack(second_projected), self.num_heads)
         to_first = attention(q1, k2, v2, second_layout.key_mask, rates[0])
         to_second = attention(q2, k1, v1, first_layout.key_mask, rates[1])
         return first_layout.pack(to_first.flatten(2)), second_layout.pack(to_second.flatten(2))

@@ -53,9 +53,9 @@ class CoAttentionBlock(nn.Module):
 
         ``projected``: the streams' queries, keys and values, where they are known.
         """
-        taken = self.attention(first, first_layout, second, second_layout, projected)
+        contexts = self.attention(first, first_layout, second, second_layout, projected)
         mixed = []
-        for number, (stream, context) in enumerate(zip((first, second), taken, strict=True)):
+        for number, (stream, context) in enumerate(zip((first, second), contexts, strict=True)):
             added = self.dropouts[number](self.outs[number](context))
             mixed.append(self.feed_forwards[number](self.norms[number](stream + added)))
         return mixed[0], mixed[1]

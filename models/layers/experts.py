@@ -35,8 +35,8 @@ class DropPath(nn.Module):
         if not self.training or self.rate == 0.0:
             return None
         keep = hidden.new_empty(layout.shape[0]).bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
-        of_rows = layout.sequence_of_rows()
-        return keep[:, None, None] if of_rows is None else keep[of_rows[rows], None]
+        sequence_index = layout.sequence_of_rows()
+        return keep[:, None, None] if sequence_index is None else keep[sequence_index[rows], None]
 
 
 Route = Sequence[tuple[str, int]]  # experts with the number of rows that each takes, in order

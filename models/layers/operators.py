@@ -21,7 +21,11 @@ HAS_CPU = find_spec("vlmill.models.layers.cpu") is not None
 if HAS_CPU:
     from vlmill.models.layers.cpu.attention import attends_faster, cpu_attention
     from vlmill.models.layers.cpu.dropout import cpu_dropout, drops_faster
-    from vlmill.models.layers.cpu.linear import kept_packed, multiplies_faster, onednn_linear
+    from vlmill.models.layers.cpu.linear import (
+        cache_packed_weights,
+        multiplies_faster,
+        onednn_linear,
+    )
 
 
 def linear(
@@ -50,7 +54,7 @@ def unchanging_weights(num_sequences: int) -> Iterator[None]:
 
     A CPU lays weights out for its products once if these are many; they are then in memory twice.
     """
-    with kept_packed(num_sequences) if HAS_CPU else nullcontext():
+    with cache_packed_weights(num_sequences) if HAS_CPU else nullcontext():
         yield
 
 

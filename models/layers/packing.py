@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Int32, Shaped
 from torch import Tensor
 
 from vlmill.models.checks import readable
-from vlmill.models.places import Cells, Places, cells_of, first_cells, moved_to
+from vlmill.models.places import Cells, Positions, find_positions, first_cells, shift_positions
 
 PACK_FROM = 0.03  # share of padding above which packing pays for its copies, measured on a CPU
 
@@ -35,9 +35,9 @@ class Layout(NamedTuple):
 
     shape: tuple[int, int]
     key_mask: Bool[Tensor, "B N"] | None = None
-    real: Places | None = None
+    real: Positions | None = None
     starts: Int32[Tensor, " B1"] | None = None
-    read: Places | None = None
+    read: Positions | None = None
 
     def pack(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
         """Brings the grid into this layout, values of any kind."""
@@ -60,17 +60,17 @@ class Layout(NamedTuple):
         """
         if self.read is None:
             return None
-        rows = places = self.read
+        rows = positions = self.read
         if self.real is not None:
-            numbers = torch.arange(len(self.real), device=places.device)
+            numbers = torch.arange(len(self.real), device=positions.device)
             cells = self.shape[0] * self.shape[1]
-            rows = places.new_full((cells,), -1).index_copy(0, self.real, numbers)[places]
-            if readable(places):
-                rows, places = rows[rows >= 0], places[rows >= 0]
-        layout = Layout(self.shape, None, places, _starts(places, self.shape))
-        return ReadRows(rows, layout, _narrowed(places, layout))
+            rows = positions.new_full((cells,), -1).index_copy(0, self.real, numbers)[positions]
+            if readable(positions):
+                rows, positions = rows[rows >= 0], positions[rows >= 0]
+        layout = Layout(self.shape, None, positions, _starts(positions, self.shape))
+        return ReadRows(rows, layout, _narrow_layout(positions, layout))
 
-    def sequence_of_rows(self) -> Places | None:
+    def sequence_of_rows(self) -> Positions | None:
         """Says which sequence each packed row belongs to; None in the grid."""
         return None if self.real is None else self.real // self.shape[1]
 
@@ -90,19 +90,19 @@ class ReadRows(NamedTuple):
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
 
 
-def _narrowed(places: Places, layout: Layout) -> Layout:
-    if not readable(places):
+def _narrow_layout(positions: Positions, layout: Layout) -> Layout:
+    if not readable(positions):
         return layout
-    sequences, columns = places // layout.shape[1], places % layout.shape[1]
+    sequences, columns = positions // layout.shape[1], positions % layout.shape[1]
     reach = int(columns.max()) + 1 if len(columns) else 1
     return layout._replace(shape=(layout.shape[0], reach), real=sequences * reach + columns)
 
 
-def layout_of(
+def make_layout(
     mask: Bool[Tensor, "B N"],
-    real: Places | None = None,
+    real: Positions | None = None,
     *,
-    read: Places | None = None,
+    read: Positions | None = None,
     pack: bool = True,
 ) -> Layout:
     """Lays out sequences whose real positions ``mask`` marks, with their places if known.
@@ -123,25 +123,25 @@ def layout_of(
         return grid._replace(key_mask=None)
     if not pack or (readable(mask) and padding < PACK_FROM * mask.numel()):
         return grid
-    return _packed(grid, cells_of(mask) if real is None else real)
+    return _packed(grid, find_positions(mask) if real is None else real)
 
 
-def _packed(grid: Layout, real: Places) -> Layout:
+def _packed(grid: Layout, real: Positions) -> Layout:
     return grid._replace(real=real, starts=_starts(real, grid.shape))
 
 
-def _starts(places: Places, shape: tuple[int, int]) -> Int32[Tensor, " B1"] | None:
+def _starts(positions: Positions, shape: tuple[int, int]) -> Int32[Tensor, " B1"] | None:
     """Gives the first row of each sequence among rows of these places, and the end of the last.
 
     None where attention goes through the grid.
     """
-    if readable(places):
+    if readable(positions):
         return None
-    firsts = torch.arange(shape[0] + 1, device=places.device) * shape[1]
-    return torch.searchsorted(places, firsts, out_int32=True)
+    firsts = torch.arange(shape[0] + 1, device=positions.device) * shape[1]
+    return torch.searchsorted(positions, firsts, out_int32=True)
 
 
-def joined_layout(
+def make_joint_layout(
     first: Bool[Tensor, "B T"],
     second: Bool[Tensor, "B R"],
     real: Cells | None = None,
@@ -156,9 +156,9 @@ def joined_layout(
     ``read``: places of the two.
     """
     columns = (first.shape[1], second.shape[1])
-    places = None if real is None else real.joined(*columns)
+    positions = None if real is None else real.joined(*columns)
     mask = torch.cat([first, second], dim=1)
-    layout = layout_of(mask, places, read=read and read.joined(*columns), pack=pack)
+    layout = make_layout(mask, positions, read=read and read.joined(*columns), pack=pack)
     if layout.real is None:
         return layout, columns
     if real is None:
@@ -166,8 +166,8 @@ def joined_layout(
         parts = [layout.real[in_first], layout.real[~in_first]]
     else:
         parts = [
-            moved_to(real.text, columns[0], sum(columns), 0),
-            moved_to(real.regions, columns[1], sum(columns), columns[0]),
+            shift_positions(real.text, columns[0], sum(columns), 0),
+            shift_positions(real.regions, columns[1], sum(columns), columns[0]),
         ]
     parted = layout._replace(real=torch.cat(parts), starts=None)
     return parted, (len(parts[0]), len(parts[1]))
@@ -201,7 +201,7 @@ class Compaction(NamedTuple):
             grid = grid.gather(1, cells)
         return grid.masked_fill(~self.real[..., None], 0.0)
 
-    def places(self, slots: Places) -> Places:
+    def places(self, slots: Positions) -> Positions:
         """Says where these slots lie in the compacted grid, without those that are empty."""
         if self.cells is None:
             return slots
@@ -212,9 +212,9 @@ class Compaction(NamedTuple):
 
 def compact(
     mask: Bool[Tensor, "B N"],
-    real: Places | None = None,
+    real: Positions | None = None,
     *,
-    read: Places | None = None,
+    read: Positions | None = None,
     pack: bool = True,
 ) -> Compaction:
     """Moves each sequence's real slots, which ``mask`` marks, to its front, in their order.
@@ -225,11 +225,11 @@ def compact(
     the slots that are read; the layout has their places.
     """
     if not readable(mask):
-        return Compaction(layout_of(mask, real, read=read, pack=pack), mask)
+        return Compaction(make_layout(mask, real, read=read, pack=pack), mask)
     lengths, num_slots = mask.sum(dim=1), mask.shape[1]
     longest = int(lengths.max()) if len(mask) else num_slots
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
-    layout = layout_of(torch.arange(longest) < lengths[:, None], pack=pack)
+    layout = make_layout(torch.arange(longest) < lengths[:, None], pack=pack)
     slots = order + first_cells((len(mask), num_slots), mask)[:, None]
     if layout.real is not None:
         slots = slots.flatten().index_select(0, layout.real)

@@ -34,8 +34,8 @@ def image_index(side: int) -> Int[Tensor, "N1 N1"]:
     Patches count row by row; rows of the table go by query minus key, vertical offset first.
     """
     span = 2 * side - 1
-    place = torch.arange(side)
-    offset = place[:, None] - place[None, :] + side - 1
+    position = torch.arange(side)
+    offset = position[:, None] - position[None, :] + side - 1
     patches = offset[:, None, :, None] * span + offset[None, :, None, :]
     return _with_class_token(patches.reshape(side * side, side * side), span * span)
 
@@ -51,15 +51,15 @@ def text_index(num_tokens: int, max_tokens: int, image_rows: int) -> Int[Tensor,
             f"a text of {num_tokens} tokens, the table of relative positions is for 1 to "
             f"max_tokens={max_tokens}"
         )
-    place = torch.arange(num_tokens - 1)
+    position = torch.arange(num_tokens - 1)
     first = image_rows + 2
-    offsets = place[None, :] - place[:, None] + max_tokens - 2 + first
+    offsets = position[None, :] - position[:, None] + max_tokens - 2 + first
     return _with_class_token(offsets, image_rows + num_text_rows(max_tokens) - CLASS_ROWS)
 
 
-def _with_class_token(rest: Int[Tensor, "M M"], first: int) -> Int[Tensor, "M1 M1"]:
+def _with_class_token(inner_index: Int[Tensor, "M M"], first: int) -> Int[Tensor, "M1 M1"]:
     """Puts a class token in front, whose three rows begin with ``first``."""
-    index = F.pad(rest, (1, 0, 1, 0))
+    index = F.pad(inner_index, (1, 0, 1, 0))
     index[0, :] = first
     index[:, 0] = first + 1
     index[0, 0] = first + 2
@@ -135,10 +135,12 @@ def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2
     # Only here: whoever does not resize a table need not have scipy.
     from scipy.interpolate import RectBivariateSpline
 
-    places = np.arange(-reach, reach + 1, dtype=np.float64)
+    target_points = np.arange(-reach, reach + 1, dtype=np.float64)
     columns = table.detach().double().cpu().numpy().T.reshape(-1, source, source)
     resized = [
-        RectBivariateSpline(coordinates, coordinates, column, s=0)(places, places).ravel()
+        RectBivariateSpline(coordinates, coordinates, column, s=0)(
+            target_points, target_points
+        ).ravel()
         for column in columns
     ]
     return torch.from_numpy(np.stack(resized, axis=1)).to(table)

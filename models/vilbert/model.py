@@ -17,9 +17,9 @@ from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.co_attention import CoAttentionBlock
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
-from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
-from vlmill.models.places import Cells, Places, cells_of, first_cells, moved_to
+from vlmill.models.places import Cells, Positions, find_positions, first_cells, shift_positions
 from vlmill.models.vilbert.config import VilbertConfig
 
 
@@ -42,9 +42,9 @@ class Stream(NamedTuple):
         mask, shape = self.layout.key_mask, (len(which), self.layout.shape[1])
         layout = Layout(shape)
         if mask is not None:
-            packed = self.layout.real is not None
+            is_packed = self.layout.real is not None
             mask = mask[which]
-            layout = layout_of(mask, cells_of(mask) if packed else None, pack=packed)
+            layout = make_layout(mask, find_positions(mask) if is_packed else None, pack=is_packed)
         hidden, projected = (
             None if rows is None else layout.pack(self.layout.unpack(rows)[which])
             for rows in (self.hidden, self.projected)
@@ -196,8 +196,8 @@ class Vilbert(PairHeads):
         segments: Int[Tensor, "B T"] | None = None,
         *,
         task: Int[Tensor, " B"] | None = None,
-        real: Places | None = None,
-        read: Places | None = None,
+        real: Positions | None = None,
+        read: Positions | None = None,
         pack: bool = True,
     ) -> Stream:
         """Runs texts up to the first co-attention, which is the same for all pictures.
@@ -211,11 +211,11 @@ class Vilbert(PairHeads):
             )
             if self.task_table is not None:
                 real, read = (
-                    None if places is None else _with_task(places, token_mask.shape)
-                    for places in (real, read)
+                    None if positions is None else _with_task(positions, token_mask.shape)
+                    for positions in (real, read)
                 )
                 token_mask = torch.cat([token_mask[:, :1], token_mask], dim=1)
-            layout = layout_of(token_mask, real, read=read, pack=pack)
+            layout = make_layout(token_mask, real, read=read, pack=pack)
             hidden = _run(self.text_layers, range(frozen), layout.pack(hidden), layout)
         start = range(frozen, self.config.text_co_layers[0])
         return Stream(_run(self.text_layers, start, hidden, layout), layout)
@@ -233,12 +233,12 @@ class Vilbert(PairHeads):
         embedded: Float[Tensor, "B R Hv"],
         region_mask: Bool[Tensor, "B R"],
         *,
-        real: Places | None = None,
-        read: Places | None = None,
+        real: Positions | None = None,
+        read: Positions | None = None,
         pack: bool = True,
     ) -> Stream:
         """Runs embedded regions up to the first co-attention; places as in `read_text`."""
-        layout = layout_of(region_mask, real, read=read, pack=pack)
+        layout = make_layout(region_mask, real, read=read, pack=pack)
         frozen = self.config.frozen_visual_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             hidden = _run(self.visual_layers, range(frozen), layout.pack(embedded), layout)
@@ -300,12 +300,16 @@ def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
     )
 
 
-def _with_task(places: Places, shape: Sequence[int]) -> Places:
+def _with_task(positions: Positions, shape: Sequence[int]) -> Positions:
     """Moves places where a task token has come in behind each text's first position."""
     rows, columns = shape
-    behind = (places % columns > 0).to(places.dtype)
-    tasks = first_cells((rows, columns + 1), places) + 1
-    return torch.cat([moved_to(places, columns, columns + 1, 0) + behind, tasks]).sort().values
+    shift = (positions % columns > 0).to(positions.dtype)
+    tasks = first_cells((rows, columns + 1), positions) + 1
+    return (
+        torch.cat([shift_positions(positions, columns, columns + 1, 0) + shift, tasks])
+        .sort()
+        .values
+    )
 
 
 def _spans(ids: Sequence[int], end: int) -> list[range]:

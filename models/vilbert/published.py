@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.convert.names import (
     block_links,
     canonical,
@@ -124,7 +124,7 @@ def configure(keys: Mapping[str, Any]) -> Config:
 
 
 def _fields(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {ours: keys[theirs] for theirs, ours in names.items() if keys.get(theirs) is not None}
+    return {field: keys[key] for key, field in names.items() if keys.get(key) is not None}
 
 
 def _two_streams(keys: Mapping[str, Any]) -> VilbertConfig:
@@ -138,9 +138,9 @@ def _two_streams(keys: Mapping[str, Any]) -> VilbertConfig:
             f"v_target_size={keys.get('v_target_size', 2048)}, v_feature_size="
             f"{fields.get('region_width', 2048)}: to regress features they have to be equal"
         )
-    for theirs, ours in (("t_biattention_id", "text"), ("v_biattention_id", "visual")):
-        if theirs in keys:
-            fields[f"{ours}_co_layers"] = tuple(keys[theirs])
+    for key, stream in (("t_biattention_id", "text"), ("v_biattention_id", "visual")):
+        if key in keys:
+            fields[f"{stream}_co_layers"] = tuple(keys[key])
     return VilbertConfig(
         **fields,
         regress_features=regress,
@@ -173,7 +173,7 @@ def links(model: nn.Module) -> list[Link]:
         return (
             trunk
             + _classifier_links("head", "classifier.0.dense", "classifier.0.LayerNorm")
-            + (linked("head.decoder", "classifier.1"))
+            + (link_module("head.decoder", "classifier.1"))
         )
     if isinstance(model, VilbertTasks):
         return trunk + score_links() + _weight_norm_links("answer_head", "vil_prediction.main")
@@ -183,7 +183,7 @@ def links(model: nn.Module) -> list[Link]:
         *_logit_fc_links("answer_head", "vil_prediction"),
         *_logit_fc_links("gqa_head", "vil_prediction_gqa"),
         *_logit_fc_links("two_pictures_head", "vil_binary_prediction"),
-        *linked("entailment_head", "vil_tri_prediction"),
+        *link_module("entailment_head", "vil_tri_prediction"),
     ]
 
 
@@ -191,8 +191,8 @@ def _vilbert_links(model: Vilbert) -> list[Link]:
     keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.v_embeddings"),
-        *linked("text_pooler.dense", "bert.t_pooler.dense"),
-        *linked("visual_pooler.dense", "bert.v_pooler.dense"),
+        *link_module("text_pooler.dense", "bert.t_pooler.dense"),
+        *link_module("visual_pooler.dense", "bert.v_pooler.dense"),
         *pretraining_links("cls.bi_seq_relationship"),
     ]
     if model.task_table is not None:
@@ -205,25 +205,25 @@ def _vilbert_links(model: Vilbert) -> list[Link]:
         keymap += _co_layer_links(n)
         for stream in range(len(model.unused[n])):  # type: ignore[arg-type]
             name = f"bert.encoder.c_layer.{n}.biOutput.q_dense{stream + 1}"
-            keymap += linked(f"unused.{n}.{stream}", name)
+            keymap += link_module(f"unused.{n}.{stream}", name)
     return keymap
 
 
 def _co_layer_links(n: int) -> list[Link]:
     """Links a Co-TRM; number 1 is the regions' stream, 2 the text's, as with us."""
-    ours, theirs = f"co_layers.{n}", f"bert.encoder.c_layer.{n}"
+    module, reference = f"co_layers.{n}", f"bert.encoder.c_layer.{n}"
     keymap: list[Link] = []
     for stream, (order, letter) in enumerate((("first", "v"), ("second", "t"))):
         number = stream + 1
-        names = [f"{theirs}.biattention.{part}{number}" for part in ("query", "key", "value")]
+        names = [f"{reference}.biattention.{part}{number}" for part in ("query", "key", "value")]
         keymap += [
-            *linked(f"{ours}.attention.{order}_qkv", *names),
-            *linked(f"{ours}.outs.{stream}", f"{theirs}.biOutput.dense{number}"),
-            *linked(f"{ours}.norms.{stream}", f"{theirs}.biOutput.LayerNorm{number}"),
+            *link_module(f"{module}.attention.{order}_qkv", *names),
+            *link_module(f"{module}.outs.{stream}", f"{reference}.biOutput.dense{number}"),
+            *link_module(f"{module}.norms.{stream}", f"{reference}.biOutput.LayerNorm{number}"),
             *feed_forward_links(
-                f"{ours}.feed_forwards.{stream}",
-                f"{theirs}.{letter}_intermediate",
-                f"{theirs}.{letter}_output",
+                f"{module}.feed_forwards.{stream}",
+                f"{reference}.{letter}_intermediate",
+                f"{reference}.{letter}_output",
             ),
         ]
     return keymap
@@ -234,7 +234,7 @@ def _baseline_links(model: SingleStream) -> list[Link]:
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.image_embeddings"),
         Link("region_type.weight", ("bert.image_embeddings.token_type_embeddings.weight",)),
-        *linked("pooler.dense", "bert.pooler.dense"),
+        *link_module("pooler.dense", "bert.pooler.dense"),
         *pretraining_links("cls.seq_relationship"),
     ]
     for n in range(len(model.layers)):
@@ -242,24 +242,26 @@ def _baseline_links(model: SingleStream) -> list[Link]:
     return keymap
 
 
-def _weight_norm_links(ours: str, theirs: str) -> list[Link]:
+def _weight_norm_links(module: str, reference: str) -> list[Link]:
     parts = {"direction": "weight_v", "length": "weight_g", "bias": "bias"}
     return [
-        Link(f"{ours}.{n}.{part}", (f"{theirs}.{n}.{name}",))
+        Link(f"{module}.{n}.{part}", (f"{reference}.{n}.{name}",))
         for n in (0, 3)
         for part, name in parts.items()
     ]
 
 
-def _logit_fc_links(ours: str, theirs: str) -> list[Link]:
-    head = f"{theirs}.logit_fc"
-    return _classifier_links(ours, f"{head}.0", f"{head}.2") + linked(
-        f"{ours}.decoder", f"{head}.3"
+def _logit_fc_links(module: str, reference: str) -> list[Link]:
+    head = f"{reference}.logit_fc"
+    return _classifier_links(module, f"{head}.0", f"{head}.2") + link_module(
+        f"{module}.decoder", f"{head}.3"
     )
 
 
-def _classifier_links(ours: str, dense: str, norm: str) -> list[Link]:
-    return linked(f"{ours}.transform.dense", dense) + linked(f"{ours}.transform.norm", norm)
+def _classifier_links(module: str, dense: str, norm: str) -> list[Link]:
+    return link_module(f"{module}.transform.dense", dense) + link_module(
+        f"{module}.transform.norm", norm
+    )
 
 
 PREFIXES = ("model.", "bert.")  # mmf's newer and older files have one before the released names

@@ -13,7 +13,7 @@ from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
-from vlmill.models.layers.packing import layout_of
+from vlmill.models.layers.packing import make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities
 from vlmill.models.places import Cells
 from vlmill.models.vilbert.config import SingleStreamConfig
@@ -111,8 +111,10 @@ class SingleStream(PairHeads):
         text = self.text_embedding(tokens, 0 if segments is None else segments)
         columns = (tokens.shape[1], regions.shape[1])
         mask = torch.cat([token_mask, region_mask], dim=1)
-        places, places_read = (cells and cells.joined(*columns) for cells in (real, read))
-        layout = layout_of(mask, places, read=places_read, pack=pack)
+        real_positions, read_positions = (
+            cells and cells.joined(*columns) for cells in (real, read)
+        )
+        layout = make_layout(mask, real_positions, read=read_positions, pack=pack)
         hidden = run_layers(self.layers, layout.pack(torch.cat([text, regions], dim=1)), layout)
         pooled = self.pooler(hidden[:, 0])
         return EncodedPair(

@@ -27,7 +27,7 @@ from torch import Tensor
 from vlmill.models.convert.files import (
     read_content,
     state_dict_in,
-    tensors_of,
+    collect_tensors,
     without_old_norms,
     without_prefix,
 )
@@ -66,35 +66,35 @@ CONVENTIONS = {
 }
 
 
-def torchvision_name(ours: str) -> str:
+def torchvision_name(parameter: str) -> str:
     """``res3.0.conv1.norm.bias`` is ``layer2.0.bn1.bias``."""
-    name = ours.removeprefix("stem.")
+    name = parameter.removeprefix("stem.")
     name = re.sub(r"^res(\d)", lambda stage: f"layer{int(stage[1]) - 1}", name)
     name = name.replace("shortcut.norm", "downsample.1").replace("shortcut", "downsample.0")
     return re.sub(r"conv(\d)\.norm", r"bn\1", name)
 
 
-def msra_name(ours: str) -> str:
+def msra_name(parameter: str) -> str:
     """``res3.0.conv1.norm.bias`` is ``res3_0_branch2a_bn_b``."""
-    place, _, part = ours.removeprefix("stem.").rpartition(".")
+    module, _, part = parameter.removeprefix("stem.").rpartition(".")
     ending = {
-        "weight": "s" if place.endswith("norm") else "w",
+        "weight": "s" if module.endswith("norm") else "w",
         "bias": "b",
         "running_mean": "rm",
         "running_var": "riv",
     }.get(part, part)
-    if place == "conv1.norm":
+    if module == "conv1.norm":
         return f"res_conv1_bn_{ending}"
-    place = place.replace("shortcut", "branch1").replace(".norm", "_bn")
+    module = module.replace("shortcut", "branch1").replace(".norm", "_bn")
     for number, letter in enumerate("abc", start=1):
-        if ours.startswith("res"):
-            place = place.replace(f"conv{number}", f"branch2{letter}")
-    return f"{place}_{ending}".replace(".", "_")
+        if parameter.startswith("res"):
+            module = module.replace(f"conv{number}", f"branch2{letter}")
+    return f"{module}_{ending}".replace(".", "_")
 
 
-def detector_name(ours: str) -> str:
+def detector_name(parameter: str) -> str:
     """``res4.…`` is ``backbone.res4.…``; res5 belongs to the heads."""
-    return f"roi_heads.{ours}" if ours.startswith("res5.") else f"backbone.{ours}"
+    return f"roi_heads.{parameter}" if parameter.startswith("res5.") else f"backbone.{parameter}"
 
 
 NAMES: dict[str, Callable[[str], str]] = {
@@ -113,9 +113,9 @@ def recognise_backbone(state: Mapping[str, Any]) -> str:
     for layout, name in NAMES.items():
         if name(STEM) in state:
             return layout
-    wanted = ", ".join(f"{name(STEM)} ({layout})" for layout, name in NAMES.items())
+    expected = ", ".join(f"{name(STEM)} ({layout})" for layout, name in NAMES.items())
     first = ", ".join(sorted(state)[:2])
-    raise ValueError(f"its tensors ({first}, ...) are of no layout that is read: want {wanted}")
+    raise ValueError(f"its tensors ({first}, ...) are of no layout that is read: want {expected}")
 
 
 def load_backbone(
@@ -134,13 +134,13 @@ def load_backbone(
     Unreadable for a file that is no checkpoint.
     """
     content = read_content(Path(source)) if isinstance(source, str | Path) else source
-    held = state_dict_in(content)
-    state = without_prefix(tensors_of(held), "module.")
+    raw_state = state_dict_in(content)
+    state = without_prefix(collect_tensors(raw_state), "module.")
     layout = recognise_backbone(state)
     if layout in ("detectron2", "detector"):
-        state = without_old_norms(state, getattr(held, "_metadata", None))
+        state = without_old_norms(state, getattr(raw_state, "_metadata", None))
     name = NAMES[layout]
-    rules = conventions_of(state, layout, conventions)
+    rules = choose_conventions(state, layout, conventions)
     check_sizes(cnn.config, state, name)
     if rules.stride_in_1x1 != cnn.config.stride_in_1x1:
         raise ValueError(
@@ -150,7 +150,7 @@ def load_backbone(
         )
     if layout == "msra":
         state = with_statistics(state)
-    links = [Link(ours, (name(ours),)) for ours in cnn.state_dict()]
+    links = [Link(parameter, (name(parameter),)) for parameter in cnn.state_dict()]
     table = import_state(cnn, links, for_our_pixels(state, name, rules))
     missing = [n for n in table.missing if not n.endswith("num_batches_tracked")]
     if missing or table.mismatched:
@@ -158,20 +158,22 @@ def load_backbone(
     return table
 
 
-def conventions_of(state: Mapping[str, Tensor], layout: str, asked: str | None) -> Conventions:
+def choose_conventions(
+    state: Mapping[str, Tensor], layout: str, requested: str | None
+) -> Conventions:
     """Those that the layout says, or else those asked for. Raises ValueError."""
     if layout in ("torchvision", "detectron2"):
-        return CONVENTIONS[asked or "released"]
-    if asked is not None:
-        raise ValueError(f"conventions {asked}: the file's layout ({layout}) has its own")
+        return CONVENTIONS[requested or "released"]
+    if requested is not None:
+        raise ValueError(f"conventions {requested}: the file's layout ({layout}) has its own")
     if layout == "msra":
         return CONVENTIONS["released"]
     from vlmill.models.detector.published import config_of_weights  # brings torchvision along
 
-    return of_detector(config_of_weights(state))
+    return read_detector_conventions(config_of_weights(state))
 
 
-def of_detector(config: DetectorConfig) -> Conventions:
+def read_detector_conventions(config: DetectorConfig) -> Conventions:
     """A detector's. Raises ValueError for one whose ResNet is of another kind."""
     if config.pre_activation or config.norm_eps != NORM.eps:
         raise ValueError(
@@ -194,7 +196,7 @@ def check_sizes(
 
     What is damaged or lacks a stage is left to the comparison of names.
     """
-    blocks = [blocks_of(state, name, stage) for stage in STAGES]
+    blocks = [count_blocks(state, name, stage) for stage in STAGES]
     if not all(blocks):
         return
     sizes = {
@@ -204,13 +206,13 @@ def check_sizes(
     }
     other = {field: size for field, size in sizes.items() if size != getattr(config, field)}
     if other:
-        ours = ", ".join(f"cnn.{field}={getattr(config, field)}" for field in other)
+        configured = ", ".join(f"cnn.{field}={getattr(config, field)}" for field in other)
         fields = " ".join(f"cnn.{field}={size}".replace(" ", "") for field, size in other.items())
         fields = fields.replace("(", "[").replace(")", "]")
-        raise ValueError(f"another ResNet than the network's ({ours}); add {fields}")
+        raise ValueError(f"another ResNet than the network's ({configured}); add {fields}")
 
 
-def blocks_of(state: Mapping[str, Tensor], name: Callable[[str], str], stage: int) -> int:
+def count_blocks(state: Mapping[str, Tensor], name: Callable[[str], str], stage: int) -> int:
     """How many blocks in a row a stage has in the file."""
     return next(i for i in count() if name(f"res{stage}.{i}.conv1.weight") not in state)
 
@@ -236,8 +238,8 @@ def for_our_pixels(
     if rules == CONVENTIONS["released"] or (name(STEM_MEAN) not in state):
         return state
     weight, mean = state[name(STEM)].double(), state[name(STEM_MEAN)].double()
-    ours = MEAN_BGR if rules.channel_order == "bgr" else MEAN_BGR[::-1]
-    by_channel = [torch.tensor(v, dtype=torch.double) for v in (ours, rules.pixel_mean)]
+    target_mean = MEAN_BGR if rules.channel_order == "bgr" else MEAN_BGR[::-1]
+    by_channel = [torch.tensor(v, dtype=torch.double) for v in (target_mean, rules.pixel_mean)]
     scaled = weight / torch.tensor(rules.pixel_std, dtype=torch.double)[:, None, None]
     constant = scaled.sum(dim=(2, 3)) @ (by_channel[0] - by_channel[1])
     blue_first = scaled if rules.channel_order == "bgr" else scaled.flip(1)

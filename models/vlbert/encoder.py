@@ -12,9 +12,9 @@ from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import Pooler
-from vlmill.models.layers.packing import Compaction, compact, layout_of
+from vlmill.models.layers.packing import Compaction, compact, make_layout
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, Places, side_by_side
+from vlmill.models.places import Cells, Positions, concatenate_positions
 from vlmill.models.vlbert.config import (
     NUM_SPECIAL_WORDS,
     VISUAL_SEGMENT,
@@ -131,7 +131,7 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"] | None = None,
         masked_regions: Bool[Tensor, "B R"] | None = None,
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B R V"]:
         """The regions' vectors r, zeros at padding; who pairs a picture with many texts needs them
@@ -144,7 +144,7 @@ class VlBertBody(nn.Module):
             )
         if region_mask is None:
             region_mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
-        layout = layout_of(region_mask, real, pack=pack)
+        layout = make_layout(region_mask, real, pack=pack)
         rows = layout.pack(features)
         masked = None
         if masked_regions is not None:
@@ -240,14 +240,18 @@ class VlBertBody(nn.Module):
     ) -> Compaction:
         """Compacts texts, regions and [END], without the padding between them."""
         mask = torch.cat([token_mask, region_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
-        columns, places, slots_read = (token_mask.shape[1], region_mask.shape[1]), None, None
+        columns, real_positions, slots_read = (
+            (token_mask.shape[1], region_mask.shape[1]),
+            None,
+            None,
+        )
         if real is not None:
             ends = torch.arange(len(mask), device=mask.device)
             parts = zip(real, columns, strict=True)
-            places = side_by_side([*parts, (ends, 1)])
+            real_positions = concatenate_positions([*parts, (ends, 1)])
         if read is not None:  # [END] is read by nobody
             slots_read = read.joined(*columns, width=mask.shape[1])
-        return compact(mask, places, read=slots_read, pack=pack)
+        return compact(mask, real_positions, read=slots_read, pack=pack)
 
     def _vectors_of_text(
         self,
@@ -261,10 +265,10 @@ class VlBertBody(nn.Module):
         if not regions.shape[1]:
             region_mask = region_mask.new_zeros(len(region_mask), 1)
             regions = regions.new_zeros(len(regions), 1, regions.shape[2])
-        whole = regions[:, :1]
+        image_vectors = regions[:, :1]
         if self.text_only_vector is None:
-            return whole
-        return torch.where(region_mask[:, :1, None], whole, self.text_only_vector.weight)
+            return image_vectors
+        return torch.where(region_mask[:, :1, None], image_vectors, self.text_only_vector.weight)
 
     def _words(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
         words: Tensor = self.text_embedding.word(tokens)
@@ -282,9 +286,13 @@ class VlBertBody(nn.Module):
         """Adds position and segment of every element: regions share the place after the text."""
         ranks = token_mask.cumsum(dim=1)
         length = ranks[:, -1:]
-        places = [(ranks - 1).clamp(min=0), length.expand(-1, region_mask.shape[1]), length + 1]
+        position_ids = [
+            (ranks - 1).clamp(min=0),
+            length.expand(-1, region_mask.shape[1]),
+            length + 1,
+        ]
         positions = self.text_embedding.position(
-            torch.cat(places, dim=1) + self.config.position_offset
+            torch.cat(position_ids, dim=1) + self.config.position_offset
         )
         if segments is None:
             segments = torch.zeros_like(ranks)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vlmill.models.inputs import PictureRegions, VLInputs
-from vlmill.models.places import Places
+from vlmill.models.places import Positions
 from vlmill.models.vlbert.config import (
     TaskConfig,
     VlBertEndToEndConfig,
@@ -68,7 +68,7 @@ class VlBertEndToEnd(nn.Module):
         regions: PictureRegions,
         texts: VLInputs | ChoiceInputs,
         *arguments: Any,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
         **options: Any,
     ) -> Any:

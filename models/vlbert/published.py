@@ -5,7 +5,7 @@ from typing import get_args
 from torch import Tensor, nn
 
 from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.convert.names import block_links, mlm_head_links
 from vlmill.models.vlbert.backbone import torchvision_name
 from vlmill.models.vlbert.config import TaskConfig, VlBertEndToEndConfig
@@ -27,70 +27,72 @@ def build(config: TaskConfig | VlBertEndToEndConfig) -> nn.Module:
     return build_vlbert(config)
 
 
-def links(model: nn.Module, ours: str = "") -> list[Link]:
-    """Links any of the models' tensors, ``ours`` before all our names."""
+def links(model: nn.Module, prefix: str = "") -> list[Link]:
+    """Links any of the models' tensors, ``prefix`` before all our names."""
     if isinstance(model, VlBertEndToEnd):
         return [*_cnn_links(model.cnn), *links(model.model, "model.")]
     if isinstance(model, VlBert):
-        return [*_body_links(model, ours, "vlbert"), *_pretraining_links(model, ours)]
+        return [*_body_links(model, prefix, "vlbert"), *_pretraining_links(model, prefix)]
     if isinstance(model, VlBertVqa):
         return [
-            *_body_links(model.body, f"{ours}body.", "vlbert"),
-            *_answer_links(model.config.classifier, ours),
+            *_body_links(model.body, f"{prefix}body.", "vlbert"),
+            *_answer_links(model.config.classifier, prefix),
         ]
     if isinstance(model, VlBertRefcoco):
         return [
-            *_body_links(model.body, f"{ours}body.", "vlbert"),
-            *linked(f"{ours}head.transform.dense", "final_mlp.0.dense"),
-            *linked(f"{ours}head.decoder", "final_mlp.2"),
+            *_body_links(model.body, f"{prefix}body.", "vlbert"),
+            *link_module(f"{prefix}head.transform.dense", "final_mlp.0.dense"),
+            *link_module(f"{prefix}head.decoder", "final_mlp.2"),
         ]
     assert isinstance(model, VlBertVcr)
     return [
-        *_body_links(model.body, f"{ours}body.", "vlbert._module"),
-        *_choice_links(model.config.classifier, ours),
-        *linked(f"{ours}category_head.transform.dense", "cnn_loss_reg.0.dense"),
-        *linked(f"{ours}category_head.decoder", "cnn_loss_reg.2"),
+        *_body_links(model.body, f"{prefix}body.", "vlbert._module"),
+        *_choice_links(model.config.classifier, prefix),
+        *link_module(f"{prefix}category_head.transform.dense", "cnn_loss_reg.0.dense"),
+        *link_module(f"{prefix}category_head.decoder", "cnn_loss_reg.2"),
     ]
 
 
-def _answer_links(classifier: str, ours: str) -> list[Link]:
+def _answer_links(classifier: str, prefix: str) -> list[Link]:
     """Links VQA's classifier: numbers count the parts of the reference's sequence."""
     if classifier == "1fc":
-        return linked(f"{ours}head.decoder", "final_mlp.1")
+        return link_module(f"{prefix}head.decoder", "final_mlp.1")
     if classifier == "2fc":
-        hidden = linked(f"{ours}head.transform.dense", "final_mlp.1")
-        return [*hidden, *linked(f"{ours}head.decoder", "final_mlp.4")]
+        hidden = link_module(f"{prefix}head.transform.dense", "final_mlp.1")
+        return [*hidden, *link_module(f"{prefix}head.decoder", "final_mlp.4")]
     return [
-        *linked(f"{ours}head.transform.dense", "final_mlp.0.dense"),
-        *linked(f"{ours}head.transform.norm", "final_mlp.0.LayerNorm"),
-        *linked(f"{ours}head.decoder", "final_mlp.2"),
+        *link_module(f"{prefix}head.transform.dense", "final_mlp.0.dense"),
+        *link_module(f"{prefix}head.transform.norm", "final_mlp.0.LayerNorm"),
+        *link_module(f"{prefix}head.decoder", "final_mlp.2"),
     ]
 
 
-def _choice_links(classifier: str, ours: str) -> list[Link]:
+def _choice_links(classifier: str, prefix: str) -> list[Link]:
     """Links VCR's classifier."""
     if classifier == "1fc":
-        return linked(f"{ours}answer_head", "final_mlp.1")
-    hidden = linked(f"{ours}answer_hidden.dense", "final_mlp.1")
-    return [*hidden, *linked(f"{ours}answer_head", "final_mlp.4")]
+        return link_module(f"{prefix}answer_head", "final_mlp.1")
+    hidden = link_module(f"{prefix}answer_hidden.dense", "final_mlp.1")
+    return [*hidden, *link_module(f"{prefix}answer_head", "final_mlp.4")]
 
 
-def _pretraining_links(model: VlBert, ours: str) -> list[Link]:
+def _pretraining_links(model: VlBert, prefix: str) -> list[Link]:
     keymap = []
     if model.mlm_head is not None:
-        keymap += mlm_head_links(f"{ours}mlm_head", "vlbert.mlm_head.predictions")
+        keymap += mlm_head_links(f"{prefix}mlm_head", "vlbert.mlm_head.predictions")
     if model.class_head is not None:
-        keymap += linked(f"{ours}class_head.transform.dense", "vlbert.mvrc_head.transform.dense")
-        keymap += linked(f"{ours}class_head.decoder", "vlbert.mvrc_head.region_cls_pred")
+        keymap += link_module(
+            f"{prefix}class_head.transform.dense", "vlbert.mvrc_head.transform.dense"
+        )
+        keymap += link_module(f"{prefix}class_head.decoder", "vlbert.mvrc_head.region_cls_pred")
     if model.match_head is not None:
-        keymap += linked(
-            f"{ours}match_head", "vlbert.relationsip_head.caption_image_relationship"
+        keymap += link_module(
+            f"{prefix}match_head", "vlbert.relationsip_head.caption_image_relationship"
         )  # spelled so
     return keymap
 
 
-def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
-    """Links the body; ``theirs`` is what the reference calls the encoder."""
+def _body_links(body: VlBertBody, prefix: str, encoder_name: str) -> list[Link]:
+    """Links the body; ``encoder_name`` is what the reference calls the encoder."""
     tables = {
         "text_embedding.word": "word_embeddings",
         "text_embedding.position": "position_embeddings",
@@ -104,32 +106,32 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
         "masked_token": "object_mask_word_embedding",
         "text_only_vector": "aux_text_visual_embedding",
     }
-    named = {o: f"{theirs}.{t}" for o, t in tables.items()} | single
-    decoder = (f"{theirs}.mlm_head.predictions.decoder.weight",)
+    table_names = {o: f"{encoder_name}.{t}" for o, t in tables.items()} | single
+    decoder = (f"{encoder_name}.mlm_head.predictions.decoder.weight",)
     has_decoder = isinstance(body, VlBert) and body.mlm_head is not None
     keymap = [
         Link(
-            f"{ours}{name}.weight",
+            f"{prefix}{name}.weight",
             (f"{reference}.weight",),
             also=decoder if name == "text_embedding.word" and has_decoder else (),
         )
-        for name, reference in named.items()
+        for name, reference in table_names.items()
         if getattr(body, name.split(".")[0]) is not None
     ]
-    keymap += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
-    keymap += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
+    keymap += link_module(f"{prefix}text_embedding.norm", f"{encoder_name}.embedding_LayerNorm")
+    keymap += link_module(f"{prefix}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
     for name, kind in (("text_visual", "text"), ("region_visual", "object")):
         visual = getattr(body, name)
         if visual.projection is not None:
-            keymap += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
+            keymap += link_module(f"{prefix}{name}.projection", f"{encoder_name}.visual_1x1_{kind}")
         if visual.norm is not None:
-            keymap += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
+            keymap += link_module(f"{prefix}{name}.norm", f"{encoder_name}.visual_ln_{kind}")
         else:
-            keymap.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
+            keymap.append(Link(f"{prefix}{name}.scale", (f"{encoder_name}.visual_scale_{kind}",)))
     for number in range(len(body.layers)):
-        keymap += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
+        keymap += block_links(f"{prefix}layers.{number}", f"{encoder_name}.encoder.layer.{number}")
     if body.config.pooler:
-        keymap += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
+        keymap += link_module(f"{prefix}pooler.dense", f"{encoder_name}.pooler.dense")
     return keymap
 
 
@@ -137,13 +139,13 @@ def _cnn_links(cnn: RegionCnn) -> list[Link]:
     """Links the region network to torchvision's names; the reference holds conv5 under two."""
     keymap = []
     for name in cnn.state_dict():
-        theirs = torchvision_name(name)
-        if theirs.startswith("layer4."):
-            block = theirs.removeprefix("layer4.")
+        reference = torchvision_name(name)
+        if reference.startswith("layer4."):
+            block = reference.removeprefix("layer4.")
             first, again = (f"{EXTRACTOR}.{head}.{block}" for head in CONV5)
             keymap.append(Link(f"cnn.{name}", (first,), also=(again,)))
         else:
-            keymap.append(Link(f"cnn.{name}", (f"{EXTRACTOR}.backbone.{theirs}",)))
+            keymap.append(Link(f"cnn.{name}", (f"{EXTRACTOR}.backbone.{reference}",)))
     return keymap
 
 

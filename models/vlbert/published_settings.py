@@ -89,7 +89,7 @@ def _body(
     name: str,
     pixels: bool,
 ) -> VlBertConfig:
-    fields = {ours: settings[key] for key, ours in FIELDS.items() if key in settings}
+    fields = {field: settings[key] for key, field in FIELDS.items() if key in settings}
     fields["position_offset"] = settings.get("position_padding_idx", -1) + 1
     if task != "pretraining":
         return VlBertConfig(**fields, masked_region="none", text_only=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.detector.operators import roi_align
 from vlmill.models.detector.resnet import Norm, Stem, resnet_stage
-from vlmill.models.places import Places, cells_of
+from vlmill.models.places import Positions, find_positions
 from vlmill.models.vlbert.config import EXPANSION, RegionCnnConfig
 
 STRIDE = 16
@@ -74,7 +74,7 @@ class RegionCnn(nn.Module):
         self,
         features: Float[Tensor, "B C G E"],
         boxes: Float[Tensor, "B R 4"],
-        real: Places,
+        real: Positions,
     ) -> Float[Tensor, "L C P P"]:
         """The cells of the regions at these places, by RoIAlign's first form, one sample a bin."""
         pictures = (real // boxes.shape[1]).to(boxes.dtype)
@@ -88,7 +88,7 @@ class RegionCnn(nn.Module):
         boxes: Float[Tensor, "B R 4"],
         region_mask: Bool[Tensor, "B R"],
         instance_masks: Float[Tensor, "B R P P"] | None = None,
-        real: Places | None = None,
+        real: Positions | None = None,
     ) -> Float[Tensor, "B R D"]:
         """Appearance of the boxes (in pixels of ``pictures``), zeros at padding.
 
@@ -100,7 +100,7 @@ class RegionCnn(nn.Module):
                 f"pictures, boxes, region_mask hold {len(pictures)}, {len(boxes)}, "
                 f"{len(region_mask)} pictures; want as many each"
             )
-        real = cells_of(region_mask) if real is None else real
+        real = find_positions(region_mask) if real is None else real
         cells: Tensor = self.res5(self.pool(self.feature_map(pictures), boxes, real))
         if instance_masks is not None:
             if instance_masks.shape[-2:] != cells.shape[-2:]:

@@ -170,8 +170,8 @@ class ChoiceInputs:
     def __post_init__(self) -> None:
         shape = tuple(self.tokens.shape)
         for name in ("token_mask", "segments", "text_regions"):
-            if (came := tuple(getattr(self, name).shape)) != shape:
-                raise ValueError(f"{name} has shape {came}, want {shape} as tokens")
+            if (actual := tuple(getattr(self, name).shape)) != shape:
+                raise ValueError(f"{name} has shape {actual}, want {shape} as tokens")
         pictures = tuple(self.region_features.shape[:2])
         if len(shape) != 3 or tuple(self.region_mask.shape) != pictures:
             raise ValueError(
@@ -237,12 +237,12 @@ class VlBertVcr(nn.Module):
         self,
         inputs: ChoiceInputs,
         *,
-        asked: tuple[Int[Tensor, " L"], Int[Tensor, " L"]] | None = None,
+        category_regions: tuple[Int[Tensor, " L"], Int[Tensor, " L"]] | None = None,
         pack: bool = True,
     ) -> VcrOutput:
         """Encodes all choices; the regions' vectors are computed once a picture.
 
-        ``asked``: the sequences, counted choice by choice, and the rows of their regions whose
+        ``category_regions``: the sequences, counted choice by choice, and the rows of their regions whose
         categories are asked; all real ones without.
         """
         choices = inputs.tokens.shape[1]
@@ -266,7 +266,9 @@ class VlBertVcr(nn.Module):
             pack=pack,
         )
         logits = self.answer_head(self.dropout(self.answer_hidden(encoded.pooled)))
-        sequences, regions = region_mask.nonzero().unbind(dim=1) if asked is None else asked
+        sequences, regions = (
+            region_mask.nonzero().unbind(dim=1) if category_regions is None else category_regions
+        )
         return VcrOutput(
             answer_logits=logits.view(-1, choices),
             category_logits=self.category_head(encoded.regions[sequences, regions]),
@@ -298,8 +300,8 @@ class VlBertVcr(nn.Module):
         segments = self.body.text_embedding.segment.weight
         segments[1] = segments[0]
         if (head := pretrained.match_head) is not None and self.config.classifier == "1fc":
-            for ours, theirs in (
+            for target, source in (
                 (self.answer_head.weight, head.weight),
                 (self.answer_head.bias, head.bias),
             ):
-                ours.copy_((theirs[BELONGS] - theirs[1 - BELONGS]).view_as(ours))
+                target.copy_((source[BELONGS] - source[1 - BELONGS]).view_as(target))

@@ -12,7 +12,7 @@ from vlmill.models.layers.blocks import layer_norm
 from vlmill.models.layers.embeddings import PatchEmbedding, TextEmbedding
 from vlmill.models.layers.experts import PreNormBlock, Route
 from vlmill.models.layers.heads import Pooler
-from vlmill.models.layers.packing import Layout, joined_layout
+from vlmill.models.layers.packing import Layout, make_joint_layout
 from vlmill.models.layers.relative_position import (
     Biases,
     RelativeBias,
@@ -23,7 +23,7 @@ from vlmill.models.layers.relative_position import (
     text_index,
 )
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, Places
+from vlmill.models.places import Cells, Positions
 from vlmill.models.vlmo.config import SHARED, VlmoConfig
 
 EPS = 1e-6  # of the layer norms inside the transformer; text embeddings and word head have BERT's
@@ -87,10 +87,10 @@ class VlmoEncoder(nn.Module):
 
         Raises ValueError for none or more than ``max_text_tokens``.
         """
-        num_tokens, most = tokens.shape[1], self.config.max_text_tokens
-        if not 0 < num_tokens <= most:
+        num_tokens, max_tokens = tokens.shape[1], self.config.max_text_tokens
+        if not 0 < num_tokens <= max_tokens:
             raise ValueError(
-                f"tokens has {num_tokens} positions, want 1 to max_text_tokens={most}; cut the "
+                f"tokens has {num_tokens} positions, want 1 to max_text_tokens={max_tokens}; cut the "
                 "texts at the end, keeping [SEP]"
             )
         embedded: Float[Tensor, "B T H"] = self.text_embedding(tokens)
@@ -175,7 +175,7 @@ class VlmoEncoder(nn.Module):
         image: Float[Tensor, "B M H"],
         *,
         bias: Biases | None = None,
-        real: Places | None = None,
+        real: Positions | None = None,
         read: Cells | None = None,
         pack: bool = True,
     ) -> Encoded:
@@ -193,7 +193,7 @@ class VlmoEncoder(nn.Module):
         cells = None
         if real is not None:
             cells = Cells(real, torch.arange(present.numel(), device=real.device))
-        layout, (text_rows, image_rows) = joined_layout(
+        layout, (text_rows, image_rows) = make_joint_layout(
             token_mask, present, cells, read=read, pack=pack
         )
         hidden = layout.pack(torch.cat([text, image], dim=1))

@@ -20,10 +20,10 @@ from vlmill.models.checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import MlmHead
-from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.layers.relative_position import Biases
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Places, first_cells
+from vlmill.models.places import Positions, first_cells
 from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 
@@ -79,7 +79,7 @@ class Vlmo(nn.Module):
         embedded: Float[Tensor, "B T H"],
         token_mask: Bool[Tensor, "B T"],
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         bias: Biases | None = None,
         pack: bool = True,
     ) -> Contrast:
@@ -89,7 +89,7 @@ class Vlmo(nn.Module):
         """
         if bias is None:
             bias = self.encoder.text_bias(embedded.shape[1])
-        return self._contrast("text", embedded, layout_of(token_mask, real, pack=pack), bias)
+        return self._contrast("text", embedded, make_layout(token_mask, real, pack=pack), bias)
 
     def contrast_image(
         self, embedded: Float[Tensor, "B M H"], *, bias: Biases | None = None
@@ -129,7 +129,7 @@ class Vlmo(nn.Module):
         tokens: Int[Tensor, "B T"],
         token_mask: Bool[Tensor, "B T"],
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B T H"]:
         """Gives last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
@@ -140,7 +140,7 @@ class Vlmo(nn.Module):
         check_texts(tokens, token_mask)
         embedded = self.encoder.embed_text(tokens)
         bias = self.encoder.text_bias(tokens.shape[1])
-        layout = layout_of(token_mask, real, pack=pack)
+        layout = make_layout(token_mask, real, pack=pack)
         return self.encoder.encode_one("text", embedded, layout, bias)[0]
 
     def encode_image(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B M H"]:
@@ -154,7 +154,7 @@ class Vlmo(nn.Module):
         tokens: Int[Tensor, "B T"],
         token_mask: Bool[Tensor, "B T"],
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B H"]:
         """Gives the dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.vlmo.config import SHARED, VlmoConfig, VlmoNlvr2Config, VlmoVqaConfig
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.stages import RESIZED, resize
@@ -68,23 +68,27 @@ def configure(config: Mapping[str, Any]) -> AnyConfig:
     for key, value in FIXED.items():
         if config.get(key, value) != value:
             raise ValueError(f"{key}={config[key]!r}: only {value!r} is supported")
-    asked = {name for name, weight in config.get("loss_names", {}).items() if weight > 0}
-    fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
-    if asked == {"textmlm"}:
+    losses = {name for name, weight in config.get("loss_names", {}).items() if weight > 0}
+    fields = {
+        field: config[reference_key]
+        for reference_key, field in FIELDS.items()
+        if reference_key in config
+    }
+    if losses == {"textmlm"}:
         fields["first_vl_layer"] = config["depth"]
     encoder = VlmoConfig(
         **fields,
         intermediate_width=round(config["embed_dim"] * config.get("mlp_ratio", 4)),
         layer_scale=LAYER_SCALE if config.get("layer_scale", True) else None,
-        num_images=2 if "nlvr2" in asked else 1,
-        contrast=bool(asked & {"itc", "irtr"}),
-        num_contrast_pairs=2 if "itc" in asked else 1,
-        match="itm" in asked,
-        mlm=bool(asked & {"mlm", "textmlm"}),
+        num_images=2 if "nlvr2" in losses else 1,
+        contrast=bool(losses & {"itc", "irtr"}),
+        num_contrast_pairs=2 if "itc" in losses else 1,
+        match="itm" in losses,
+        mlm=bool(losses & {"mlm", "textmlm"}),
     )
-    if "vqa" in asked:
+    if "vqa" in losses:
         return VlmoVqaConfig(encoder=encoder, num_answers=config["vqav2_label_size"])
-    return VlmoNlvr2Config(encoder=encoder) if "nlvr2" in asked else encoder
+    return VlmoNlvr2Config(encoder=encoder) if "nlvr2" in losses else encoder
 
 
 def build(config: AnyConfig) -> nn.Module:
@@ -103,31 +107,34 @@ def links(model: nn.Module) -> list[Link]:
     name = "vqa_classifier" if isinstance(model, VlmoForVqa) else "nlvr2_classifier"
     for number, layer in model.classifier.named_children():
         if not isinstance(layer, nn.GELU):
-            keymap += linked(f"classifier.{number}", f"{name}.{number}")
+            keymap += link_module(f"classifier.{number}", f"{name}.{number}")
     return keymap
 
 
-def encoder_links(encoder: nn.Module, ours: str = "encoder") -> list[Link]:
-    """Links a `VlmoEncoder` that its model calls ``ours``."""
+def encoder_links(encoder: nn.Module, module: str = "encoder") -> list[Link]:
+    """Links a `VlmoEncoder` that its model calls ``module``."""
     config: Any = encoder.config
-    text, patches = f"{ours}.text_embedding", f"{ours}.patch_embedding"
+    text, patches = f"{module}.text_embedding", f"{module}.patch_embedding"
     keymap = [
-        *(_one(f"{text}.{a}.weight", f"text_embeddings.{b}.weight") for a, b in TEXT.items()),
-        *linked(f"{text}.norm", "text_embeddings.LayerNorm"),
-        *linked(f"{patches}.projection", "transformer.patch_embed.proj"),
-        _one(f"{patches}.class_token", "transformer.cls_token"),
-        _one(f"{ours}.type_table.weight", "token_type_embeddings.weight"),
-        *linked(f"{ours}.norm", "transformer.norm"),
+        *(
+            _link_tensor(f"{text}.{a}.weight", f"text_embeddings.{b}.weight")
+            for a, b in TEXT.items()
+        ),
+        *link_module(f"{text}.norm", "text_embeddings.LayerNorm"),
+        *link_module(f"{patches}.projection", "transformer.patch_embed.proj"),
+        _link_tensor(f"{patches}.class_token", "transformer.cls_token"),
+        _link_tensor(f"{module}.type_table.weight", "token_type_embeddings.weight"),
+        *link_module(f"{module}.norm", "transformer.norm"),
     ]
     if config.pooler:
-        keymap += linked(f"{ours}.pooler.dense", "pooler.dense")
+        keymap += link_module(f"{module}.pooler.dense", "pooler.dense")
     if config.absolute_positions:
-        keymap.append(_one(f"{patches}.position", "transformer.pos_embed"))
+        keymap.append(_link_tensor(f"{patches}.position", "transformer.pos_embed"))
     if config.relative_positions:
-        keymap.append(_one(f"{ours}.relative.table", "relative_position_bias_table"))
+        keymap.append(_link_tensor(f"{module}.relative.table", "relative_position_bias_table"))
     for number in range(config.num_layers):
         keymap += block_links(
-            f"{ours}.layers.{number}",
+            f"{module}.layers.{number}",
             f"transformer.blocks.{number}",
             {name: EXPERTS[name] for name in config.experts_of(number)},
             scaled=config.layer_scale is not None,
@@ -143,23 +150,23 @@ TEXT = {
 
 
 def block_links(
-    ours: str, theirs: str, experts: Mapping[str, tuple[str, str]], *, scaled: bool
+    module: str, reference: str, experts: Mapping[str, tuple[str, str]], *, scaled: bool
 ) -> list[Link]:
     """Links a `PreNormBlock`; ``experts``: what the reference calls each one's norm and layers."""
     keymap = [
-        *linked(f"{ours}.attention_norm", f"{theirs}.norm1"),
-        _one(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"),
-        _one(f"{ours}.attention.query_bias", f"{theirs}.attn.q_bias"),
-        _one(f"{ours}.attention.value_bias", f"{theirs}.attn.v_bias"),
-        *linked(f"{ours}.attention.out", f"{theirs}.attn.proj"),
+        *link_module(f"{module}.attention_norm", f"{reference}.norm1"),
+        _link_tensor(f"{module}.attention.qkv.weight", f"{reference}.attn.qkv.weight"),
+        _link_tensor(f"{module}.attention.query_bias", f"{reference}.attn.q_bias"),
+        _link_tensor(f"{module}.attention.value_bias", f"{reference}.attn.v_bias"),
+        *link_module(f"{module}.attention.out", f"{reference}.attn.proj"),
     ]
     for name, (norm, layers) in experts.items():
-        keymap += linked(f"{ours}.expert_norms.{name}", f"{theirs}.{norm}")
-        keymap += linked(f"{ours}.experts.{name}.up", f"{theirs}.{layers}.fc1")
-        keymap += linked(f"{ours}.experts.{name}.down", f"{theirs}.{layers}.fc2")
+        keymap += link_module(f"{module}.expert_norms.{name}", f"{reference}.{norm}")
+        keymap += link_module(f"{module}.experts.{name}.up", f"{reference}.{layers}.fc1")
+        keymap += link_module(f"{module}.experts.{name}.down", f"{reference}.{layers}.fc2")
     if scaled:
-        keymap.append(_one(f"{ours}.attention_scale", f"{theirs}.gamma_1"))
-        keymap.append(_one(f"{ours}.expert_scale", f"{theirs}.gamma_2"))
+        keymap.append(_link_tensor(f"{module}.attention_scale", f"{reference}.gamma_1"))
+        keymap.append(_link_tensor(f"{module}.expert_scale", f"{reference}.gamma_2"))
     return keymap
 
 
@@ -176,22 +183,24 @@ def head_links(model: Vlmo) -> list[Link]:
     keymap = []
     if model.config.contrast:
         for name in model.contrast_heads:
-            keymap.append(_one(f"contrast_heads.{name}.weight", f"{CONTRAST[name]}.fc.weight"))
-        keymap.append(_one("log_scale", "logit_scale"))
+            keymap.append(
+                _link_tensor(f"contrast_heads.{name}.weight", f"{CONTRAST[name]}.fc.weight")
+            )
+        keymap.append(_link_tensor("log_scale", "logit_scale"))
         if model.config.num_contrast_pairs == 2:
-            keymap.append(_one("fused_log_scale", "logit_vl_scale"))
+            keymap.append(_link_tensor("fused_log_scale", "logit_vl_scale"))
     if model.config.match:
-        keymap += linked("match_head", "itm_score.fc")
+        keymap += link_module("match_head", "itm_score.fc")
     if model.config.mlm:
-        keymap += linked("mlm_head.transform.dense", "mlm_score.transform.dense")
-        keymap += linked("mlm_head.transform.norm", "mlm_score.transform.LayerNorm")
-        keymap.append(_one("mlm_head.bias", "mlm_score.bias"))
-        keymap.append(_one("mlm_decoder.weight", "mlm_score.decoder.weight"))
+        keymap += link_module("mlm_head.transform.dense", "mlm_score.transform.dense")
+        keymap += link_module("mlm_head.transform.norm", "mlm_score.transform.LayerNorm")
+        keymap.append(_link_tensor("mlm_head.bias", "mlm_score.bias"))
+        keymap.append(_link_tensor("mlm_decoder.weight", "mlm_score.decoder.weight"))
     return keymap
 
 
-def _one(ours: str, theirs: str) -> Link:
-    return Link(ours, (theirs,))
+def _link_tensor(name: str, reference: str) -> Link:
+    return Link(name, (reference,))
 
 
 def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -28,8 +28,8 @@ def resize_table(table: Float[Tensor, "R C"], config: VlmoConfig) -> Float[Tenso
             f"relative_text_span={config.relative_text_span} takes {num_copied}; none is "
             "left for images"
         )
-    patches, rest = table[:-num_copied], table[-num_copied:]
-    return torch.cat([resize_relative(patches, config.side), rest])
+    patches, trailing_rows = table[:-num_copied], table[-num_copied:]
+    return torch.cat([resize_relative(patches, config.side), trailing_rows])
 
 
 def resize_text(table: Float[Tensor, "T H"], config: VlmoConfig) -> Float[Tensor, "T2 H"]:
@@ -75,11 +75,11 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig
         for name, tensor in state.items()
         if not name.startswith("classifier.")  # of other answers; always new, as released
     }
-    ours = model.state_dict()
-    for name in sorted(ours.keys() & resized.keys()):
-        if ours[name].shape != resized[name].shape:
+    model_state = model.state_dict()
+    for name in sorted(model_state.keys() & resized.keys()):
+        if model_state[name].shape != resized[name].shape:
             raise ValueError(
-                f"{name} is {list(ours[name].shape)} here and {list(resized[name].shape)} in the "
+                f"{name} is {list(model_state[name].shape)} here and {list(resized[name].shape)} in the "
                 "checkpoint; give a configuration with the checkpoint's sizes"
             )
     return list(model.load_state_dict(resized, strict=False).missing_keys)

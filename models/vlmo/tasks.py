@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vlmill.models.checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.blocks import init_bert, layer_norm
-from vlmill.models.layers.packing import layout_of
-from vlmill.models.places import Places
+from vlmill.models.layers.packing import make_layout
+from vlmill.models.places import Positions
 from vlmill.models.vlmo.config import VlmoNlvr2Config, VlmoTextConfig, VlmoVqaConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 
@@ -69,7 +69,7 @@ class VlmoForNlvr2(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         pixels: Float[Tensor, "B 2 3 S S"],
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B 2"]:
         """Gives logits of false and true. The text is embedded once, both passes together.
@@ -122,7 +122,7 @@ class VlmoForText(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         segments: Int[Tensor, "B T"] | None = None,
         *,
-        real: Places | None = None,
+        real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
         """Gives logits of the labels.
@@ -133,7 +133,7 @@ class VlmoForText(nn.Module):
         """
         check_texts(tokens, token_mask)
         embedded = self.encoder.embed_text(tokens)
-        layout = layout_of(token_mask, real, pack=pack)
+        layout = make_layout(token_mask, real, pack=pack)
         bias = self.encoder.text_bias(tokens.shape[1])
         hidden, _ = self.encoder.encode_one("text", embedded, layout, bias)
         pooled = self.encoder.pooler(hidden[:, 0])

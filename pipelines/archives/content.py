@@ -66,7 +66,7 @@ class Record:
     wrong_digest: bool = False  # the block is not the one that the archive's writer saw
 
 
-def content_of(
+def extract_content(
     stored: Stored, archive: str, *, offset: int, max_bytes: int, check_digest: bool = True
 ) -> Record | Drop:
     """Returns the content of a record whose block has been read, or why there is none."""
@@ -103,14 +103,14 @@ def content_of(
         url=url,
         kind=kind,
         body=decoded,
-        charset=charset_of(declared),
+        charset=parse_charset(declared),
         content_type=declared[:200],
         opt_outs=header_opt_outs(headers),
         wrong_digest=check_digest and is_wrong(record.headers.get("WARC-Block-Digest"), block),
     )
 
 
-def charset_of(declared: str) -> str | None:
+def parse_charset(declared: str) -> str | None:
     """Returns the charset that a content type names, or None."""
     charset = _CHARSET.search(declared)
     return charset[1] if charset else None

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 
-Place = tuple[str, int, int]
+IndexEntry = tuple[str, int, int]
 """A record: its archive's name, its offset and its length there, in bytes."""
 Ranges = npt.NDArray[np.int64]
 """int64 [n, 2]: offsets and lengths of an archive's records, ascending, each once."""
@@ -47,70 +47,72 @@ class Index:
         """How many bytes the records of an archive have."""
         return int(self.ranges[archive][:, 1].sum())
 
-    def renamed(self, path_of: Callable[[str], str]) -> "Index":
+    def renamed(self, get_path: Callable[[str], str]) -> "Index":
         """The same records, with other names of the archives; two may become one."""
         parts: dict[str, list[Ranges]] = {}
         for name, ranges in self.ranges.items():
-            parts.setdefault(path_of(name), []).append(ranges)
+            parts.setdefault(get_path(name), []).append(ranges)
         return Index(
             ranges={path: np.unique(np.concatenate(part), axis=0) for path, part in parts.items()}
         )
 
 
-def read_index(paths: Sequence[Path], said: str) -> Index:
+def read_index(paths: Sequence[Path], argument: str) -> Index:
     """Reads whole indexes. Memory: 20 bytes a record, and the names of the archives.
 
-    Raises InputError, beginning with ``said``, for what is no index, and for one without a record.
+    Raises InputError, beginning with ``argument``, for what is no index, and for one without a record.
     """
     names: dict[str, int] = {}
     numbers, offsets, lengths = array("i"), array("q"), array("q")
     for path in paths:
-        for name, offset, length in places_of(path, said):
+        for name, offset, length in read_entries(path, argument):
             numbers.append(names.setdefault(name, len(names)))
             offsets.append(offset)
             lengths.append(length)
     if not numbers:
-        raise InputError(f"{said}: no record stands in it; give an index with one")
+        raise InputError(f"{argument}: no record stands in it; give an index with one")
     archive = np.frombuffer(numbers, np.int32)
-    places = np.stack([np.frombuffer(a, np.int64) for a in (offsets, lengths)], axis=1)
-    order = np.lexsort((places[:, 1], places[:, 0], archive))
-    archive, places = archive[order], places[order]
+    entry_ranges = np.stack([np.frombuffer(a, np.int64) for a in (offsets, lengths)], axis=1)
+    order = np.lexsort((entry_ranges[:, 1], entry_ranges[:, 0], archive))
+    archive, entry_ranges = archive[order], entry_ranges[order]
     cuts = np.searchsorted(archive, np.arange(1, len(names)))
-    parts = np.split(places, cuts)
+    parts = np.split(entry_ranges, cuts)
     return Index(
         ranges={name: np.unique(part, axis=0) for name, part in zip(names, parts, strict=True)}
     )
 
 
-def places_of(path: Path, said: str) -> Iterator[Place]:
+def read_entries(path: Path, argument: str) -> Iterator[IndexEntry]:
     """Yields the records of one index."""
     try:
         with path.open("rb") as file:
             head = file.read(4)
         if head == b"PAR1":
-            yield from _rows(path, said)
+            yield from _rows(path, argument)
             return
         with gzip.open(path) if head[:2] == b"\x1f\x8b" else path.open("rb") as lines:
-            yield from _lines(lines, f"{said} {path}")  # type: ignore[arg-type]
+            yield from _lines(lines, f"{argument} {path}")  # type: ignore[arg-type]
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise InputError(f"{said} {path}: {error}; give an index as CDX lines or Parquet") from None
+        raise InputError(
+            f"{argument} {path}: {error}; give an index as CDX lines or Parquet"
+        ) from None
 
 
-def _rows(path: Path, said: str) -> Iterator[Place]:
+def _rows(path: Path, argument: str) -> Iterator[IndexEntry]:
     file = pq.ParquetFile(path)
     there = file.schema_arrow.names
     columns = [next((name for name in names if name in there), None) for names in COLUMNS]
     if None in columns:
-        wanted = ", ".join(" or ".join(names) for names in COLUMNS)
-        raise InputError(f"{said} {path}: it lacks a column; needed are {wanted}")
+        column_names = ", ".join(" or ".join(names) for names in COLUMNS)
+        raise InputError(f"{argument} {path}: it lacks a column; needed are {column_names}")
     row = 0
     for batch in file.iter_batches(columns=columns):
         for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
             row += 1
-            yield _place(values, f"{said} {path}, row {row}")
+            yield _make_entry(values, f"{argument} {path}, row {row}")
 
 
-def _lines(file: BinaryIO, said: str) -> Iterator[Place]:
+def _lines(file: BinaryIO, location: str) -> Iterator[IndexEntry]:
     letters = WITHOUT_HEADER.split()
     number = 0
     while line := file.readline(MAX_LINE_BYTES):
@@ -120,7 +122,7 @@ def _lines(file: BinaryIO, said: str) -> Iterator[Place]:
             letters = text.split()[1:]
         elif text:
             values = _json_fields(text) if "{" in text else _fields(text, letters)
-            yield _place(values, f"{said}, line {number}")
+            yield _make_entry(values, f"{location}, line {number}")
 
 
 def _json_fields(text: str) -> Sequence[Any]:
@@ -136,14 +138,14 @@ def _fields(text: str, letters: Sequence[str]) -> Sequence[Any]:
     return [fields.get(letter) for letter in LETTERS]
 
 
-def _place(values: Sequence[object], said: str) -> Place:
+def _make_entry(values: Sequence[object], location: str) -> IndexEntry:
     name, offset, length = values
     numbers = [_number(value) for value in (offset, length)]
     if not isinstance(name, str) or not name or "\0" in name or None in numbers:
-        raise InputError(f"{said}: it names no archive, offset and length")
+        raise InputError(f"{location}: it names no archive, offset and length")
     start, size = (int(number or 0) for number in numbers)
     if not size:
-        raise InputError(f"{said}: the record of {name} at {start} has no length")
+        raise InputError(f"{location}: the record of {name} at {start} has no length")
     return name, start, size
 
 

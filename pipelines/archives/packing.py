@@ -94,10 +94,10 @@ def unpack(file: BinaryIO, packing: Packing, dictionary: bytes | None = None) ->
     return packing.reader(file, fsspec_args=False)
 
 
-def check_expansion(packed: int, unpacked: int) -> None:
+def check_expansion(packed_size: int, unpacked_size: int) -> None:
     """Raises OSError for a stream that no archive unpacks to."""
-    if unpacked > HARMLESS_BYTES and unpacked > MAX_EXPANSION * packed:
-        raise OSError(f"{packed} bytes unpack to more than {unpacked}")
+    if unpacked_size > HARMLESS_BYTES and unpacked_size > MAX_EXPANSION * packed_size:
+        raise OSError(f"{packed_size} bytes unpack to more than {unpacked_size}")
 
 
 class Unpacked(PositionedFile):
@@ -143,8 +143,8 @@ def sniff_layout(file: BinaryIO) -> tuple[BinaryIO, Layout]:
     That file is ``file`` itself, unless its members and records do not begin together: then its
     unpacked bytes take its place.
     """
-    packing = packing_of(file)
-    dictionary = dictionary_of(file) if packing is ZSTD else None
+    packing = sniff_packing(file)
+    dictionary = read_dictionary(file) if packing is ZSTD else None
     file.seek(0)
     try:
         head = (unpack(file, packing) if packing else file).read(MAX_LINE)
@@ -162,7 +162,7 @@ def sniff_layout(file: BinaryIO) -> tuple[BinaryIO, Layout]:
     return unpacked, replace(layout, packing=None)
 
 
-def packing_of(file: BinaryIO) -> Packing | None:
+def sniff_packing(file: BinaryIO) -> Packing | None:
     """Returns the compression that the file begins with, or None."""
     file.seek(0)
     head = file.read(4)
@@ -200,7 +200,7 @@ def begins_record(file: BinaryIO, layout: Layout, offset: int) -> bool | None:
     return _WARC_LINE.match(head) is not None
 
 
-def dictionary_of(file: BinaryIO) -> bytes | None:
+def read_dictionary(file: BinaryIO) -> bytes | None:
     """Returns the dictionary that the frames of a .warc.zst were compressed with, if any."""
     file.seek(0)
     head = file.read(8)

@@ -11,7 +11,7 @@ from vlmill.pipelines.archives.content import (
     CONTENT_TYPES,
     Record,
     bare_url,
-    content_of,
+    extract_content,
     target_url,
 )
 from vlmill.pipelines.archives.index import Ranges, coalesced
@@ -19,7 +19,7 @@ from vlmill.pipelines.archives.packing import MAX_WARC_HEADER, Unpacked, sniff_l
 from vlmill.pipelines.archives.records import BrokenArchive, Gap, Stored, StoredRecords
 from vlmill.pipelines.archives.zips import is_zip, open_entries
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.schemas.files.paths import is_web, path_of
+from vlmill.schemas.files.paths import is_web, to_path
 from vlmill.schemas.files.remote import is_remote
 from vlmill.schemas.net.ranged import open_web
 from vlmill.schemas.rejects import Reason
@@ -48,7 +48,7 @@ def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
     if is_web(path):
         return open_web(path, allowed)
     if is_remote(path):
-        return path_of(path).open("rb")
+        return to_path(path).open("rb")
     if "://" not in path:
         return open(path, "rb")
     from apache_beam.io.filesystem import CompressionTypes  # takes seconds to load
@@ -97,10 +97,12 @@ def read_ranges(
     short = ranges[ranges[:, 1] <= longest]
     for offset, length in ranges[ranges[:, 1] > longest].tolist():
         yield f"{archive}:{offset}", Drop(Reason.TOO_LARGE, f"{length} bytes")
-    for start, stop, places in coalesced(short, gap_bytes=GAP_BYTES, most_bytes=AT_ONCE_BYTES):
+    for start, stop, entry_ranges in coalesced(
+        short, gap_bytes=GAP_BYTES, most_bytes=AT_ONCE_BYTES
+    ):
         file.seek(start)
         block = file.read(stop - start)
-        for offset, length in places:
+        for offset, length in entry_ranges:
             key, stored = f"{archive}:{offset}", block[offset - start :][:length]
             try:
                 if len(stored) < length:
@@ -116,15 +118,15 @@ def _read_entry(
 ) -> Iterator[tuple[str, Record | Drop]]:
     file, layout = sniff_layout(file)
     pictures = _Digests()
-    stored = StoredRecords(file, layout, wanted=_has_content, max_bytes=max_bytes)
+    stored = StoredRecords(file, layout, is_selected=_has_content, max_bytes=max_bytes)
     for item in stored:
         key = f"{archive}:{base + item.offset}"
         if isinstance(item, Gap):
             yield key, Drop(Reason.DAMAGED, f"{item.num_bytes} bytes")
         elif _has_content(item.offset, item.record):
-            content = content_of(item, archive, offset=base + item.offset, max_bytes=max_bytes)
-            named = bare_url(item.record.headers.get("WARC-Target-URI"))
-            yield named or key, pictures.resolve(item, content, archive, base + item.offset)
+            content = extract_content(item, archive, offset=base + item.offset, max_bytes=max_bytes)
+            url = bare_url(item.record.headers.get("WARC-Target-URI"))
+            yield url or key, pictures.resolve(item, content, archive, base + item.offset)
 
 
 def _has_content(offset: int, record: Any) -> bool:
@@ -174,11 +176,11 @@ def read_bodies(
     parts = {n: list(part) for n, part in groupby(offsets, key=lambda o: o >> ENTRY_BITS)}
     with suppress(OSError):  # the zip is another than the one that was mined: the rest is missing
         for number, _, entry in open_entries(file):
-            places = [offset - (number << ENTRY_BITS) for offset in parts.pop(number, ())]
-            if places and not isinstance(entry, str):
-                yield from _entry_bodies(entry, places, max_bytes)
+            entry_offsets = [offset - (number << ENTRY_BITS) for offset in parts.pop(number, ())]
+            if entry_offsets and not isinstance(entry, str):
+                yield from _entry_bodies(entry, entry_offsets, max_bytes)
             else:
-                yield from _missing(places)
+                yield from _missing(entry_offsets)
     for part in parts.values():
         yield from _missing(part)
 
@@ -191,42 +193,44 @@ def _missing(offsets: Iterable[int]) -> Iterator[Drop]:
 def _entry_bodies(file: BinaryIO, offsets: Sequence[int], max_bytes: int) -> Iterator[bytes | Drop]:
     file, layout = sniff_layout(file)
     if isinstance(file, Unpacked):
-        places = frozenset(offsets)
+        offset_set = frozenset(offsets)
         records = StoredRecords(
             file,
             layout,
-            wanted=lambda offset, _: offset in places,
+            is_selected=lambda offset, _: offset in offset_set,
             max_bytes=max_bytes,
-            start=min(places, default=0),
+            start=min(offset_set, default=0),
         )
-        yield from _in_passing(records, offsets, max_bytes)
+        yield from _read_in_passing(records, offsets, max_bytes)
         return
     for offset in offsets:
-        at = StoredRecords(file, layout, wanted=_has_content, max_bytes=max_bytes, start=offset)
-        yield from _in_passing(at, [offset], max_bytes)
+        stream = StoredRecords(
+            file, layout, is_selected=_has_content, max_bytes=max_bytes, start=offset
+        )
+        yield from _read_in_passing(stream, [offset], max_bytes)
 
 
-def _in_passing(
+def _read_in_passing(
     records: Iterable[Stored | Gap], offsets: Sequence[int], max_bytes: int
 ) -> Iterator[bytes | Drop]:
     """Yields the bodies at ``offsets`` while the records go by, each read up to the next offset."""
     passing = (item for item in records if isinstance(item, Stored))
-    body, at = None, -1
+    body, position = None, -1
     for offset in offsets:
-        while at < offset:
+        while position < offset:
             try:
                 stored = next(passing)
             except (StopIteration, BrokenArchive):
                 break
-            at, body = stored.offset, _body_of(stored, max_bytes)
-        if at == offset and body is not None:
+            position, body = stored.offset, _extract_body(stored, max_bytes)
+        if position == offset and body is not None:
             yield body
         else:
             yield from _missing([offset])
 
 
-def _body_of(stored: Stored, max_bytes: int) -> bytes | None:
+def _extract_body(stored: Stored, max_bytes: int) -> bytes | None:
     if not stored.block:
         return None
-    content = content_of(stored, "", offset=0, max_bytes=max_bytes, check_digest=False)
+    content = extract_content(stored, "", offset=0, max_bytes=max_bytes, check_digest=False)
     return content.body if isinstance(content, Record) and content.body else None

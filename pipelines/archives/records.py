@@ -54,7 +54,7 @@ class Gap:
 class StoredRecords:
     """Iterates over the records and gaps of an archive, from ``start`` on.
 
-    ``wanted`` says of which (offset, record) the content is read, if that is at most ``max_bytes``.
+    ``is_selected`` says of which (offset, record) the content is read, if that is at most ``max_bytes``.
     Raises BrokenArchive at the end, if nothing is readable behind a damaged place or at all.
     """
 
@@ -63,11 +63,11 @@ class StoredRecords:
         file: BinaryIO,
         layout: Layout,
         *,
-        wanted: Callable[[int, Any], bool],
+        is_selected: Callable[[int, Any], bool],
         max_bytes: int,
         start: int = 0,
     ) -> None:
-        self.file, self.layout, self.wanted, self.max_bytes = file, layout, wanted, max_bytes
+        self.file, self.layout, self.wanted, self.max_bytes = file, layout, is_selected, max_bytes
         self._start, self._max_header = start, MAX_WARC_HEADER
         self._count = self._false_starts = 0
         self._last: tuple[int, int, bool] | None = None  # offset, length, whether it is whole
@@ -87,8 +87,8 @@ class StoredRecords:
                 self._require_records()
                 return
             gap = self._gap_start(start) if gap is None else gap
-            behind = max(start, self._last[0] if self._last else start) + 1
-            position = self._next_start(behind)
+            search_start = max(start, self._last[0] if self._last else start) + 1
+            position = self._next_start(search_start)
             if position is None:
                 break
             start, self._max_header = position, MAX_HEADER_BEHIND_DAMAGE
@@ -184,18 +184,18 @@ class StoredRecords:
     def _candidates(self, position: int) -> Iterator[int]:
         packing = self.layout.packing
         marks = re.compile(re.escape(packing.magic)) if packing else self.layout.line_start
-        seen = position - 1
+        last_start = position - 1
         for number in itertools.count():
             # One byte more, and the line's end before a start is seen, too.
-            at = max(0, position - 1) + number * MIB
-            self.file.seek(at)
+            chunk_start = max(0, position - 1) + number * MIB
+            self.file.seek(chunk_start)
             chunk = self.file.read(MIB + _OVERLAP)
             if not chunk:
                 return
             for match in marks.finditer(chunk):
-                if at + match.start() > seen:
-                    seen = at + match.start()
-                    yield seen
+                if chunk_start + match.start() > last_start:
+                    last_start = chunk_start + match.start()
+                    yield last_start
 
 
 def _is_cut(file: BinaryIO, offset: int) -> bool:
@@ -209,10 +209,10 @@ def _is_cut(file: BinaryIO, offset: int) -> bool:
         except zlib.error:
             return True
         if member.eof:
-            rest = member.unused_data or file.read(1 << 16)
-            if not rest.strip(b"\0"):
+            remainder = member.unused_data or file.read(1 << 16)
+            if not remainder.strip(b"\0"):
                 return False
-            member, chunk = zlib.decompressobj(zlib.MAX_WBITS | 16), rest
+            member, chunk = zlib.decompressobj(zlib.MAX_WBITS | 16), remainder
         else:
             chunk = member.unconsumed_tail or file.read(1 << 16)
     return True

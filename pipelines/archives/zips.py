@@ -58,35 +58,37 @@ def open_entries(file: BinaryIO) -> Iterator[tuple[int, str, BinaryIO | str]]:
     if _directory_bytes(file) > MAX_DIRECTORY:
         raise OSError(f"a zip whose directory is above {MAX_DIRECTORY} bytes")
     try:
-        with zipfile.ZipFile(file) as packed:
-            entries = [e for e in packed.infolist() if _ARCHIVE.fullmatch(e.filename)]
+        with zipfile.ZipFile(file) as zip_file:
+            entries = [e for e in zip_file.infolist() if _ARCHIVE.fullmatch(e.filename)]
             if not entries:
                 raise OSError("a zip without archive/*.warc.gz")
             for number, entry in enumerate(entries[:MAX_ENTRIES]):
-                yield number, entry.filename, _open_entry(file, packed, entry)
+                yield number, entry.filename, _open_entry(file, zip_file, entry)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise OSError(f"no readable zip: {error}") from None
 
 
-def _open_entry(file: BinaryIO, packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> BinaryIO | str:
+def _open_entry(
+    file: BinaryIO, zip_file: zipfile.ZipFile, entry: zipfile.ZipInfo
+) -> BinaryIO | str:
     if entry.flag_bits & 1:
         return "encrypted"
-    opened: Any
+    stream: Any
     if entry.compress_type == zipfile.ZIP_STORED:
         file.seek(entry.header_offset)
         head = file.read(30)
         if len(head) < 30 or head[:4] != _LOCAL:
             return "no entry where the zip's directory says"
         names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-        opened = Window(file, entry.header_offset + 30 + names, entry.compress_size)
-        return opened  # type: ignore[no-any-return]
+        stream = Window(file, entry.header_offset + 30 + names, entry.compress_size)
+        return stream  # type: ignore[no-any-return]
     if entry.file_size > MAX_EXPANSION * entry.compress_size + MIB:
         return f"{entry.compress_size} bytes that unpack to {entry.file_size}"
     try:
-        opened = packed.open(entry)
+        stream = zip_file.open(entry)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         return str(error)
-    return opened  # type: ignore[no-any-return]
+    return stream  # type: ignore[no-any-return]
 
 
 def _directory_bytes(file: BinaryIO) -> int:
@@ -94,5 +96,5 @@ def _directory_bytes(file: BinaryIO) -> int:
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - (1 << 16) - 22))
     tail = file.read((1 << 16) + 22)
-    at = tail.rfind(_END)
-    return int.from_bytes(tail[at + 12 : at + 16], "little") if at >= 0 else 0
+    position = tail.rfind(_END)
+    return int.from_bytes(tail[position + 12 : position + 16], "little") if position >= 0 else 0

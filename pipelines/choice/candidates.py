@@ -86,7 +86,7 @@ class Candidate:
     linked: float = 0.0
 
 
-def candidates_of(
+def find_candidates(
     page: Page, image: PageImage, pictures: Sequence[int], *, is_card: bool = False
 ) -> list[Candidate]:
     """Every text that may describe the picture, each once, the most explicit kind first.
@@ -102,11 +102,11 @@ def candidates_of(
         *_title(page),
         *(Candidate(kind="metadata", text=text) for text in image.metadata[:4]),
     ]
-    seen: dict[str, Candidate] = {}
+    candidates_by_text: dict[str, Candidate] = {}
     for candidate in texts:
         if not says_nothing(candidate.text) and not (is_card and _is_of_page(candidate)):
-            seen.setdefault(candidate.text, candidate)
-    return list(seen.values())
+            candidates_by_text.setdefault(candidate.text, candidate)
+    return list(candidates_by_text.values())
 
 
 def _is_of_page(candidate: Candidate) -> bool:
@@ -117,17 +117,17 @@ def _is_of_page(candidate: Candidate) -> bool:
 
 
 def _explicit(image: PageImage) -> Iterator[Candidate]:
-    said: dict[Kind, str] = {
+    texts_by_kind: dict[Kind, str] = {
         "caption": image.caption,
         "alt": image.alt,
         "title": image.title,
         "label": image.label,
     }
-    said = {kind: text for kind, text in said.items() if not says_nothing(text)}
+    texts_by_kind = {kind: text for kind, text in texts_by_kind.items() if not says_nothing(text)}
     # An alt text that a program made of the file's name is worse than any other.
     name = name_subject(image.urls[0])
-    more = {kind: text for kind, text in said.items() if not subject(text) <= name}
-    for kind, text in (more or said).items():
+    more = {kind: text for kind, text in texts_by_kind.items() if not subject(text) <= name}
+    for kind, text in (more or texts_by_kind).items():
         yield Candidate(kind=kind, text=text, is_whole=True)
 
 
@@ -146,8 +146,8 @@ def _side(
         if not block.code:
             blocks_away += 1
             cut = list(sentences(block.text))
-            places = list(enumerate(cut))
-            for position, text in reversed(places) if step < 0 else places:
+            numbered_sentences = list(enumerate(cut))
+            for position, text in reversed(numbered_sentences) if step < 0 else numbered_sentences:
                 sentences_away += 1
                 if sentences_away > _SIDE_SENTENCES:
                     return
@@ -165,11 +165,11 @@ def _side(
         number += step
 
 
-def _between(pictures: Sequence[int], place: int, number: int) -> int:
-    """Tells how many other pictures stand between the picture at ``place`` and a block."""
-    if number < place:
-        return bisect_left(pictures, place) - bisect_right(pictures, number)
-    return bisect_right(pictures, number) - bisect_right(pictures, place)
+def _between(pictures: Sequence[int], image_block: int, number: int) -> int:
+    """Tells how many other pictures stand between the picture at ``image_block`` and a block."""
+    if number < image_block:
+        return bisect_left(pictures, image_block) - bisect_right(pictures, number)
+    return bisect_right(pictures, number) - bisect_right(pictures, image_block)
 
 
 def _near(

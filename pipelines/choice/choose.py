@@ -3,16 +3,16 @@
 import math
 from collections.abc import Mapping
 
-from vlmill.pipelines.choice.candidates import SOURCES, candidates_of
+from vlmill.pipelines.choice.candidates import SOURCES, find_candidates
 from vlmill.pipelines.choice.dominance import judge_pictures
 from vlmill.pipelines.choice.features import EXPLICIT, Scene, features, total
 from vlmill.pipelines.choice.joined import Choice, JoinedPage, ScoredText
-from vlmill.pipelines.choice.survey import Site, places_of, row_side, sides
+from vlmill.pipelines.choice.survey import Site, find_image_blocks, row_side, sides
 from vlmill.pipelines.choice.weights import WEIGHTS
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.page import PageImage
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.captions import caption_of
+from vlmill.pipelines.texts.captions import extract_caption
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
@@ -59,7 +59,7 @@ def _choice(
         if score < rules.min_score:
             faults.append(Drop(Reason.LOW_SCORE, f"{score:.3f} {source}: {candidate.text}"))
             break
-        text = caption_of(candidate.text, rules, scene.page.language or None, lists)
+        text = extract_caption(candidate.text, rules, scene.page.language or None, lists)
         if isinstance(text, Drop):
             faults.append(text)
         else:
@@ -71,7 +71,7 @@ def _choice(
 
 def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:
     """Each picture among the others, with its candidates; those that are not content without."""
-    places = places_of(joined)
+    image_blocks = find_image_blocks(joined)
     above, below = sides(joined)
     above, below = above + site.above, below + site.below
     side = (above - below) / (above + below + 2)
@@ -90,8 +90,8 @@ def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[S
             if isinstance(verdict, Drop)
             else [
                 candidate
-                for candidate in candidates_of(
-                    joined.page, image, places, is_card=_is_card(joined, image, site)
+                for candidate in find_candidates(
+                    joined.page, image, image_blocks, is_card=_is_card(joined, image, site)
                 )
                 if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
             ],

@@ -63,7 +63,7 @@ WEIGHTS: Mapping[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _PageStats:
     """The pictures at hand of a page: how often it shows each, and the largest area in pixels."""
 
     times: Counter[str]
@@ -72,28 +72,28 @@ class _Shown:
 
 def judge_pictures(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
     """How dominant each picture is on its page, in 0..1, or why it is not content; in order."""
-    at_hand = [p for p in joined.pictures.values() if not isinstance(p, Drop)]
-    shown = _Shown(
-        Counter(picture.image_id for picture in at_hand),
-        max((picture.width * picture.height for picture in at_hand), default=0),
+    available_images = [p for p in joined.pictures.values() if not isinstance(p, Drop)]
+    page_stats = _PageStats(
+        Counter(archived.image_id for archived in available_images),
+        max((archived.width * archived.height for archived in available_images), default=0),
     )
-    return [_judge(joined, image, shown, site, rules) for image in joined.page.images]
+    return [_judge(joined, image, page_stats, site, rules) for image in joined.page.images]
 
 
 def _judge(
-    joined: JoinedPage, image: PageImage, shown: _Shown, site: Site, rules: WebPairRules
+    joined: JoinedPage, image: PageImage, page_stats: _PageStats, site: Site, rules: WebPairRules
 ) -> float | Drop:
     if not image.urls:
         return Drop(Reason.BAD_URL, image.src[:100])
-    picture = joined.pictures.get(image.order)
-    if picture is None:
+    archived = joined.pictures.get(image.order)
+    if archived is None:
         return Drop(Reason.MISSING_IMAGE)
-    if isinstance(picture, Drop):
-        return Drop(Reason.REJECTED_IMAGE, f"{picture.reason}: {picture.detail}")
-    drop = _reason_against(image, picture, shown, site, rules)
+    if isinstance(archived, Drop):
+        return Drop(Reason.REJECTED_IMAGE, f"{archived.reason}: {archived.detail}")
+    drop = _reason_against(image, archived, page_stats, site, rules)
     if drop is not None:
         return drop
-    values = dominance_features(image, picture, shown.largest, site)
+    values = dominance_features(image, archived, page_stats.largest, site)
     score = min(1.0, sum(WEIGHTS[name] * value for name, value in values.items()))
     if score < rules.min_dominance:
         names = ", ".join(sorted(name for name, value in values.items() if value))
@@ -102,7 +102,7 @@ def _judge(
 
 
 def _reason_against(
-    image: PageImage, picture: Measured, shown: _Shown, site: Site, rules: WebPairRules
+    image: PageImage, archived: Measured, page_stats: _PageStats, site: Site, rules: WebPairRules
 ) -> Drop | None:
     host = urlsplit(image.urls[0]).netloc
     if _AD_HOSTS.search(host):
@@ -112,14 +112,14 @@ def _reason_against(
             return Drop(Reason.ICON, " ".join(sorted(icon))[:100])
         if words := _AD_WORDS.intersection(_TOKENS.split(" ".join(image.marks))):
             return Drop(Reason.ADVERTISEMENT, " ".join(sorted(words)))
-    if _is_furniture(image, picture, site):
+    if _is_furniture(image, archived, site):
         return Drop(Reason.NAVIGATION, " ".join(image.ancestors)[:100])
-    repeats = shown.times[picture.image_id]
+    repeats = page_stats.times[archived.image_id]
     if repeats > rules.max_repeats_on_page:
         return Drop(Reason.REPEATED, f"{repeats} times")
-    if site.is_repeated(picture.image_id):
-        return Drop(Reason.REPEATED, f"on {site.pages_with(picture.image_id)} pages of the site")
-    return _small_or_thin(image, picture, rules)
+    if site.is_repeated(archived.image_id):
+        return Drop(Reason.REPEATED, f"on {site.pages_with(archived.image_id)} pages of the site")
+    return _small_or_thin(image, archived, rules)
 
 
 def _icon_words(image: PageImage) -> set[str]:
@@ -130,36 +130,38 @@ def _icon_words(image: PageImage) -> set[str]:
     return words
 
 
-def _is_furniture(image: PageImage, picture: Measured, site: Site) -> bool:
+def _is_furniture(image: PageImage, archived: Measured, site: Site) -> bool:
     if not image.is_furniture:
         return False
     if not {"nav", "footer", "button", "aside"}.isdisjoint(image.ancestors):
         return True
     # A page's header holds its banner, which every page shows, or its own first picture.
-    own = "header" in image.ancestors and site.num_pages >= 4
-    return not (own and site.pages_with(picture.image_id) == 1)
+    in_header = "header" in image.ancestors and site.num_pages >= 4
+    return not (in_header and site.pages_with(archived.image_id) == 1)
 
 
-def _small_or_thin(image: PageImage, picture: Measured, rules: WebPairRules) -> Drop | None:
+def _small_or_thin(image: PageImage, archived: Measured, rules: WebPairRules) -> Drop | None:
     sides = [side for side in (image.width, image.height) if side is not None]
     # A thumbnail that leads to its picture is shown small on purpose.
-    least = rules.min_declared_px // (4 if image.links_to_picture else 2 if image.caption else 1)
-    if sides and min(sides) < least:
+    min_side_px = rules.min_declared_px // (
+        4 if image.links_to_picture else 2 if image.caption else 1
+    )
+    if sides and min(sides) < min_side_px:
         return Drop(Reason.DECLARED_SMALL, "x".join(map(str, sides)))
-    short, long = sorted((picture.width, picture.height))
+    short, long = sorted((archived.width, archived.height))
     if short < _STRIP_PX and long > rules.max_declared_aspect * short:
-        return Drop(Reason.DECLARED_SMALL, f"{picture.width}x{picture.height}, a banner")
+        return Drop(Reason.DECLARED_SMALL, f"{archived.width}x{archived.height}, a banner")
     return None
 
 
 def dominance_features(
-    image: PageImage, picture: Measured, largest: int, site: Site
+    image: PageImage, archived: Measured, largest: int, site: Site
 ) -> dict[str, float]:
     """Named features in 0..1 of a picture; ``largest`` is the page's largest area in pixels."""
     classes = set(" ".join(image.marks).split())
     values = {
         "shown": True,
-        "area_share": picture.width * picture.height / largest,
+        "area_share": archived.width * archived.height / largest,
         "named_by_page": image.is_metadata,
         "captioned": bool(image.caption),
         "described": max(len(image.alt.split()), len(image.title.split())) >= 3,
@@ -169,6 +171,6 @@ def dominance_features(
         "links_to_picture": image.links_to_picture,
         "background": image.is_background,
         "links_elsewhere": bool(image.link) and not image.links_to_picture,
-        "of_one_page": site.pages_with(picture.image_id) == 1,
+        "of_one_page": site.pages_with(archived.image_id) == 1,
     }
     return {name: float(value) for name, value in values.items()}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmill.pipelines.choice.candidates import Candidate
-from vlmill.pipelines.choice.likeness import name_subject, num_words, shared, subject
+from vlmill.pipelines.choice.likeness import name_subject, num_words, compute_overlap, subject
 from vlmill.pipelines.choice.survey import Site
 from vlmill.pipelines.pages.context import HEADINGS
 from vlmill.pipelines.pages.page import Page, PageImage
@@ -135,16 +135,18 @@ def _wording(candidate: Candidate, words: float) -> dict[str, float]:
 def _agreement(candidate: Candidate, scene: Scene) -> dict[str, float]:
     """What other texts, the file's name and the rest of the site say of it."""
     text, kind, image = candidate.text, candidate.kind, scene.image
-    own = subject(text)
+    text_subject = subject(text)
     spoken = [c.text for c in scene.candidates if c.kind in EXPLICIT]
     heads = [c.text for c in scene.candidates if c.kind == "heading"]
-    by_name = shared(own, name_subject(image.urls[0]))
-    by_spoken = shared(own, _subjects(spoken, text))
+    by_name = compute_overlap(text_subject, name_subject(image.urls[0]))
+    by_spoken = compute_overlap(text_subject, _subjects(spoken, text))
     return {
         "name_overlap": by_name,
         "spoken_overlap": by_spoken,
-        "heading_overlap": shared(own, _subjects(heads, text)),
-        "title_overlap": shared(own, subject(scene.page.title)) if kind != "page_title" else 0.0,
+        "heading_overlap": compute_overlap(text_subject, _subjects(heads, text)),
+        "title_overlap": compute_overlap(text_subject, subject(scene.page.title))
+        if kind != "page_title"
+        else 0.0,
         "said_elsewhere": min(1.0, 3 * scene.site.share_with(text)),
         "has_spoken": kind in ("before", "after") and bool(spoken),
         "head_alone": kind == "metadata" and not by_name and not by_spoken,

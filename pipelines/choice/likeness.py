@@ -5,7 +5,7 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
-from vlmill.pipelines.texts.words import word_set, words_of
+from vlmill.pipelines.texts.words import word_set, split_words
 
 _DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f\uac00-\ud7af]+")
 # What says nothing of a subject, in the languages that pages at hand were in.
@@ -41,7 +41,7 @@ def subject(text: str) -> frozenset[str]:
         for run in _DENSE.findall(text):
             units.update(run[i : i + 2] for i in range(len(run) - 1))
         text = _DENSE.sub(" ", text)
-    for word in words_of(text.lower().replace("-", " ")):
+    for word in split_words(text.lower().replace("-", " ")):
         if len(word) > 2 and word not in _EMPTY and not word.isdigit():
             units.add(_latin(word)[:_STEM])
     return frozenset(units)
@@ -67,16 +67,16 @@ _APART = re.compile(r"[\W_]+")
 _CODE = re.compile(r"\d")
 
 
-def shared(one: frozenset[str], other: frozenset[str]) -> float:
+def compute_overlap(words: frozenset[str], other: frozenset[str]) -> float:
     """Share of the smaller set that is in the other; 0 for nothing to compare."""
-    if not one or not other:
+    if not words or not other:
         return 0.0
-    return len(one & other) / min(len(one), len(other))
+    return len(words & other) / min(len(words), len(other))
 
 
 def num_words(text: str) -> float:
     """Number of words; of scripts without spaces between words, two characters count as one."""
     if text.isascii():
-        return float(len(words_of(text)))
+        return float(len(split_words(text)))
     dense = sum(map(len, _DENSE.findall(text)))
-    return len(words_of(_DENSE.sub(" ", text))) + dense / 2
+    return len(split_words(_DENSE.sub(" ", text))) + dense / 2

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from vlmill.pipelines.choice.joined import JoinedPage
-from vlmill.pipelines.choice.likeness import name_subject, num_words, shared, subject
+from vlmill.pipelines.choice.likeness import name_subject, num_words, compute_overlap, subject
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.context import HEADINGS
 from vlmill.pipelines.pages.page import Page, PageImage
@@ -67,33 +67,33 @@ def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
         above, below = sides(joined)
         site.above += above
         site.below += below
-        for counted in (site.pictures, site.texts):
-            if len(counted) > _MAX_COUNTED:
-                _forget(counted)
+        for counter in (site.pictures, site.texts):
+            if len(counter) > _MAX_COUNTED:
+                _forget(counter)
     return site
 
 
 def _note_names(joined: JoinedPage, site: Site) -> None:
     """Notes which pictures have an alt text, title or caption, up to those that make it generic."""
     for image in joined.page.images:
-        picture = joined.pictures.get(image.order, _ABSENT)
-        if isinstance(picture, Drop):
+        archived = joined.pictures.get(image.order, _ABSENT)
+        if isinstance(archived, Drop):
             continue
         for text in (image.alt, image.title, image.label, image.caption):
             if text and (len(site.named) < _MAX_COUNTED or hash(text) in site.named):
                 pictures = site.named.setdefault(hash(text), set())
                 if len(pictures) < _GENERIC_PICTURES:
-                    pictures.add(picture.image_id)
+                    pictures.add(archived.image_id)
 
 
-def _forget(counted: Counter[Any]) -> None:
+def _forget(counter: Counter[Any]) -> None:
     """Drops what was seen once, or whatever it takes to halve the table."""
-    most = counted.most_common(_MAX_COUNTED // 2)
-    counted.clear()
-    counted.update(dict(most))
+    frequent_entries = counter.most_common(_MAX_COUNTED // 2)
+    counter.clear()
+    counter.update(dict(frequent_entries))
 
 
-def places_of(joined: JoinedPage) -> list[int]:
+def find_image_blocks(joined: JoinedPage) -> list[int]:
     """Places (block numbers) of the page's pictures at hand, sorted."""
     return sorted(
         image.block
@@ -112,17 +112,17 @@ def sides(joined: JoinedPage) -> tuple[float, float]:
     """
     above = below = 0.0
     for image in joined.page.images:
-        picture = joined.pictures.get(image.order)
-        if picture is None or isinstance(picture, Drop) or image.is_furniture or image.caption:
+        archived = joined.pictures.get(image.order)
+        if archived is None or isinstance(archived, Drop) or image.is_furniture or image.caption:
             continue
         before, after = neighbours(joined.page, image)
-        named = subject(image.alt) | subject(image.title)
-        named |= name_subject(image.urls[0]) if image.urls else frozenset()
+        image_subject = subject(image.alt) | subject(image.title)
+        image_subject |= name_subject(image.urls[0]) if image.urls else frozenset()
         if before is not None:
-            above += shared(subject(before.text), named)
+            above += compute_overlap(subject(before.text), image_subject)
             above += 0.5 * (before.text[-1:] in ":：" or after is None)
         if after is not None:
-            below += shared(subject(after.text), named)
+            below += compute_overlap(subject(after.text), image_subject)
             below += 0.5 * (before is None)
     return above, below
 
@@ -147,16 +147,16 @@ def row_side(joined: JoinedPage, side: float) -> str:
     ``before`` or ``after`` the picture: as the row's ends say, and ``side`` where they do not.
     """
     blocks = joined.page.blocks
-    places = sorted(set(places_of(joined)))
-    if len(places) < 3:
+    image_blocks = sorted(set(find_image_blocks(joined)))
+    if len(image_blocks) < 3:
         return ""
-    gaps = [blocks[one:other] for one, other in pairwise(places)]
+    gaps = [blocks[start:stop] for start, stop in pairwise(image_blocks)]
     single = [gap for gap in gaps if len(gap) == 1 and num_words(gap[0].text) <= _SHORT]
     if len(single) < 0.6 * len(gaps):
         return ""
     path = single[0][0].path
-    first = blocks[places[0] - 1] if places[0] else None
-    last = blocks[places[-1]] if places[-1] < len(blocks) else None
+    first = blocks[image_blocks[0] - 1] if image_blocks[0] else None
+    last = blocks[image_blocks[-1]] if image_blocks[-1] < len(blocks) else None
     opens, ends = _like(first, path), _like(last, path)
     if opens != ends:
         return "before" if opens else "after"

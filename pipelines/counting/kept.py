@@ -45,10 +45,13 @@ class _Run:
             self._append(keys, numbers)
 
     def _append(self, keys: Words, numbers: Words) -> None:
-        for at in range(0, len(keys), PAGE):
+        for start in range(0, len(keys), PAGE):
             page = np.zeros(2 * PAGE, np.uint64)
-            size = len(keys[at : at + PAGE])
-            page[:size], page[PAGE : PAGE + size] = keys[at : at + PAGE], numbers[at : at + PAGE]
+            size = len(keys[start : start + PAGE])
+            page[:size], page[PAGE : PAGE + size] = (
+                keys[start : start + PAGE],
+                numbers[start : start + PAGE],
+            )
             self._file.write(page.tobytes())
             self._first.append(int(page[0]))
             self._sizes.append(size)
@@ -62,8 +65,8 @@ class _Run:
         if number != self._at:
             self._at, self._page = number, memoryview(self._read(number)).cast("Q")
         page, size = self._page, self._sizes[number]
-        at = bisect_left(page, key, 0, size)
-        return page[PAGE + at] if at < size and page[at] == key else None
+        index = bisect_left(page, key, 0, size)
+        return page[PAGE + index] if index < size and page[index] == key else None
 
     def _read(self, number: int) -> bytes:
         return os.pread(self._file.fileno(), 16 * PAGE, number * 16 * PAGE)
@@ -78,11 +81,11 @@ class _Run:
 def _blocks(run: _Run, pages: int) -> Iterator[tuple[Words, Words]]:
     """Several pages of a run together."""
     source = run.pages()
-    while taken := list(islice(source, pages)):
-        yield np.concatenate([p[0] for p in taken]), np.concatenate([p[1] for p in taken])
+    while batch := list(islice(source, pages)):
+        yield np.concatenate([p[0] for p in batch]), np.concatenate([p[1] for p in batch])
 
 
-def _merged(runs: Sequence[_Run]) -> Iterator[tuple[Words, Words]]:
+def _merge_runs(runs: Sequence[_Run]) -> Iterator[tuple[Words, Words]]:
     """Yields the keys of all runs in order; of a key that several have, the last run's number."""
     sources = [_blocks(run, 16) for run in runs]
     heads = [next(source) for source in sources]
@@ -104,7 +107,7 @@ def _merged(runs: Sequence[_Run]) -> Iterator[tuple[Words, Words]]:
         sources = [source for head, source in refilled if head is not None]
 
 
-class KeptNumbers:
+class NumberStore:
     """64-bit numbers by 64-bit keys, any number of them in some 20 MB of memory."""
 
     def __init__(self) -> None:
@@ -161,7 +164,7 @@ class KeptNumbers:
         self._runs.append((0, _Run(iter([(keys, numbers)]))))
         while len(self._runs) >= FAN and self._runs[-FAN][0] == self._runs[-1][0]:
             level, runs = self._runs[-1][0], [run for _, run in self._runs[-FAN:]]
-            self._runs[-FAN:] = [(level + 1, _Run(_merged(runs)))]
+            self._runs[-FAN:] = [(level + 1, _Run(_merge_runs(runs)))]
             for run in runs:
                 run.close()
 
@@ -171,11 +174,11 @@ class KeptNumbers:
         bits = np.frombuffer(self._filter, np.uint8)
         for odd in _ODD:
             slots = keys * np.uint64(odd) >> np.uint64(_SHIFT)
-            of_byte = np.uint8(1) << (slots & np.uint64(7)).astype(np.uint8)
-            np.bitwise_or.at(bits, (slots >> np.uint64(3)).astype(np.int64), of_byte)
+            masks = np.uint8(1) << (slots & np.uint64(7)).astype(np.uint8)
+            np.bitwise_or.at(bits, (slots >> np.uint64(3)).astype(np.int64), masks)
 
 
-class KeptValues(Generic[T]):
+class ValueStore(Generic[T]):
     """Values by 64-bit keys: on the disk, but for those that were used last.
 
     ``pack`` makes of a value what :mod:`marshal` writes (texts, numbers, tuples of them), and
@@ -184,7 +187,7 @@ class KeptValues(Generic[T]):
 
     def __init__(self, pack: Callable[[T], Any], unpack: Callable[[Any], T]) -> None:
         self._pack, self._unpack = pack, unpack
-        self._places = KeptNumbers()
+        self._places = NumberStore()
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         weakref.finalize(self, self._file.close)
         self._size = self._flushed = 0
@@ -207,23 +210,23 @@ class KeptValues(Generic[T]):
             return value
         value = self._before.get(key)
         if value is None:
-            place = self._places.get(key)
-            if place is None:
+            location = self._places.get(key)
+            if location is None:
                 return None
-            value = self._read(place)
+            value = self._read(location)
         self._use(key, value)
         return value
 
-    def _read(self, place: int) -> T:
-        start, length = place >> _LENGTH_BITS, place & ((1 << _LENGTH_BITS) - 1)
-        at = start - self._start
-        if at < 0 or at + length > len(self._block):
+    def _read(self, location: int) -> T:
+        start, length = location >> _LENGTH_BITS, location & ((1 << _LENGTH_BITS) - 1)
+        offset = start - self._start
+        if offset < 0 or offset + length > len(self._block):
             if start + length > self._flushed:
                 self._file.flush()
                 self._flushed = self._size
             self._block = os.pread(self._file.fileno(), max(length, BLOCK), start)
-            self._start, at = start, 0
-        return self._unpack(marshal.loads(self._block[at : at + length]))
+            self._start, offset = start, 0
+        return self._unpack(marshal.loads(self._block[offset : offset + length]))
 
     def _use(self, key: int, value: T) -> None:
         if len(self._used) >= CACHED:

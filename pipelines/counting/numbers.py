@@ -22,18 +22,18 @@ COUNTED = {
 }
 
 
-def numbers_of(tallies: Mapping[Tally, int], *, num_bytes: int = 0) -> Numbers:
+def sum_tallies(tallies: Mapping[Tally, int], *, num_bytes: int = 0) -> Numbers:
     """Returns the numbers of a unit that counted its stages so."""
     numbers = Numbers({BYTES: num_bytes} if num_bytes else {})
     for tally, count in tallies.items():
         if tally[1] not in (IN, OUT):
-            numbers += rejects_of({tally[1]: count})
+            numbers += count_rejects({tally[1]: count})
         elif tally in COUNTED:
             numbers[COUNTED[tally]] += count
     return numbers
 
 
-def rejects_of(reasons: Mapping[str, int]) -> Numbers:
+def count_rejects(reasons: Mapping[str, int]) -> Numbers:
     """Returns the numbers of so many rejects by reason."""
     numbers = Numbers({f"{REJECTS}_{reason}": count for reason, count in reasons.items()})
     numbers[REJECTS] = sum(reasons.values())
@@ -60,7 +60,7 @@ class UnitProgress:
         """Counts one more unit."""
         self._sums += numbers
         seconds = time.monotonic() - self._start
-        self._progress.advance(1, rejects=numbers[REJECTS], **notes_of(self._sums, seconds))
+        self._progress.advance(1, rejects=numbers[REJECTS], **format_notes(self._sums, seconds))
 
     def idle(self) -> None:
         """Tells that the work goes on, where nothing was told for long."""
@@ -79,7 +79,7 @@ class UnitProgress:
         self._progress.__exit__(kind, error, trace)
 
 
-def notes_of(sums: Numbers, seconds: float) -> dict[str, str]:
+def format_notes(sums: Numbers, seconds: float) -> dict[str, str]:
     """What is shown of a step's sums after ``seconds``."""
     reasons = Numbers({k: v for k, v in sums.items() if k.startswith(f"{REJECTS}_")})
     hidden = {BYTES, MILLISECONDS, REJECTS, *reasons}

@@ -3,19 +3,19 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.fetching.flags import add_allow_address, add_manners, manners_of
+from vlmill.pipelines.fetching.flags import add_allow_address, add_policy_flags, build_policy
 from vlmill.pipelines.launch.loading import parsed
 from vlmill.pipelines.launch.local import local_workers
 from vlmill.schemas.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
-    at_least,
+    int_at_least,
     run_command,
 )
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.files.remote import is_remote
 
 
@@ -53,23 +53,23 @@ def parser() -> Parser:
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     _add_scope(p)
-    add_manners(p)
+    add_policy_flags(p)
     add_allow_address(p)
     p.add_argument(
         "--buckets",
-        type=at_least(1),
+        type=int_at_least(1),
         metavar="N",
         help="hosts are spread over so many buckets; one worker at a time has one (all cores)",
     )
     p.add_argument(
         "--workers",
-        type=at_least(1),
+        type=int_at_least(1),
         metavar="N",
         help="processes, each with one bucket (all cores)",
     )
     p.add_argument(
         "--warc-bytes",
-        type=at_least(1),
+        type=int_at_least(1),
         default=1 << 30,
         metavar="N",
         help="of a WARC file (1 GiB)",
@@ -83,7 +83,7 @@ def parser() -> Parser:
 def _add_scope(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--follow",
-        type=at_least(0),
+        type=int_at_least(0),
         default=0,
         metavar="DEPTH",
         help="follow links of pages so deep (0)",
@@ -91,14 +91,14 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
     p.add_argument("--same-host", action="store_true", help="follow no link to another host")
     p.add_argument(
         "--max-pages-per-host",
-        type=at_least(0),
+        type=int_at_least(0),
         default=1_000,
         metavar="N",
         help="that links lead to; listed ones do not count (1000)",
     )
     p.add_argument(
         "--addresses",
-        type=at_least(0),
+        type=int_at_least(0),
         default=2,
         metavar="N",
         help="of a picture, the first that its page names: often its sizes (2); 0: no pictures",
@@ -108,8 +108,8 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
-    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
-        manners = manners_of(args)
+    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+        manners = build_policy(args)
         _check(args)
         workers = local_workers(args.workers, beam_flags)
         if workers is None and is_remote(args.output):

@@ -5,28 +5,28 @@ from collections.abc import Iterable
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.fetching.lines import Line
-from vlmill.pipelines.fetching.manners import Manners
-from vlmill.pipelines.fetching.places import host_of
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
+from vlmill.pipelines.fetching.places import get_host
 from vlmill.schemas.console.cost import Estimate
 
 REQUESTS_FIRST = 2  # of each host: robots.txt and tdmrep.json
 
 
-def estimate_of(lines: Iterable[Line], manners: Manners, workers: int) -> Estimate:
+def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int) -> Estimate:
     """Returns the cost of the URLs of a list. Memory: some 150 bytes a host."""
     hosts, bad = Counter[str](), 0
-    for _, wanted in lines:
-        if isinstance(wanted, Drop):
+    for _, entry in lines:
+        if isinstance(entry, Drop):
             bad += 1
         else:
-            hosts[host_of(wanted.url)] += 1
-    at_once = workers * manners.hosts_at_once * manners.per_host
-    longest = max(hosts.values(), default=0) / manners.per_host
-    all_of_them = (hosts.total() + REQUESTS_FIRST * len(hosts)) / at_once
+            hosts[get_host(entry.url)] += 1
+    parallel_requests = workers * policy.hosts_at_once * policy.per_host
+    longest = max(hosts.values(), default=0) / policy.per_host
+    all_of_them = (hosts.total() + REQUESTS_FIRST * len(hosts)) / parallel_requests
     urls = f"{hosts.total():,} URLs on {len(hosts):,} hosts"
     return Estimate(
         inputs={"--urls": f"{urls}, {bad:,} lines that are no URL" if bad else urls},
-        seconds=manners.delay_s * max(longest, all_of_them),
+        seconds=policy.delay_s * max(longest, all_of_them),
         note="pauses alone: answers take longer, robots.txt may ask for more, what pages lead to "
         "is fetched besides, and what comes again is not; bytes are those of the answers",
     )

@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import build_funnel
-from vlmill.pipelines.crawl.cost import estimate_of
+from vlmill.pipelines.crawl.cost import estimate_cost
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
 from vlmill.pipelines.crawl.report import write_report
 from vlmill.pipelines.fetching.database import journal_errors
 from vlmill.pipelines.fetching.entries import SUCCESSES
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.pipelines.fetching.pages import Scope
 from vlmill.pipelines.fetching.rounds import rounds_here, run_rounds
 from vlmill.pipelines.fetching.stages import STAGES
-from vlmill.pipelines.fetching.tables import Written, together, write_tables
+from vlmill.pipelines.fetching.tables import CrawlSummary, merge_summaries, write_tables
 from vlmill.pipelines.fetching.warc import PARTS
-from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket, scratch_of
+from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket, use_local_scratch
 from vlmill.pipelines.launch.loading import quiet_beam_import
-from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.command import print_reading_hint
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output, remove_work
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import rejects_said
@@ -37,13 +37,16 @@ JOB = "crawl"
 
 
 def run(
-    args: argparse.Namespace, manners: Manners, workers: int | None, beam_flags: Sequence[str]
+    args: argparse.Namespace,
+    manners: PolitenessPolicy,
+    workers: int | None,
+    beam_flags: Sequence[str],
 ) -> int:
     """Runs the job unless its output is there, and says what came out.
 
     ``workers``: processes of this machine; None for the runner that ``beam_flags`` name.
     """
-    output = path_of(args.output)
+    output = to_path(args.output)
     buckets = args.buckets or _buckets_before(output) or all_cores()
     lists = find_lists(args.urls)
     job = Fetching(
@@ -59,14 +62,14 @@ def run(
     )
     lines = read_lists(lists, column=args.url_column, follow=args.follow)
     if args.dry_run:
-        return print_estimate(estimate_of(lines, manners, workers or 1), output)
+        return print_estimate(estimate_cost(lines, manners, workers or 1), output)
     inputs = [file_input("--urls", str(path)) for path in lists]
-    settings = settings_of(args, job, inputs)
+    settings = read_settings(args, job, inputs)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is State.FINISHED:
         remove_work(output)
         return say_result(output, "finished before")
-    with journal_errors(), scratch_of(job) as job:
+    with journal_errors(), use_local_scratch(job) as job:
         distribute(job, lines)
         _fetch(job, workers, beam_flags)
         finish(job, settings, inputs)
@@ -95,7 +98,9 @@ def _fetch(job: Fetching, workers: int | None, beam_flags: Sequence[str]) -> Non
         run_rounds(job, run_round)
 
 
-def settings_of(args: argparse.Namespace, job: Fetching, inputs: Sequence[Input]) -> dict[str, Any]:
+def read_settings(
+    args: argparse.Namespace, job: Fetching, inputs: Sequence[Input]
+) -> dict[str, Any]:
     """What decides the output."""
     return {
         "urls": [entry.digest for entry in inputs],
@@ -115,40 +120,40 @@ def finish(job: Fetching, settings: dict[str, Any], inputs: Sequence[Input]) -> 
 
     The journals are needed no more: what they tell stands in the tables.
     """
-    output, parts = path_of(job.output), list[Written]()
+    output, parts = to_path(job.output), list[CrawlSummary]()
     for bucket in range(job.buckets):
         finish_bucket(job, bucket)
         parts.append(write_tables(job, bucket))
-    whole = together(parts)
-    funnel = build_funnel(whole.tallies.items(), STAGES)
+    summary = merge_summaries(parts)
+    funnel = build_funnel(summary.tallies.items(), STAGES)
     write_json(output / "funnel.json", funnel)
-    write_json(output / "warcs.json", warcs(job, whole))
-    write_json(output / "metrics.json", metrics_of(whole))
-    write_report(output / "report.html", whole, funnel, settings)
-    write_manifest(output, whole.shards, job=JOB, settings=settings, inputs=inputs)
+    write_json(output / "warcs.json", warcs(job, summary))
+    write_json(output / "metrics.json", collect_metrics(summary))
+    write_report(output / "report.html", summary, funnel, settings)
+    write_manifest(output, summary.shards, job=JOB, settings=settings, inputs=inputs)
     remove_work(output)
 
 
-def warcs(job: Fetching, whole: Written) -> list[dict[str, Any]]:
+def warcs(job: Fetching, summary: CrawlSummary) -> list[dict[str, Any]]:
     """The archives in the output, each with its bytes and how many responses it has."""
-    files = sorted(path_of(job.output).glob(PARTS))
+    files = sorted(to_path(job.output).glob(PARTS))
     return [
-        {"name": path.name, "bytes": path.stat().st_size, "records": whole.records[path.name]}
+        {"name": path.name, "bytes": path.stat().st_size, "records": summary.records[path.name]}
         for path in files
     ]
 
 
-def metrics_of(whole: Written) -> dict[str, Any]:
+def collect_metrics(summary: CrawlSummary) -> dict[str, Any]:
     """How many URLs had which outcome, answers which status, and how long they took."""
     return {
-        "outcomes": dict(whole.outcomes.most_common()),
-        "statuses": dict(whole.statuses.most_common()),
-        "links_left_out": whole.left_out,
-        "median_seconds": median_of(whole.tenths),
+        "outcomes": dict(summary.outcomes.most_common()),
+        "statuses": dict(summary.statuses.most_common()),
+        "links_left_out": summary.left_out,
+        "median_seconds": compute_median(summary.tenths),
     }
 
 
-def median_of(tenths: Mapping[int, int]) -> float | None:
+def compute_median(tenths: Mapping[int, int]) -> float | None:
     """The median of times that are counted by tenths of a second, in seconds."""
     left = sum(tenths.values()) / 2
     for tenth, count in sorted(tenths.items()):
@@ -164,6 +169,6 @@ def say_result(output: Path, done: str) -> int:
     outcomes = Counter[str](metrics["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
     print(f"{done}: {fetched}, {rejects_said(reject_counts(output))}: {output}")
-    say_how_to_read(output, "outcomes")
+    print_reading_hint(output, "outcomes")
     rows = sum(s.rows for s in read_manifest(output)["shards"])
     return 0 if sum(outcomes[name] for name in SUCCESSES) or not rows else 1

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.fetching.answers import TRANSIENT, TRANSIENT_STATUSES
-from vlmill.pipelines.fetching.entries import FETCHED, NOT_MODIFIED, Wanted
-from vlmill.pipelines.fetching.lines import Line, line_of
+from vlmill.pipelines.fetching.entries import FETCHED, NOT_MODIFIED, UrlEntry
+from vlmill.pipelines.fetching.lines import Line, parse_url_line
 from vlmill.pipelines.fetching.stages import FETCH_LISTED, FETCH_PICTURES, STAGES
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contract import check_file, footer_of
-from vlmill.schemas.files.paths import matches, path_of, readable
+from vlmill.schemas.files.contract import check_file, read_parquet_footer
+from vlmill.schemas.files.paths import matches, to_path, readable
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import OUTCOMES, REJECTS
@@ -35,7 +35,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 def find_lists(argument: str) -> list[Path]:
     """Returns the files that ``--urls`` names. Raises InputError for none."""
-    path = path_of(argument)
+    path = to_path(argument)
     if path.is_dir():
         return find_shards(path, OUTCOMES, "--urls")
     paths = [path] if path.is_file() else matches(argument)
@@ -54,10 +54,10 @@ def read_lists(paths: Iterable[Path], *, column: str | None, follow: int) -> Ite
     """
     for path in paths:
         if _is_parquet(path):
-            yield from _of_table(path, column, follow)
+            yield from _read_table(path, column, follow)
         else:
             for line in text_lines(path):
-                yield line_of(line, follow)
+                yield parse_url_line(line, follow)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -94,18 +94,18 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def _lines(file: Lines) -> Iterator[str]:
-    at_start = True
+    is_first = True
     while line := file.readline(MAX_LINE_BYTES):
-        if at_start and line[:2] in _UTF_16:
+        if is_first and line[:2] in _UTF_16:
             yield from _utf_16_lines(line, file)
             return
-        if at_start:
-            line, at_start = line.removeprefix(b"\xef\xbb\xbf"), False
-        whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
+        if is_first:
+            line, is_first = line.removeprefix(b"\xef\xbb\xbf"), False
+        is_complete = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
         if text := _text(line).strip():
             yield text
-        while not whole and (rest := file.readline(MAX_LINE_BYTES)):
-            whole = rest.endswith(b"\n")
+        while not is_complete and (continuation := file.readline(MAX_LINE_BYTES)):
+            is_complete = continuation.endswith(b"\n")
 
 
 def _utf_16_lines(first: bytes, file: Lines) -> Iterator[str]:
@@ -130,24 +130,24 @@ def _text(line: bytes) -> str:
 # Tables.
 
 
-def _of_table(path: Path, column: str | None, follow: int) -> Iterator[Line]:
-    metadata = footer_of(path).metadata or {}
+def _read_table(path: Path, column: str | None, follow: int) -> Iterator[Line]:
+    metadata = read_parquet_footer(path).metadata or {}
     name = metadata.get(b"vlmill.table", b"").decode("utf-8", "replace")
     if column is None and name == REJECTS.name:
-        yield from _retried(path, follow)
+        yield from _read_rejects(path, follow)
     elif column is None and name == OUTCOMES.name:
-        yield from _again(path, follow)
+        yield from _read_outcomes(path, follow)
     else:
         names = pq.read_schema(readable(path)).names
         column = column or next((name for name in COLUMNS if name in names), None)
         if column is None or column not in names:
-            listed = ", ".join(names)[:200]
+            column_list = ", ".join(names)[:200]
             raise InputError(
-                f"--urls {path}: no column {column or 'url'}; name one of {listed} by --url-column"
+                f"--urls {path}: no column {column or 'url'}; name one of {column_list} by --url-column"
             )
         for (url,) in _rows(path, [column]):
             if isinstance(url, str) and url.strip():
-                yield line_of(url.strip(), follow)
+                yield parse_url_line(url.strip(), follow)
             else:
                 yield f"{path.name}: {url!r}"[:200], Drop(Reason.BAD_URL, "empty, or no text")
 
@@ -159,21 +159,23 @@ def _rows(path: Path, columns: list[str]) -> Iterator[tuple[object, ...]]:
                 values = [batch.column(name).to_pylist() for name in columns]
                 yield from zip(*values, strict=True)
     except (OSError, pa.ArrowException, UnicodeError) as error:
-        said = (str(error).splitlines() or ["unreadable"])[0]
-        raise InputError(f"--urls {path} is damaged: {said}") from None
+        message = (str(error).splitlines() or ["unreadable"])[0]
+        raise InputError(f"--urls {path} is damaged: {message}") from None
 
 
-def _retried(path: Path, follow: int) -> Iterator[Line]:
+def _read_rejects(path: Path, follow: int) -> Iterator[Line]:
     check_file(path, REJECTS)
     stages = {stage.name for stage in STAGES[1:]}
     left_out = 0
     for stage, key, reason, detail in _rows(path, ["stage", "key", "reason", "detail"]):
         if stage in stages and may_be_over(str(reason), str(detail)):
-            yield line_of(str(key), -1 if stage == FETCH_PICTURES.name else follow)
+            yield parse_url_line(str(key), -1 if stage == FETCH_PICTURES.name else follow)
         else:
             left_out += 1
     if left_out:
-        say(f"--urls {path}: {left_out} rejects are left out, as they would end as they did")
+        print_status(
+            f"--urls {path}: {left_out} rejects are left out, as they would end as they did"
+        )
 
 
 def may_be_over(reason: str, detail: str) -> bool:
@@ -185,17 +187,17 @@ def may_be_over(reason: str, detail: str) -> bool:
     return reason in TRANSIENT or reason in (Reason.TLS_ERROR, Reason.HOST_LIMIT)
 
 
-def _again(path: Path, follow: int) -> Iterator[Line]:
+def _read_outcomes(path: Path, follow: int) -> Iterator[Line]:
     check_file(path, OUTCOMES)
     for url, stage, outcome, etag, modified in _rows(
         path, ["url", "stage", "outcome", "etag", "last_modified"]
     ):
         unchanged = outcome in (FETCHED, NOT_MODIFIED)
-        wanted = Wanted(
+        entry = UrlEntry(
             url=str(url),
             source=FETCH_LISTED.name,
             follow=-1 if stage == FETCH_PICTURES.name else follow,
             etag=str(etag) if unchanged and etag else None,
             modified=str(modified) if unchanged and modified else None,
         )
-        yield str(url), wanted
+        yield str(url), entry

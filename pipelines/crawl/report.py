@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.pipelines.fetching.tables import EXAMPLES, Written
+from vlmill.pipelines.fetching.tables import EXAMPLES, CrawlSummary
 from vlmill.schemas.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.schemas.console.report import (
     Section,
@@ -20,7 +20,10 @@ MOST_TENTHS = 100  # ten seconds: what took longer stands in the last column
 
 
 def write_report(
-    path: Path, whole: Written, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+    path: Path,
+    summary: CrawlSummary,
+    funnel: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
 ) -> None:
     """Writes the page; nothing on it grows with the number of URLs."""
     write_page(
@@ -32,40 +35,48 @@ def write_report(
                 body=Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel)),
                 intro="By how a URL became known; in = out + dropped.",
             ),
-            Section(title="Outcomes", body=_charts(whole)),
+            Section(title="Outcomes", body=_charts(summary)),
             Section(
                 title="Hosts",
-                body=_hosts(whole),
+                body=_hosts(summary),
                 intro="Those with the most URLs. Seconds are those of the answers.",
             ),
             Section(
                 title="Sample rejects",
-                body=_examples(whole),
+                body=_examples(summary),
                 intro=f"At most {EXAMPLES} of each reason and bucket.",
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{sum(whole.outcomes.values())} URLs, {sum(whole.records.values())} responses",
+        subtitle=f"{sum(summary.outcomes.values())} URLs, {sum(summary.records.values())} responses",
     )
 
 
-def _charts(whole: Written) -> Markup:
-    tenths = {min(tenth, MOST_TENTHS): 0 for tenth in whole.tenths}
-    for tenth, count in whole.tenths.items():
+def _charts(summary: CrawlSummary) -> Markup:
+    tenths = {min(tenth, MOST_TENTHS): 0 for tenth in summary.tenths}
+    for tenth, count in summary.tenths.items():
         tenths[min(tenth, MOST_TENTHS)] += count
     charts = [
-        bar_chart(dict(whole.outcomes.most_common()), title="Outcomes"),
-        bar_chart(dict(whole.statuses.most_common()), title="Status of answers"),
+        bar_chart(dict(summary.outcomes.most_common()), title="Outcomes"),
+        bar_chart(dict(summary.statuses.most_common()), title="Status of answers"),
         binned_columns(tenths, 0.1, title="Time of an answer", label="seconds"),
     ]
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 
 
-def _hosts(whole: Written) -> Markup:
+def _hosts(summary: CrawlSummary) -> Markup:
     header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links left out"]
     rows = [
-        [host, urls, fetched or 0, f"{size / 1e6:.2f}", _seconds(mean), _seconds(most), left_out]
-        for host, urls, fetched, size, mean, most, left_out in whole.hosts
+        [
+            host,
+            urls,
+            fetched or 0,
+            f"{size / 1e6:.2f}",
+            _seconds(mean),
+            _seconds(max_seconds),
+            left_out,
+        ]
+        for host, urls, fetched, size, mean, max_seconds, left_out in summary.hosts
     ]
     return html_table(header, rows)
 
@@ -74,10 +85,10 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _examples(whole: Written) -> Markup:
+def _examples(summary: CrawlSummary) -> Markup:
     rows = [
         [reason, url[:100], detail[:160]]
-        for reason, examples in sorted(whole.examples.items())
+        for reason, examples in sorted(summary.examples.items())
         for url, detail in examples
     ]
     return html_table(["reason", "URL", "detail"], rows)

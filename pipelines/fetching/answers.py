@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
-from vlmill.pipelines.archives.content import REDIRECTS, charset_of, sniff_kind
+from vlmill.pipelines.archives.content import REDIRECTS, parse_charset, sniff_kind
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.fetching.entries import (
     FETCHED,
     NOT_MODIFIED,
     REDIRECTED,
     Outcome,
-    Waiting,
-    Wanted,
+    QueuedUrl,
+    UrlEntry,
 )
-from vlmill.pipelines.fetching.pages import Scope, references_of
+from vlmill.pipelines.fetching.pages import Scope, read_references
 from vlmill.pipelines.fetching.stages import FETCH_LINKS, FETCH_PICTURES, FETCH_REDIRECTS
 from vlmill.pipelines.fetching.warc import (
     PAGE_LEVEL,
@@ -47,18 +47,18 @@ class Judgement:
     """What an answer comes to."""
 
     outcome: Outcome
-    wanted: Sequence[Wanted] = ()
+    wanted: Sequence[UrlEntry] = ()
     record: bytes | None = None  # for the archive
 
 
-def judge(answer: Answer, turn: Waiting, scope: Scope, *, max_redirects: int) -> Judgement:
+def judge(answer: Answer, turn: QueuedUrl, scope: Scope, *, max_redirects: int) -> Judgement:
     """Returns what the answer to a URL's request comes to."""
     outcome = _facts(answer)
     if answer.failure is not None:
         return Judgement(outcome=failed(outcome, answer.failure, answer.detail))
     if answer.status == 304 and (turn.etag or turn.modified):
         record = revisit_record(
-            turn.url, answer.head, at=answer.started, address=answer.address or ""
+            turn.url, answer.head, timestamp=answer.started, address=answer.address or ""
         )
         outcome = replace(outcome, etag=outcome.etag or turn.etag)
         outcome = replace(outcome, modified=outcome.modified or turn.modified)
@@ -101,14 +101,14 @@ def failed(outcome: Outcome, reason: Reason, detail: str | None) -> Outcome:
     return replace(outcome, outcome=reason.value, detail=detail, may_retry=reason in TRANSIENT)
 
 
-def _redirect(answer: Answer, turn: Waiting, outcome: Outcome, max_redirects: int) -> Judgement:
+def _redirect(answer: Answer, turn: QueuedUrl, outcome: Outcome, max_redirects: int) -> Judgement:
     if answer.location is None:
-        said = answer.headers.get("location", "no location")
-        return Judgement(outcome=failed(outcome, Reason.BAD_URL, f"redirects to {said}"))
+        location = answer.headers.get("location", "no location")
+        return Judgement(outcome=failed(outcome, Reason.BAD_URL, f"redirects to {location}"))
     if turn.hops >= max_redirects:
         detail = f"more than {max_redirects}, the last to {answer.location}"
         return Judgement(outcome=failed(outcome, Reason.TOO_MANY_REDIRECTS, detail))
-    target = Wanted(
+    target = UrlEntry(
         url=answer.location,
         source=FETCH_REDIRECTS.name,
         referrer=turn.url,
@@ -122,7 +122,7 @@ def _redirect(answer: Answer, turn: Waiting, outcome: Outcome, max_redirects: in
     )
 
 
-def _content(answer: Answer, turn: Waiting, outcome: Outcome, scope: Scope) -> Judgement:
+def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) -> Judgement:
     if why := first_opt_out(header_opt_outs(answer.headers)):
         return Judgement(outcome=failed(outcome, why, "by the answer's headers"))
     if not answer.content:
@@ -135,19 +135,19 @@ def _content(answer: Answer, turn: Waiting, outcome: Outcome, scope: Scope) -> J
     if kind == "picture":
         return Judgement(outcome=outcome, record=_record(answer, turn, PICTURE_LEVEL))
     if kind is None or turn.follow < 0:
-        said = "a page where a picture is wanted" if kind == "page" else declared[:100]
-        return Judgement(outcome=failed(outcome, Reason.OTHER_TYPE, said or None))
-    references = references_of(
-        answer.content, charset_of(declared), turn.url, scope=scope, follow=turn.follow > 0
+        detail = "a page where a picture is wanted" if kind == "page" else declared[:100]
+        return Judgement(outcome=failed(outcome, Reason.OTHER_TYPE, detail or None))
+    references = read_references(
+        answer.content, parse_charset(declared), turn.url, scope=scope, follow=turn.follow > 0
     )
     if isinstance(references, Drop):
         return Judgement(outcome=failed(outcome, references.reason, references.detail))
     pictures = [
-        Wanted(url=url, source=FETCH_PICTURES.name, referrer=turn.url)
+        UrlEntry(url=url, source=FETCH_PICTURES.name, referrer=turn.url)
         for url in references.pictures
     ]
     links = [
-        Wanted(url=url, source=FETCH_LINKS.name, referrer=turn.url, follow=turn.follow - 1)
+        UrlEntry(url=url, source=FETCH_LINKS.name, referrer=turn.url, follow=turn.follow - 1)
         for url in references.links
     ]
     return Judgement(
@@ -155,12 +155,12 @@ def _content(answer: Answer, turn: Waiting, outcome: Outcome, scope: Scope) -> J
     )
 
 
-def _record(answer: Answer, turn: Waiting, level: int) -> bytes:
+def _record(answer: Answer, turn: QueuedUrl, level: int) -> bytes:
     return response_record(
         turn.url,
         answer.head,
         answer.body,
-        at=answer.started,
+        timestamp=answer.started,
         address=answer.address or "",
         level=level,
     )
@@ -168,10 +168,10 @@ def _record(answer: Answer, turn: Waiting, level: int) -> bytes:
 
 def retry_after_s(answer: Answer) -> float | None:
     """Returns for how many seconds a host wants to be left alone, None if it does not say."""
-    said = answer.headers.get("retry-after", "").strip()
-    if _SECONDS.fullmatch(said):
-        return float(said)
+    value = answer.headers.get("retry-after", "").strip()
+    if _SECONDS.fullmatch(value):
+        return float(value)
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - answer.started)
+        return max(0.0, parsedate_to_datetime(value).timestamp() - answer.started)
     except (ValueError, TypeError, OverflowError):
         return None

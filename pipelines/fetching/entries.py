@@ -7,7 +7,7 @@ SUCCESSES = (FETCHED, NOT_MODIFIED, REDIRECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class UrlEntry:
     """A URL that is to be fetched. ``follow``: how deep links are followed from it if it is a
     page; -1: it is none that is wanted. ``source`` says how it became known (a ``Stage``'s name).
     """
@@ -22,7 +22,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class QueuedUrl:
     """A URL whose turn comes."""
 
     id: int

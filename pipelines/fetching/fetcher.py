@@ -16,12 +16,12 @@ from vlmill.pipelines.fetching.answers import (
     judge,
     retry_after_s,
 )
-from vlmill.pipelines.fetching.entries import OriginRow, Outcome, Waiting, Wanted
+from vlmill.pipelines.fetching.entries import OriginRow, Outcome, QueuedUrl, UrlEntry
 from vlmill.pipelines.fetching.journal import Journal
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.pipelines.fetching.pages import Scope
-from vlmill.pipelines.fetching.places import bucket_of, host_of, is_same_site, origin_of
-from vlmill.pipelines.fetching.turns import ROBOTS_S, Errand, Host, Permission, Said
+from vlmill.pipelines.fetching.places import assign_bucket, get_host, is_same_site, get_origin
+from vlmill.pipelines.fetching.turns import ROBOTS_S, Errand, Host, Permission, RobotsResponse
 from vlmill.pipelines.fetching.warc import Parts
 from vlmill.schemas.net.client import Client
 from vlmill.schemas.net.exchange import Answer, Request
@@ -41,7 +41,7 @@ class Running:
     request: Request
     host: Host
     errand: Errand
-    turn: Waiting | None = None
+    turn: QueuedUrl | None = None
     origin: OriginRow | None = None
 
 
@@ -56,7 +56,7 @@ class Fetcher:
         *,
         bucket: int,
         buckets: int,
-        manners: Manners,
+        policy: PolitenessPolicy,
         scope: Scope,
         watch: Callable[[int, int], None],
         clock: Callable[[], float] = time.time,
@@ -67,7 +67,7 @@ class Fetcher:
         """
         self._journal, self._parts, self._client = journal, parts, client
         self._bucket, self._buckets = bucket, buckets
-        self._manners, self._scope = manners, scope
+        self._manners, self._scope = policy, scope
         self._clock, self._sleep = clock, sleep
         self._watch = watch
         self._hosts: dict[int, Host] = {}
@@ -201,7 +201,7 @@ class Fetcher:
         return None
 
     def _robots(self, host: Host, url: str) -> Running:
-        origin = origin_of(url)
+        origin = get_origin(url)
         row = self._journal.origin(origin) or OriginRow(origin=origin)
         if row.robots is not None:  # it has expired
             row = OriginRow(origin=origin)
@@ -209,12 +209,12 @@ class Fetcher:
         return Running(request=request, host=host, errand=Errand.ROBOTS, origin=row)
 
     def _tdm(self, host: Host, url: str, permission: Permission) -> Running | None:
-        row = self._journal.origin(origin_of(url))
+        row = self._journal.origin(get_origin(url))
         assert row is not None, "permission of an origin that the journal does not know"
         if permission.allows(tdmrep_url(url)):
             request = Request(url=row.url or tdmrep_url(url), max_bytes=MAX_BYTES)
             return Running(request=request, host=host, errand=Errand.TDM, origin=row)
-        row.tdm = Said(status=0, content=b"").packed()
+        row.tdm = RobotsResponse(status=0, content=b"").packed()
         self._admit(host, row)
         return self._next(host)
 
@@ -267,17 +267,17 @@ class Fetcher:
             host.queue.appendleft(turn.again())
         return True
 
-    def _take(self, host: Host, turn: Waiting, answer: Answer) -> None:
+    def _take(self, host: Host, turn: QueuedUrl, answer: Answer) -> None:
         judgement = judge(answer, turn, self._scope, max_redirects=self._manners.max_redirects)
-        for wanted in judgement.wanted:
-            self._want(wanted)
-        place = None
+        for entry in judgement.wanted:
+            self._want(entry)
+        record_location = None
         if judgement.record is not None:
-            place = self._parts.add(judgement.record, at=answer.started)
-        self._journal.answered(host.row.id, turn.id, judgement.outcome, place)
+            record_location = self._parts.add(judgement.record, at=answer.started)
+        self._journal.answered(host.row.id, turn.id, judgement.outcome, record_location)
         self._count(judgement.outcome)
 
-    def _keep(self, host: Host, turn: Waiting, outcome: Outcome) -> None:
+    def _keep(self, host: Host, turn: QueuedUrl, outcome: Outcome) -> None:
         self._journal.answered(host.row.id, turn.id, outcome, None)
         self._count(outcome)
 
@@ -285,8 +285,8 @@ class Fetcher:
         self._done += 1
         self._rejected += outcome.is_reject
 
-    def _want(self, entry: Wanted) -> None:
-        bucket = bucket_of(host_of(entry.url), self._buckets)
+    def _want(self, entry: UrlEntry) -> None:
+        bucket = assign_bucket(get_host(entry.url), self._buckets)
         if bucket == self._bucket:
             self._journal.add(entry, max_pages=self._scope.max_pages_per_host)
         else:
@@ -299,14 +299,18 @@ class Fetcher:
             return
         if answer.location is not None and row.hops < HOPS:
             # That host's manners would have to be kept: what is not known is not allowed.
-            said = Said(status=0, content=b"", detail="robots.txt lies on another site")
+            response = RobotsResponse(
+                status=0, content=b"", detail="robots.txt lies on another site"
+            )
         elif answer.failure is not None and not answer.status:
-            said = Said(status=0, content=b"", failure=answer.failure.value, detail=answer.detail)
+            response = RobotsResponse(
+                status=0, content=b"", failure=answer.failure.value, detail=answer.detail
+            )
         elif answer.failure is not None:
-            said = Said(status=0, content=b"", detail=f"robots.txt: {answer.failure}")
+            response = RobotsResponse(status=0, content=b"", detail=f"robots.txt: {answer.failure}")
         else:
-            said = Said(status=answer.status, content=answer.content[:MAX_BYTES])
-        row.robots, row.expires = said.packed(), self._clock() + ROBOTS_S
+            response = RobotsResponse(status=answer.status, content=answer.content[:MAX_BYTES])
+        row.robots, row.expires = response.packed(), self._clock() + ROBOTS_S
         row.url, row.hops = None, 0
         self._admit(running.host, row)
 
@@ -316,14 +320,14 @@ class Fetcher:
         if self._leads_on(running.host, row, answer):
             return
         content = answer.content if answer.failure is None and answer.status == 200 else b""
-        row.tdm = Said(status=answer.status, content=content).packed()
+        row.tdm = RobotsResponse(status=answer.status, content=content).packed()
         self._admit(running.host, row)
 
     def _leads_on(self, host: Host, row: OriginRow, answer: Answer) -> bool:
         """Whether an answer leads to another place on the site, which is asked next then."""
         if answer.location is None or row.hops >= HOPS:
             return False
-        if not is_same_site(host_of(answer.location), host.row.name):
+        if not is_same_site(get_host(answer.location), host.row.name):
             return False
         row.url, row.hops = answer.location, row.hops + 1
         self._journal.keep_origin(host.row.id, row)

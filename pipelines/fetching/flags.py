@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Iterable
 
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.addresses import parse_networks
 
@@ -25,14 +25,14 @@ FLAGS: dict[str, tuple[str, str, str]] = {
 """Which flag sets which of the manners, and what its help says"""
 
 
-def add_manners(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
+def add_policy_flags(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
     """Declares the flags that change how hosts are treated."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Manners)}
+    defaults = {field.name: field.default for field in dataclasses.fields(PolitenessPolicy)}
     for name in names:
         flag, metavar, text = FLAGS[name]
         default = defaults[name]
-        said = f"{text} ({default:g})" if isinstance(default, float) else f"{text} ({default})"
-        p.add_argument(flag, dest=name, type=type(default), metavar=metavar, help=said)
+        help_text = f"{text} ({default:g})" if isinstance(default, float) else f"{text} ({default})"
+        p.add_argument(flag, dest=name, type=type(default), metavar=metavar, help=help_text)
 
 
 def add_allow_address(p: argparse.ArgumentParser) -> None:
@@ -46,18 +46,18 @@ def add_allow_address(p: argparse.ArgumentParser) -> None:
     )
 
 
-def manners_of(args: argparse.Namespace) -> Manners:
+def build_policy(args: argparse.Namespace) -> PolitenessPolicy:
     """Builds the manners that the flags change. Raises InputError for values that make none."""
     values = {
         field.name: getattr(args, field.name)
-        for field in dataclasses.fields(Manners)
+        for field in dataclasses.fields(PolitenessPolicy)
         if getattr(args, field.name, None) is not None
     }
     try:
         parse_networks("--allow-address", args.allow_address)
-        return Manners(**values, allow_addresses=tuple(args.allow_address))
+        return PolitenessPolicy(**values, allow_addresses=tuple(args.allow_address))
     except ValueError as error:
-        said = str(error)
+        message = str(error)
         for name, (flag, *_) in FLAGS.items():
-            said = said.replace(name, flag)
-        raise InputError(said) from None
+            message = message.replace(name, flag)
+        raise InputError(message) from None

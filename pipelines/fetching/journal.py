@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.fetching.database import copy_database, open_database
-from vlmill.pipelines.fetching.entries import HostRow, OriginRow, Outcome, Waiting, Wanted
+from vlmill.pipelines.fetching.entries import HostRow, OriginRow, Outcome, QueuedUrl, UrlEntry
 from vlmill.pipelines.fetching.outbox import Outbox
-from vlmill.pipelines.fetching.places import host_of
-from vlmill.pipelines.fetching.warc import Place
+from vlmill.pipelines.fetching.places import get_host
+from vlmill.pipelines.fetching.warc import RecordLocation
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.rejects import Reason
 
@@ -25,11 +25,11 @@ _MOST_HOST_IDS = 10_000
 class Journal:
     """One bucket's journal; at most one process at a time may write it.
 
-    ``kept`` is its place in a store, which a run on another machine can go on from.
+    ``resume_path`` is its place in a store, which a run on another machine can go on from.
     """
 
-    def __init__(self, path: Path, kept: Path | None = None) -> None:
-        self.path, self._kept = path, kept
+    def __init__(self, path: Path, resume_path: Path | None = None) -> None:
+        self.path, self._kept = path, resume_path
         self._host_ids: dict[str, int] = {}
         self._db = open_database(path)
         self.outbox = Outbox(self._db)
@@ -67,7 +67,7 @@ class Journal:
 
     # URLs that come in.
 
-    def list_url(self, entry: Wanted) -> None:
+    def list_url(self, entry: UrlEntry) -> None:
         """Adds a URL of the user's list; one that came before counts once more."""
         if not self._insert(entry):
             self._db.execute("UPDATE urls SET times = times + 1 WHERE url = ?", (entry.url,))
@@ -80,7 +80,7 @@ class Journal:
             (line, reason.value, detail),
         )
 
-    def add(self, entry: Wanted, *, max_pages: int) -> None:
+    def add(self, entry: UrlEntry, *, max_pages: int) -> None:
         """Adds a URL that a page or a redirect has led to, unless it is known.
 
         Of links a host takes ``max_pages``; how many more there were is counted.
@@ -88,19 +88,19 @@ class Journal:
         is_link = entry.follow >= 0 and entry.hops == 0
         if is_link and self._pages(entry.url) >= max_pages:
             if not self._knows(entry.url):
-                self._count(host_of(entry.url), "left_out")
+                self._count(get_host(entry.url), "left_out")
             return
         if self._insert(entry):
             if is_link:
-                self._count(host_of(entry.url), "pages")
+                self._count(get_host(entry.url), "pages")
         elif entry.follow >= 0:
             self._db.execute(
                 "UPDATE urls SET follow = max(follow, ?) WHERE url = ? AND state = ?",
                 (entry.follow, entry.url, WAITING),
             )
 
-    def _insert(self, entry: Wanted) -> bool:
-        host = self._host_id(host_of(entry.url))
+    def _insert(self, entry: UrlEntry) -> bool:
+        host = self._host_id(get_host(entry.url))
         added = self._db.execute(
             "INSERT OR IGNORE INTO urls "
             "(url, host, source, referrer, follow, hops, old_etag, old_modified) "
@@ -129,7 +129,9 @@ class Journal:
         return int(row[0])
 
     def _pages(self, url: str) -> int:
-        row = self._db.execute("SELECT pages FROM hosts WHERE name = ?", (host_of(url),)).fetchone()
+        row = self._db.execute(
+            "SELECT pages FROM hosts WHERE name = ?", (get_host(url),)
+        ).fetchone()
         return 0 if row is None else int(row[0])
 
     def _knows(self, url: str) -> bool:
@@ -173,7 +175,7 @@ class Journal:
             ),
         )
 
-    def queue(self, host: int, after: int, limit: int) -> list[Waiting]:
+    def queue(self, host: int, after: int, limit: int) -> list[QueuedUrl]:
         """Returns the next URLs of a host that wait, behind the one with the id ``after``."""
         rows = self._db.execute(
             "SELECT id, url, source, follow, hops, attempts, old_etag, old_modified FROM urls "
@@ -181,7 +183,7 @@ class Journal:
             (host, after, limit),
         )
         names = ("id", "url", "source", "follow", "hops", "attempts", "etag", "modified")
-        return [Waiting(**dict(zip(names, row, strict=True))) for row in rows]
+        return [QueuedUrl(**dict(zip(names, row, strict=True))) for row in rows]
 
     def origin(self, origin: str) -> OriginRow | None:
         """Returns what is kept of a host's rules for robots."""
@@ -203,7 +205,9 @@ class Journal:
 
     # What came of them.
 
-    def answered(self, host: int, url: int, outcome: Outcome, place: Place | None) -> None:
+    def answered(
+        self, host: int, url: int, outcome: Outcome, record_location: RecordLocation | None
+    ) -> None:
         """Keeps the outcome of a URL; it waits no more."""
         state = FAILED if outcome.may_retry else DONE
         self._db.execute(
@@ -215,8 +219,12 @@ class Journal:
                 *(state, int(outcome.at is not None), outcome.outcome, outcome.detail),
                 *(outcome.status, outcome.target, outcome.media_type, outcome.bytes),
                 *(outcome.sha256, outcome.etag, outcome.modified, outcome.at, outcome.seconds),
-                *(outcome.address, place and place.part, place and place.offset),
-                *(place and place.length, url),
+                *(
+                    outcome.address,
+                    record_location and record_location.part,
+                    record_location and record_location.offset,
+                ),
+                *(record_location and record_location.length, url),
             ),
         )
         self._db.execute("UPDATE hosts SET waiting = waiting - 1 WHERE id = ?", (host,))
@@ -262,17 +270,17 @@ class Journal:
         """Returns the number of the last pass over failures that was begun; 0 if none was."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
-    def last_place(self) -> Place | None:
+    def last_place(self) -> RecordLocation | None:
         """Returns where the last record lies that is journalled."""
         row = self._db.execute(
             "SELECT part, offset, length FROM urls WHERE part IS NOT NULL "
             "ORDER BY part DESC, offset DESC LIMIT 1"
         ).fetchone()
-        return None if row is None else Place(part=row[0], offset=row[1], length=row[2])
+        return None if row is None else RecordLocation(part=row[0], offset=row[1], length=row[2])
 
     # Between buckets.
 
-    def pull(self, bucket: int, sent: Iterable[tuple[int, Wanted]], *, max_pages: int) -> None:
+    def pull(self, bucket: int, sent: Iterable[tuple[int, UrlEntry]], *, max_pages: int) -> None:
         """Adds what another bucket has left for this one; either all of it or, killed, nothing."""
         last = 0
         for last, entry in sent:  # noqa: B007

@@ -3,21 +3,21 @@
 import re
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.fetching.entries import Wanted
+from vlmill.pipelines.fetching.entries import UrlEntry
 from vlmill.pipelines.fetching.stages import FETCH_LISTED
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import MAX_KEY, Reason
 
-Line = tuple[str, Wanted | Drop]
+Line = tuple[str, UrlEntry | Drop]
 """A line of a list of URLs, and what it asks for"""
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
-def line_of(line: str, follow: int) -> Line:
+def parse_url_line(line: str, follow: int) -> Line:
     """What a line asks for: a URL in one spelling, or why it is none."""
     url = resolve("", line) if len(line) <= MAX_KEY else None
     if url is not None and len(url) <= MAX_KEY:
-        return line, Wanted(url=url, source=FETCH_LISTED.name, follow=follow)
+        return line, UrlEntry(url=url, source=FETCH_LISTED.name, follow=follow)
     return line[:MAX_KEY], Drop(Reason.BAD_URL, _fault(line))
 
 

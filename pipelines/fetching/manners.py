@@ -11,7 +11,7 @@ CONNECTIONS = 64  # of a worker, each with one body in memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manners:
+class PolitenessPolicy:
     """What hosts are asked for, how often, and how long they are waited for; all numbers ours."""
 
     contact: str  # a page or an e-mail address, in the user agent of every request

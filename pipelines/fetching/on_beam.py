@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from vlmill.pipelines.counting.numbers import BYTES, Numbers, rejects_of, timed
+from vlmill.pipelines.counting.numbers import BYTES, Numbers, count_rejects, timed
 from vlmill.pipelines.fetching.entries import SUCCESSES
 from vlmill.pipelines.fetching.rounds import RunRound
 from vlmill.pipelines.fetching.work import Fetching, fetch_bucket
@@ -40,7 +40,7 @@ def outcomes(job: Fetching, bucket: int) -> Numbers:
         for outcome, urls, num_bytes in journal.rows(_OUTCOMES):
             numbers += Numbers({"urls": urls, BYTES: int(num_bytes)})
             if outcome not in SUCCESSES:
-                numbers += rejects_of({outcome: urls})
+                numbers += count_rejects({outcome: urls})
     return numbers
 
 

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator, Mapping
 
-from vlmill.pipelines.fetching.entries import Wanted
+from vlmill.pipelines.fetching.entries import UrlEntry
 
 
 class Outbox:
@@ -15,19 +15,19 @@ class Outbox:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
 
-    def send(self, bucket: int, wanted: Wanted) -> None:
+    def send(self, bucket: int, entry: UrlEntry) -> None:
         """Leaves a URL for another bucket to pull."""
         self._db.execute(
             "INSERT INTO sent (bucket, url, source, referrer, follow, hops) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            (bucket, wanted.url, wanted.source, wanted.referrer, wanted.follow, wanted.hops),
+            (bucket, entry.url, entry.source, entry.referrer, entry.follow, entry.hops),
         )
 
     def last_sent(self) -> int:
         """Returns the number of the last URL that was left for another bucket; 0 if none was."""
         return int(self._db.execute("SELECT coalesce(max(id), 0) FROM sent").fetchone()[0])
 
-    def sent_to(self, bucket: int, after: int) -> Iterator[tuple[int, Wanted]]:
+    def sent_to(self, bucket: int, after: int) -> Iterator[tuple[int, UrlEntry]]:
         """Yields what was left for a bucket behind the number ``after``, with its numbers."""
         rows = self._db.execute(
             "SELECT id, url, source, referrer, follow, hops FROM sent "
@@ -37,7 +37,7 @@ class Outbox:
         for number, url, source, referrer, follow, hops in rows:
             yield (
                 number,
-                Wanted(url=url, source=source, referrer=referrer, follow=follow, hops=hops),
+                UrlEntry(url=url, source=source, referrer=referrer, follow=follow, hops=hops),
             )
 
     def pulled(self, bucket: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from selectolax.lexbor import LexborHTMLParser
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.fetching.places import host_of
+from vlmill.pipelines.fetching.places import get_host
 from vlmill.pipelines.pages import markup
 from vlmill.pipelines.pages.page import read_page
 from vlmill.pipelines.rules import WebPairRules
@@ -34,7 +34,7 @@ class References:
     links: tuple[str, ...]
 
 
-def references_of(
+def read_references(
     body: bytes, charset: str | None, url: str, *, scope: Scope, follow: bool
 ) -> References | Drop:
     """Returns what the page at ``url`` refers to, or why it is not used."""
@@ -63,7 +63,7 @@ def _links(tree: LexborHTMLParser, url: str, scope: Scope) -> Iterator[str]:
         if "nofollow" in (node.attributes.get("rel") or "").lower().split():
             continue
         target = resolve(base, node.attributes.get("href") or "")
-        if target is None or (scope.same_host and host_of(target) != host_of(url)):
+        if target is None or (scope.same_host and get_host(target) != get_host(url)):
             continue
         yield target
         number += 1

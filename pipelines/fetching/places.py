@@ -7,12 +7,12 @@ from functools import lru_cache
 _ORIGIN = re.compile(r"[a-z]+://([^/?#]*)")
 
 
-def origin_of(url: str) -> str:
+def get_origin(url: str) -> str:
     """Scheme, host and port of an absolute URL in one spelling: what one robots.txt is for."""
     return _parts(url)[0]
 
 
-def host_of(url: str) -> str:
+def get_host(url: str) -> str:
     """Host and port of such a URL (a default port is left out): what one rate is for."""
     return _parts(url)[1]
 
@@ -29,7 +29,7 @@ def _parts(url: str) -> re.Match[str]:
 
 
 @lru_cache(maxsize=65_536)
-def bucket_of(host: str, buckets: int) -> int:
+def assign_bucket(host: str, buckets: int) -> int:
     """Returns the bucket of a host, the same on every machine.
 
     Ports do not count, nor does ``www.``: between such hosts redirects are frequent.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from vlmill.pipelines.fetching.work import Fetching, fetch_bucket, pull_all, retry_failed
-from vlmill.pipelines.launch.local import workers_of
-from vlmill.schemas.console.command import say
+from vlmill.pipelines.launch.local import open_workers
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.files.remote_lock import require_held
 
 RunRound = Callable[[Sequence[int]], None]
@@ -22,7 +22,9 @@ def run_rounds(job: Fetching, run_round: RunRound) -> None:
     _until_done(job, run_round)
     for number in range(1, job.manners.retries + 1):
         if failed := retry_failed(job, number):
-            say(f"trying {failed} failed URLs once more, in {job.manners.retry_wait_s:g} s")
+            print_status(
+                f"trying {failed} failed URLs once more, in {job.manners.retry_wait_s:g} s"
+            )
             time.sleep(job.manners.retry_wait_s)
         _until_done(job, run_round)
 
@@ -38,7 +40,7 @@ def rounds_here(job: Fetching, number: int) -> Iterator[RunRound]:
 
     A round ends where another run has taken over an output in a store.
     """
-    with workers_of(number, job, fetch_bucket.__module__) as workers:
+    with open_workers(number, job, fetch_bucket.__module__) as workers:
 
         def run_round(buckets: Sequence[int]) -> None:
             for _ in workers.each(fetch_bucket, buckets, lambda: require_held(job.output)):

@@ -35,7 +35,7 @@ ORDER BY count(*) DESC, hosts.name LIMIT {MOST_HOSTS}
 
 
 @dataclass(kw_only=True)
-class Written:
+class CrawlSummary:
     """What one bucket's tables hold, counted while they were written."""
 
     shards: list[Shard] = field(default_factory=list)
@@ -49,11 +49,11 @@ class Written:
     records: Counter[str] = field(default_factory=Counter)  # by archive
 
 
-def write_tables(job: Fetching, bucket: int) -> Written:
+def write_tables(job: Fetching, bucket: int) -> CrawlSummary:
     """Writes a bucket's shards of both tables. Memory: one group of rows."""
-    written = Written()
+    written = CrawlSummary()
     with job.journal(bucket) as journal:
-        outcomes = _counted(journal, written, bucket)
+        outcomes = _count_rows(journal, written, bucket)
         written.shards.append(_write(job, OUTCOMES, bucket, outcomes))
         written.shards.append(_write(job, REJECTS, bucket, _rejects(journal, written)))
         written.hosts = list(journal.rows(_HOSTS))
@@ -62,20 +62,20 @@ def write_tables(job: Fetching, bucket: int) -> Written:
     return written
 
 
-def _counted(journal: Journal, written: Written, bucket: int) -> Iterator[dict[str, Any]]:
+def _count_rows(journal: Journal, written: CrawlSummary, bucket: int) -> Iterator[dict[str, Any]]:
     for values in journal.rows(_OUTCOMES):
         *columns, part, offset, length, times = values
         row = dict(zip(OUTCOMES.schema.names, columns, strict=False))
         assert row["outcome"] is not None, f"{row['url']} has no outcome"
-        at = row["fetched_at"]
-        row["fetched_at"] = None if at is None else datetime.fromtimestamp(at, UTC)
+        timestamp = row["fetched_at"]
+        row["fetched_at"] = None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
         row["warc"] = None if part is None else part_name(bucket, part)
         row["warc_offset"], row["warc_length"] = offset, length
         _count(row, times, written)
         yield row
 
 
-def _count(row: dict[str, Any], times: int, written: Written) -> None:
+def _count(row: dict[str, Any], times: int, written: CrawlSummary) -> None:
     stage, outcome = row["stage"], row["outcome"]
     if stage == FETCH_LISTED.name:
         written.tallies[URLS.name, IN] += times
@@ -95,7 +95,7 @@ def _count(row: dict[str, Any], times: int, written: Written) -> None:
         examples.append((row["url"], row["detail"] or ""))
 
 
-def _rejects(journal: Journal, written: Written) -> Iterator[dict[str, object]]:
+def _rejects(journal: Journal, written: CrawlSummary) -> Iterator[dict[str, object]]:
     for line, reason, detail, times in journal.rows(_LINES):
         written.tallies[URLS.name, IN] += times
         written.tallies[URLS.name, reason] += times
@@ -125,15 +125,15 @@ def _write(job: Fetching, table: Table, bucket: int, rows: Iterable[dict[str, An
     return writer.shard
 
 
-def together(parts: Iterable[Written]) -> Written:
+def merge_summaries(parts: Iterable[CrawlSummary]) -> CrawlSummary:
     """The counts of all buckets."""
-    whole = Written()
+    summary = CrawlSummary()
     for part in parts:
-        whole.shards += part.shards
+        summary.shards += part.shards
         for name in ("tallies", "outcomes", "statuses", "tenths", "records"):
-            getattr(whole, name).update(getattr(part, name))
-        whole.left_out += part.left_out
-        whole.hosts = heapq.nlargest(MOST_HOSTS, whole.hosts + part.hosts, key=lambda h: h[1])
+            getattr(summary, name).update(getattr(part, name))
+        summary.left_out += part.left_out
+        summary.hosts = heapq.nlargest(MOST_HOSTS, summary.hosts + part.hosts, key=lambda h: h[1])
         for reason, examples in part.examples.items():
-            whole.examples.setdefault(reason, []).extend(examples)
-    return whole
+            summary.examples.setdefault(reason, []).extend(examples)
+    return summary

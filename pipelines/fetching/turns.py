@@ -7,10 +7,10 @@ from enum import Enum
 import msgspec
 
 from vlmill.pipelines.fetching.answers import TRANSIENT
-from vlmill.pipelines.fetching.entries import HostRow, OriginRow, Outcome, Waiting
+from vlmill.pipelines.fetching.entries import HostRow, OriginRow, Outcome, QueuedUrl
 from vlmill.pipelines.fetching.journal import Journal
-from vlmill.pipelines.fetching.manners import Manners
-from vlmill.pipelines.fetching.places import origin_of
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
+from vlmill.pipelines.fetching.places import get_origin
 from vlmill.schemas.net.opt_outs import tdmrep_reserves
 from vlmill.schemas.net.robots import MAX_BYTES, Robots, read_robots
 from vlmill.schemas.rejects import Reason
@@ -27,7 +27,7 @@ class Errand(Enum):
     TDM = "tdm"
 
 
-class Said(msgspec.Struct, array_like=True, frozen=True):
+class RobotsResponse(msgspec.Struct, array_like=True, frozen=True):
     """What came of a request for robots.txt or tdmrep.json, as the journal keeps it.
 
     ``failure`` is a reason where not even a status came.
@@ -43,7 +43,7 @@ class Said(msgspec.Struct, array_like=True, frozen=True):
         return msgspec.msgpack.encode(self)
 
 
-_said = msgspec.msgpack.Decoder(Said).decode
+_decode_response = msgspec.msgpack.Decoder(RobotsResponse).decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class Permission:
 
     def __init__(self, row: OriginRow) -> None:
         assert row.robots is not None
-        said = _said(row.robots)
-        self._said = said
-        self._robots: Robots = read_robots(said.status, said.content[:MAX_BYTES])
+        response = _said(row.robots)
+        self._said = response
+        self._robots: Robots = read_robots(response.status, response.content[:MAX_BYTES])
         self.knows_tdm = row.tdm is not None
         self._tdm = b"" if row.tdm is None else _said(row.tdm).content
         self.expires = row.expires
@@ -74,15 +74,15 @@ class Permission:
 
     def refusal(self, url: str) -> Refusal | None:
         """Why ``url`` may not be fetched, None if it may."""
-        said = self._said
-        if said.failure is not None:
-            detail = f"robots.txt: {said.detail or 'no answer'}"
-            reason = Reason(said.failure)
+        response = self._said
+        if response.failure is not None:
+            detail = f"robots.txt: {response.detail or 'no answer'}"
+            reason = Reason(response.failure)
             return Refusal(reason=reason, detail=detail, may_retry=reason in TRANSIENT)
         if not self._robots.allows(url):
-            is_busy = said.status >= 500 or said.status in (0, 429)
-            detail = f"robots.txt: status {said.status}" if said.status and is_busy else ""
-            detail = said.detail or detail
+            is_busy = response.status >= 500 or response.status in (0, 429)
+            detail = f"robots.txt: status {response.status}" if response.status and is_busy else ""
+            detail = response.detail or detail
             return Refusal(reason=Reason.ROBOTS, detail=detail, may_retry=is_busy)
         if self._tdm and tdmrep_reserves(self._tdm, url):
             return Refusal(reason=Reason.TDM_RESERVED, detail="by tdmrep.json", may_retry=False)
@@ -103,7 +103,7 @@ class Host:
     scheduled: bool = False  # its next turn is in the fetcher's list
     asking: bool = False  # for robots.txt or tdmrep.json: URLs wait for the answer
     closed: Outcome | None = None  # what all that waits of it gets, as it is left
-    queue: deque[Waiting] = field(default_factory=deque)
+    queue: deque[QueuedUrl] = field(default_factory=deque)
     last_id: int = 0  # of the last URL that was read from the journal
     permissions: dict[str, Permission] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class Host:
         """When the next request may begin: the delay is from the end of the last answer, too."""
         return max(self.row.last_at + self.delay_s, self.row.not_before)
 
-    def head(self, journal: Journal) -> Waiting | None:
+    def head(self, journal: Journal) -> QueuedUrl | None:
         """The URL whose turn is next; None if there is none now."""
         if not self.queue:
             self.queue.extend(journal.queue(self.row.id, self.last_id, QUEUE))
@@ -122,7 +122,7 @@ class Host:
 
     def permission(self, url: str, journal: Journal, now: float) -> Permission | None:
         """What the origin of ``url`` lets us fetch; None if it is to be asked (again)."""
-        origin = origin_of(url)
+        origin = get_origin(url)
         known = self.permissions.get(origin)
         if known is None and (row := journal.origin(origin)) is not None and row.robots is not None:
             known = self.admit(origin, Permission(row))
@@ -134,12 +134,12 @@ class Host:
         self.delay_s = max(self.delay_s, permission.crawl_delay_s)
         return permission
 
-    def asks_too_much(self, manners: Manners) -> str | None:
+    def asks_too_much(self, policy: PolitenessPolicy) -> str | None:
         """Why the host is left out for what it has cost or wants, None if it is not."""
-        if self.delay_s > max(manners.max_delay_s, manners.delay_s):
+        if self.delay_s > max(policy.max_delay_s, policy.delay_s):
             return f"its robots.txt wants {self.delay_s:g} s between requests"
-        if self.row.seconds > manners.max_host_s:
+        if self.row.seconds > policy.max_host_s:
             return f"its answers took {self.row.seconds:.0f} s"
-        if self.row.bytes > manners.max_host_bytes:
+        if self.row.bytes > policy.max_host_bytes:
             return f"its answers had {self.row.bytes} bytes"
         return None

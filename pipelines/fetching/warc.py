@@ -25,7 +25,7 @@ NOT_MODIFIED = "http://netpreserve.org/warc/1.1/revisit/server-not-modified"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RecordLocation:
     """Where a record lies: the part of its bucket's archive, offset and length in bytes."""
 
     part: int
@@ -66,31 +66,31 @@ def warc_date(seconds: float) -> str:
 
 
 def response_record(
-    url: str, head: bytes, body: bytes, *, at: float, address: str, level: int
+    url: str, head: bytes, body: bytes, *, timestamp: float, address: str, level: int
 ) -> bytes:
     """Returns the record of a whole HTTP response: its head as it came, and its body."""
-    headers = _about(url, at, address)
+    headers = _make_headers(url, timestamp, address)
     headers["Content-Type"] = "application/http;msgtype=response"
     return record("response", headers, head + body, level=level)
 
 
-def revisit_record(url: str, head: bytes, *, at: float, address: str) -> bytes:
+def revisit_record(url: str, head: bytes, *, timestamp: float, address: str) -> bytes:
     """The record of an answer that says that nothing has changed since an earlier crawl."""
-    headers = _about(url, at, address)
+    headers = _make_headers(url, timestamp, address)
     headers["WARC-Profile"] = NOT_MODIFIED
     headers["WARC-Refers-To-Target-URI"] = url
     headers["Content-Type"] = "application/http;msgtype=response"
     return record("revisit", headers, head)
 
 
-def _about(url: str, at: float, address: str) -> dict[str, str]:
-    headers = {"WARC-Target-URI": url, "WARC-Date": warc_date(at)}
+def _make_headers(url: str, timestamp: float, address: str) -> dict[str, str]:
+    headers = {"WARC-Target-URI": url, "WARC-Date": warc_date(timestamp)}
     if address:
         headers["WARC-IP-Address"] = address
     return headers
 
 
-def info_record(name: str, contact: str, *, at: float) -> bytes:
+def info_record(name: str, contact: str, *, timestamp: float) -> bytes:
     """The record that begins a part: who wrote it, how, and for whom."""
     fields = {
         "software": SOFTWARE,
@@ -102,7 +102,7 @@ def info_record(name: str, contact: str, *, at: float) -> bytes:
     }
     block = "".join(f"{key}: {_line(value)}\r\n" for key, value in fields.items())
     headers = {
-        "WARC-Date": warc_date(at),
+        "WARC-Date": warc_date(timestamp),
         "WARC-Filename": name,
         "Content-Type": "application/warc-fields",
     }
@@ -133,7 +133,7 @@ class Parts:
         *,
         contact: str,
         max_bytes: int,
-        journalled: Place | None,
+        journalled: RecordLocation | None,
     ) -> None:
         self._output, self._path, self._bucket = output, open_part, bucket
         self._contact, self._max_bytes = contact, max_bytes
@@ -152,17 +152,19 @@ class Parts:
         """Whether the open part is to be finished, once its records are journalled."""
         return self._end >= self._max_bytes
 
-    def add(self, packed: bytes, *, at: float) -> Place:
+    def add(self, record_bytes: bytes, *, at: float) -> RecordLocation:
         """Appends a record; before it is journalled, :meth:`flush` must have been called."""
         if self._end == 0:
-            self._append(info_record(part_name(self._bucket, self.part), self._contact, at=at))
-        place = Place(part=self.part, offset=self._end, length=len(packed))
-        self._append(packed)
-        return place
+            self._append(
+                info_record(part_name(self._bucket, self.part), self._contact, timestamp=at)
+            )
+        location = RecordLocation(part=self.part, offset=self._end, length=len(record_bytes))
+        self._append(record_bytes)
+        return location
 
-    def _append(self, packed: bytes) -> None:
-        self._file.write(packed)
-        self._end += len(packed)
+    def _append(self, record_bytes: bytes) -> None:
+        self._file.write(record_bytes)
+        self._end += len(record_bytes)
 
     def flush(self) -> None:
         """Hands what was added to the operating system: a kill of this process loses none."""
@@ -173,13 +175,13 @@ class Parts:
         if self._end == 0:
             return
         self._file.close()
-        place = self._output / part_name(self._bucket, self.part)
-        if isinstance(place, RemotePath):
-            place.upload(self._path)
+        path = self._output / part_name(self._bucket, self.part)
+        if isinstance(path, RemotePath):
+            path.upload(self._path)
             self._path.unlink()
         else:
             sync(self._path)
-            os.replace(self._path, place)
+            os.replace(self._path, path)
             sync(self._output)
         self.part, self._end = self.part + 1, 0
         self._file = self._path.open("ab")

@@ -12,9 +12,9 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.fetching.fetcher import Fetcher
 from vlmill.pipelines.fetching.journal import Journal
 from vlmill.pipelines.fetching.lines import Line
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.pipelines.fetching.pages import Scope
-from vlmill.pipelines.fetching.places import bucket_of, host_of
+from vlmill.pipelines.fetching.places import assign_bucket, get_host
 from vlmill.pipelines.fetching.warc import PARTS, Parts, part_name
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -26,9 +26,9 @@ from vlmill.schemas.files.atomic import (
     temporary_folder,
     write_bytes,
 )
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.net.client import Client
 
@@ -42,7 +42,7 @@ class Fetching:
 
     output: str
     buckets: int
-    manners: Manners
+    manners: PolitenessPolicy
     scope: Scope = field(default_factory=Scope)
     part_bytes: int = 1 << 30
     local: str | None = None  # of an output in a store: a folder here for what grows
@@ -50,7 +50,7 @@ class Fetching:
     @property
     def kept(self) -> Path:
         """Where the journals lie that a killed run goes on from."""
-        return path_of(self.output) / WORK / "buckets"
+        return to_path(self.output) / WORK / "buckets"
 
     @property
     def folder(self) -> Path:
@@ -70,7 +70,7 @@ class Fetching:
     def parts(self, bucket: int, journal: Journal) -> Iterator[Parts]:
         """Opens a bucket's archive behind the last record that is journalled."""
         parts = Parts(
-            path_of(self.output),
+            to_path(self.output),
             self.folder / f"{bucket:05d}.warc.gz",
             bucket,
             contact=self.manners.contact,
@@ -84,7 +84,7 @@ class Fetching:
 
 
 @contextmanager
-def scratch_of(job: Fetching) -> Iterator[Fetching]:
+def use_local_scratch(job: Fetching) -> Iterator[Fetching]:
     """Gives the job with a folder of this machine, where its output lies in a store."""
     if not is_remote(job.output):
         yield job
@@ -115,12 +115,12 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
             for bucket in range(job.buckets)
         ]
         progress = stack.enter_context(Progress(total=None, unit="line", label="list of URLs"))
-        for number, (line, wanted) in enumerate(lines, start=1):
-            if isinstance(wanted, Drop):
+        for number, (line, entry) in enumerate(lines, start=1):
+            if isinstance(entry, Drop):
                 journal = journals[crc32(line.encode("utf-8", "replace")) % job.buckets]
-                journal.drop_line(line, wanted.reason, wanted.detail)
+                journal.drop_line(line, entry.reason, entry.detail)
             else:
-                journals[bucket_of(host_of(wanted.url), job.buckets)].list_url(wanted)
+                journals[assign_bucket(get_host(entry.url), job.buckets)].list_url(entry)
             progress.advance()
             if number % LINES_A_COMMIT == 0:
                 for journal in journals:
@@ -158,7 +158,7 @@ def restore(job: Fetching) -> bool:
             journal.restored(sent, time.time())
             last = journal.last_place()
         journalled.update(part_name(bucket, part) for part in range(last.part + 1 if last else 0))
-    for path in path_of(job.output).glob(PARTS):
+    for path in to_path(job.output).glob(PARTS):
         if path.name not in journalled:
             path.unlink()
     return True
@@ -168,7 +168,7 @@ def pull_all(job: Fetching) -> list[int]:
     """Gives each bucket what others have sent to it; returns those in which URLs wait."""
     waiting = []
     for bucket in range(job.buckets):
-        with _lock_of(job, bucket), job.journal(bucket) as journal:
+        with _lock_bucket(job, bucket), job.journal(bucket) as journal:
             for number in range(job.buckets):
                 if number != bucket:
                     with job.journal(number) as other:
@@ -201,7 +201,7 @@ def try_failed_again(job: Fetching) -> None:
 def fetch_bucket(job: Fetching, bucket: int) -> None:
     """Fetches what waits in a bucket."""
     with ExitStack() as stack:
-        stack.enter_context(_lock_of(job, bucket))
+        stack.enter_context(_lock_bucket(job, bucket))
         journal = stack.enter_context(job.journal(bucket))
         parts = stack.enter_context(job.parts(bucket, journal))
         progress = stack.enter_context(
@@ -214,7 +214,7 @@ def fetch_bucket(job: Fetching, bucket: int) -> None:
             client,
             bucket=bucket,
             buckets=job.buckets,
-            manners=job.manners,
+            policy=job.manners,
             scope=job.scope,
             watch=_watch(journal, progress),
         )
@@ -229,13 +229,13 @@ def finish_bucket(job: Fetching, bucket: int) -> None:
 
 
 @contextmanager
-def _lock_of(job: Fetching, bucket: int) -> Iterator[None]:
+def _lock_bucket(job: Fetching, bucket: int) -> Iterator[None]:
     """Holds a bucket; waits for a worker of a killed run, which ends as it notices."""
     until = time.monotonic() + ORPHANS_S
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(locked(job.journal_path(bucket), beside=True))
+                stack.enter_context(lock_output(job.journal_path(bucket), alongside=True))
                 break
             except InputError:
                 if time.monotonic() > until:

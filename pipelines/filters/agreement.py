@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from vlmill.pipelines.filters.region_features import CONTENT, CROSS, ClassNames, region_features
 from vlmill.pipelines.filters.scorer import PairFacts
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import split_words
 
 WEIGHTS: Mapping[str, float] = {
     "score_named_best": 1.2,  # the surest region that a word names
@@ -27,13 +27,13 @@ def agreement_score(
     first: float, facts: PairFacts, classes: ClassNames | None, attributes: ClassNames | None
 ) -> float:
     """Returns the score 0 to 1, rounded to 6 digits, of a pair that was mined with ``first``."""
-    words: Sequence[str] = words_of(facts.pair["text"], facts.pair.get("language"))
+    words: Sequence[str] = split_words(facts.pair["text"], facts.pair.get("language"))
     values = region_features(facts.regions, words, classes, attributes)[len(CONTENT) :]
-    named = dict(zip(CROSS, values, strict=True))
-    moved = math.fsum(
-        weight * min(named[name], MOST)
+    values_by_name = dict(zip(CROSS, values, strict=True))
+    shift = math.fsum(
+        weight * min(values_by_name[name], MOST)
         for name, weight in WEIGHTS.items()
-        if not math.isnan(named[name])
+        if not math.isnan(values_by_name[name])
     )
     share = min(max(first, LEAST_SCORE), 1 - LEAST_SCORE)
-    return round(1 / (1 + math.exp(-(math.log(share / (1 - share)) + moved))), 6)
+    return round(1 / (1 + math.exp(-(math.log(share / (1 - share)) + shift))), 6)

@@ -40,14 +40,14 @@ def read_backbone(path: str | Path, *, flag: str = "--backbone") -> dict[str, np
         for name, tensor in state.items()
         if not name.startswith(UNUSED)
     }
-    open_backbone(weights, said=f"{flag} {path}")
+    open_backbone(weights, source=f"{flag} {path}")
     return weights
 
 
-def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, said: str) -> ResNet:
+def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, source: str) -> ResNet:
     """Builds the network of these weights, in evaluation mode.
 
-    Raises InputError, beginning with ``said``, for weights that are of no ResNet of torchvision's.
+    Raises InputError, beginning with ``source``, for weights that are of no ResNet of torchvision's.
     """
     depths = [0, 0, 0, 0]
     for name in weights:
@@ -67,13 +67,13 @@ def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, said: str) -> ResN
     except (ValueError, RuntimeError) as error:
         reason = str(error).split("\n\t")[-1].splitlines()[0][:200]
         raise InputError(
-            f"{said} is no ResNet of torchvision's ({reason}); give a state dict of one"
+            f"{source} is no ResNet of torchvision's ({reason}); give a state dict of one"
         ) from None
     network.requires_grad_(False)
     return network.eval()
 
 
-def width_of(weights: Mapping[str, npt.NDArray[Any]]) -> int:
+def get_vector_width(weights: Mapping[str, npt.NDArray[Any]]) -> int:
     """How many numbers the pooled vector has: those of the last block's last normalisation."""
     last = max(
         int(match[2]) for name in weights if (match := BLOCK.match(name)) and match[1] == "4"
@@ -83,21 +83,21 @@ def width_of(weights: Mapping[str, npt.NDArray[Any]]) -> int:
 
 
 def vector_function(
-    weights: Mapping[str, npt.NDArray[Any]], *, said: str
+    weights: Mapping[str, npt.NDArray[Any]], *, source: str
 ) -> Callable[[Image.Image], npt.NDArray[np.float32]]:
     """What gives a picture's pooled vector, float32 [G], by these weights; the picture is RGB, and
     is seen whole.
 
     Raises InputError as :func:`open_backbone`.
     """
-    network = open_backbone(weights, said=said)
+    network = open_backbone(weights, source=source)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 
-    def vector_of(image: Image.Image) -> npt.NDArray[np.float32]:
+    def compute_vector(image: Image.Image) -> npt.NDArray[np.float32]:
         square = image.resize((SIDE, SIDE), resample=Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1).float() / 255
         with torch.inference_mode():
             vector: npt.NDArray[np.float32] = network(((pixels - mean) / std)[None])[0].numpy()
         return vector
 
-    return vector_of
+    return compute_vector

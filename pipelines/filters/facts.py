@@ -47,11 +47,11 @@ def open_sources(
     names: dict[str, ClassNames] = {}
     for what, path in (("classes", classes), ("attributes", attributes)):
         if path is not None:
-            listed = read_names(path, f"--{what}")
+            name_lists = read_names(path, f"--{what}")
             require_number(
-                listed, reader.producer, what, flag=f"--{what}", regions=f"--regions {regions}"
+                name_lists, reader.producer, what, flag=f"--{what}", regions=f"--regions {regions}"
             )
-            names[what] = ClassNames.of(listed)
+            names[what] = ClassNames.of(name_lists)
     return Sources(images=None if images is None else ImageReader(images), regions=reader, **names)
 
 

@@ -87,13 +87,13 @@ def plain_trees(booster: HistGradientBoostingClassifier) -> Trees:
     roots, start = [], 0
     for (predictor,) in booster._predictors:
         nodes = predictor.nodes
-        places = np.arange(start, start + len(nodes), dtype=np.int32)
+        node_indices = np.arange(start, start + len(nodes), dtype=np.int32)
         leaf = nodes["is_leaf"].astype(bool)
         arrays["feature"].append(np.where(leaf, 0, nodes["feature_idx"]).astype(np.int32))
         arrays["threshold"].append(np.where(leaf, 0.0, nodes["num_threshold"]))
         for side in ("left", "right"):
             arrays[side].append(
-                np.where(leaf, places, nodes[side].astype(np.int64) + start).astype(np.int32)
+                np.where(leaf, node_indices, nodes[side].astype(np.int64) + start).astype(np.int32)
             )
         arrays["missing_left"].append(nodes["missing_go_to_left"].astype(bool))
         arrays["value"].append(np.where(leaf, nodes["value"], 0.0))
@@ -109,7 +109,7 @@ NODE_FIELDS = ("feature", "threshold", "left", "right", "missing_left", "value")
 
 def validate(rows: LabelledRows, *, seed: int) -> Validation:
     """Cross-validates in FOLDS folds, with importances and what each group adds."""
-    folds = folds_of(rows.labels, rows.units, seed)
+    folds = split_folds(rows.labels, rows.units, seed)
     probabilities, importances = _judge(rows, folds, seed)
     rng = np.random.default_rng(seed)
     shuffles = [rng.permutation(rows.labels) for _ in range(SHUFFLES)]
@@ -137,7 +137,7 @@ def auc(labels: Labels, probabilities: Features) -> float:
     return float(roc_auc_score(labels, probabilities))
 
 
-def folds_of(labels: Labels, units: Sequence[str], seed: int) -> list[npt.NDArray[np.int64]]:
+def split_folds(labels: Labels, units: Sequence[str], seed: int) -> list[npt.NDArray[np.int64]]:
     """Row numbers of each fold, both classes spread evenly, units whole; none is empty."""
     splitter = StratifiedGroupKFold(n_splits=FOLDS, shuffle=True, random_state=seed)
     numbers = np.unique(np.asarray(units), return_inverse=True)[1]
@@ -154,12 +154,12 @@ def _judge(
     rng = np.random.default_rng(seed)
     for fold in folds:
         trees = grow(*_others(rows.features, rows.labels, fold), seed=seed)
-        seen, labels = rows.features[fold], rows.labels[fold]
-        probabilities[fold] = trees.probabilities(seen)
+        fold_features, labels = rows.features[fold], rows.labels[fold]
+        probabilities[fold] = trees.probabilities(fold_features)
         before = auc(labels, probabilities[fold])
         for number in trees.used():
-            permuted = seen.copy()
-            permuted[:, number] = rng.permutation(seen[:, number])
+            permuted = fold_features.copy()
+            permuted[:, number] = rng.permutation(fold_features[:, number])
             lost[number] += before - auc(labels, trees.probabilities(permuted))
     means = (lost / len(folds)).tolist()
     ranked = sorted(zip(rows.names, means, strict=True), key=lambda one: (-one[1], one[0]))
@@ -169,9 +169,9 @@ def _judge(
 def _others(
     features: Features, labels: Labels, fold: npt.NDArray[np.int64]
 ) -> tuple[Features, Labels]:
-    rest = np.ones(len(labels), dtype=np.bool_)
-    rest[fold] = False
-    return features[rest], labels[rest]
+    mask = np.ones(len(labels), dtype=np.bool_)
+    mask[fold] = False
+    return features[mask], labels[mask]
 
 
 def _auc_of_group(
@@ -185,7 +185,7 @@ def _auc_of_group(
 
 def _auc_of_labels(rows: LabelledRows, labels: Labels, seed: int) -> float:
     """AUC with other labels for the same rows."""
-    return _auc_over(rows.features, labels, folds_of(labels, rows.units, seed), seed)
+    return _auc_over(rows.features, labels, split_folds(labels, rows.units, seed), seed)
 
 
 def _auc_over(

@@ -31,38 +31,40 @@ def read_labels(path: str | Path, *, flag: str = "--labels") -> dict[str, bool]:
     return labels
 
 
-def _add(labels: dict[str, bool], cells: list[str], number: int, said: str) -> None:
+def _add(labels: dict[str, bool], cells: list[str], number: int, argument: str) -> None:
     if not any(cell.strip() for cell in cells):
         return
     word = cells[1].strip().lower() if len(cells) > 1 else ""
     if word not in YES + NO:
         if number == 1 and word:
             return  # the header
-        raise InputError(f"{said}: line {number} has the label {word!r}; give {REMEDY}")
+        raise InputError(f"{argument}: line {number} has the label {word!r}; give {REMEDY}")
     name, label = cells[0].strip(), word in YES
     if labels.setdefault(name, label) != label:
-        raise InputError(f"{said}: {name} is both 1 and 0 (line {number}); remove one of the lines")
+        raise InputError(
+            f"{argument}: {name} is both 1 and 0 (line {number}); remove one of the lines"
+        )
     if len(labels) > MAX_LABELS:
-        raise InputError(f"{said}: more than {MAX_LABELS} labels; give a sample of them")
+        raise InputError(f"{argument}: more than {MAX_LABELS} labels; give a sample of them")
 
 
-def _check_classes(labels: Mapping[str, bool], said: str) -> None:
+def _check_classes(labels: Mapping[str, bool], argument: str) -> None:
     yes = sum(labels.values())
     for label, count in ((1, yes), (0, len(labels) - yes)):
         if count < FEWEST_OF_A_CLASS:
             raise InputError(
-                f"{said}: {count} of {len(labels)} ids have the label {label}, at least "
+                f"{argument}: {count} of {len(labels)} ids have the label {label}, at least "
                 f"{FEWEST_OF_A_CLASS} of each are needed; label more"
             )
 
 
-def require_rows(labels: Mapping[str, bool], rows: Mapping[str, object], said: str) -> None:
-    """Raises InputError if some labelled id has no row; ``said`` names where rows were looked for.
+def require_rows(labels: Mapping[str, bool], rows: Mapping[str, object], argument: str) -> None:
+    """Raises InputError if some labelled id has no row; ``argument`` names where rows were looked for.
 
     Nothing is fitted on the rest: ids that do not meet are mostly of another table altogether.
     """
     if absent := [name for name in labels if name not in rows]:
         raise InputError(
-            f"--labels: {len(absent)} of {len(labels)} ids have no row in {said} "
+            f"--labels: {len(absent)} of {len(labels)} ids have no row in {argument} "
             f"({', '.join(absent[:3])}); give the table that was labelled"
         )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vlmill.pipelines.filters.trees import BadTrees, Trees, trees_of
+from vlmill.pipelines.filters.trees import BadTrees, Trees, build_trees
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.shards import SOFTWARE
@@ -46,7 +46,7 @@ def write_model(path: Path, model: Model) -> None:
     """Writes a model atomically; equal models give equal bytes."""
     arrays = {f"{TREE}{name}": array for name, array in model.trees.arrays().items()}
     arrays |= {name: np.ascontiguousarray(array) for name, array in model.arrays.items()}
-    described = {
+    header = {
         "kind": model.kind,
         "version": VERSION,
         "software": SOFTWARE,
@@ -54,8 +54,8 @@ def write_model(path: Path, model: Model) -> None:
         "threshold": model.threshold,
         "about": dict(model.about),
     }
-    described["digest"] = _digest(described, arrays)
-    write_bytes(path, save(arrays, {KEY: json.dumps(described, sort_keys=True)}))
+    header["digest"] = _digest(header, arrays)
+    write_bytes(path, save(arrays, {KEY: json.dumps(header, sort_keys=True)}))
 
 
 def read_model(path: Path, *, kinds: Sequence[str], flag: str, fitted_by: str) -> Model:
@@ -69,57 +69,57 @@ def read_model(path: Path, *, kinds: Sequence[str], flag: str, fitted_by: str) -
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
         with safe_open(path, framework="numpy") as file:
-            described = json.loads((file.metadata() or {}).get(KEY, "null"))
+            header = json.loads((file.metadata() or {}).get(KEY, "null"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise InputError(f"{flag} {path} is no readable model ({_line(error)}); {remedy}") from None
-    if not isinstance(described, dict):
+    if not isinstance(header, dict):
         raise InputError(f"{flag} {path} holds arrays, but no model of vlmill; {remedy}")
-    if described.get("version") != VERSION:
+    if header.get("version") != VERSION:
         raise InputError(
-            f"{flag} {path} is of version {described.get('version')!r}, this vlmill reads "
+            f"{flag} {path} is of version {header.get('version')!r}, this vlmill reads "
             f"{VERSION}; fit it again with python -m vlmill.pipelines.{fitted_by}"
         )
-    if described.get("kind") not in kinds:
+    if header.get("kind") not in kinds:
         raise InputError(
-            f"{flag} {path} is a model of {described.get('kind')!r}, expected "
+            f"{flag} {path} is a model of {header.get('kind')!r}, expected "
             f"{' or '.join(kinds)}; {remedy}"
         )
-    if described.pop("digest", None) != _digest(described, arrays):
+    if header.pop("digest", None) != _digest(header, arrays):
         raise InputError(f"{flag} {path} was changed after it was written; fit it again")
-    return _model_of(described, arrays, f"{flag} {path}", remedy)
+    return _parse_model(header, arrays, f"{flag} {path}", remedy)
 
 
-def _model_of(
-    described: Mapping[str, Any], arrays: Mapping[str, Any], said: str, remedy: str
+def _parse_model(
+    header: Mapping[str, Any], arrays: Mapping[str, Any], argument: str, remedy: str
 ) -> Model:
     trees = {n.removeprefix(TREE): a for n, a in arrays.items() if n.startswith(TREE)}
     try:
-        features = tuple(map(str, described["features"]))
+        features = tuple(map(str, header["features"]))
         return Model(
-            kind=described["kind"],
+            kind=header["kind"],
             features=features,
-            threshold=float(described["threshold"]),
-            trees=trees_of(trees, num_features=len(features)),
+            threshold=float(header["threshold"]),
+            trees=build_trees(trees, num_features=len(features)),
             arrays={name: array for name, array in arrays.items() if not name.startswith(TREE)},
-            about=dict(described["about"]),
+            about=dict(header["about"]),
         )
     except (KeyError, TypeError, ValueError, BadTrees) as error:
-        raise InputError(f"{said} is damaged ({_line(error)}); {remedy}") from None
+        raise InputError(f"{argument} is damaged ({_line(error)}); {remedy}") from None
 
 
-def require_features(model: Model, features: Sequence[str], said: str) -> None:
+def require_features(model: Model, features: Sequence[str], argument: str) -> None:
     """Raises InputError unless the model was fitted on these features, in this order."""
     if model.features != tuple(features):
         other = sorted(set(model.features) ^ set(features))
         raise InputError(
-            f"{said} was fitted on other features than this vlmill computes "
+            f"{argument} was fitted on other features than this vlmill computes "
             f"({', '.join(other[:3]) or 'in another order'}); fit it again"
         )
 
 
-def _digest(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+def _digest(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())

@@ -33,7 +33,9 @@ def backbone_names(width: int) -> tuple[str, ...]:
     return tuple(f"backbone_{number}" for number in range(width))
 
 
-def features_of(image: Image.Image, backbone: Callable[[Image.Image], Vector] | None) -> Vector:
+def compute_features(
+    image: Image.Image, backbone: Callable[[Image.Image], Vector] | None
+) -> Vector:
     """The statistics of an RGB picture, then the network's vector where there is one."""
     values = picture_statistics(shrunk(image))
     return values if backbone is None else np.concatenate([values, backbone(image)])
@@ -78,14 +80,14 @@ class ImageFilter:
         """The probability from which on a picture counts as what the labels call 1."""
         return self.model.threshold
 
-    def open_network(self, said: str = "the filter") -> Callable[[Image.Image], Vector]:
+    def open_network(self, source: str = "the filter") -> Callable[[Image.Image], Vector]:
         """The network's vector as a function. Raises InputError for weights that are of none."""
         require_extra("safety", "torchvision")
         from vlmill.pipelines.filters.backbone import vector_function
 
         arrays = self.model.arrays
         weights = {n.removeprefix(BACKBONE): a for n, a in arrays.items() if n.startswith(BACKBONE)}
-        return vector_function(weights, said=said)
+        return vector_function(weights, source=source)
 
     @cached_property
     def _vector(self) -> Callable[[Image.Image], Vector] | None:
@@ -106,7 +108,7 @@ class ImageFilter:
 
     def judge_image(self, image: Image.Image) -> float:
         """:meth:`judge` of an RGB picture."""
-        values = features_of(image, self._vector)
+        values = compute_features(image, self._vector)
         return float(self.model.trees.probabilities(values[None])[0])
 
 
@@ -139,10 +141,12 @@ class PictureFilters:
 
         Racy from the safety model's threshold on, no photograph below the realism model's.
         """
-        filters = [one for one in (self.safety, self.realism) if one is not None]
+        filters = [
+            image_filter for image_filter in (self.safety, self.realism) if image_filter is not None
+        ]
         if not filters:
             return None
-        side = max(decode_side(one.has_backbone) for one in filters)
+        side = max(decode_side(image_filter.has_backbone) for image_filter in filters)
         try:
             image = small_picture(data, max_pixels=max_pixels, side=side)
         except Rejected as why:

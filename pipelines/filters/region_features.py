@@ -56,10 +56,10 @@ def singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
-def phrases_of(words: Sequence[str]) -> list[str]:
+def make_phrases(words: Sequence[str]) -> list[str]:
     """Words as classes are compared with them: singular and lower-case, and two in a row."""
     single = [singular(word.lower()) for word in words]
-    return [*single, *(f"{one} {other}" for one, other in pairwise(single))]
+    return [*single, *(f"{first} {second}" for first, second in pairwise(single))]
 
 
 @dataclass(frozen=True)
@@ -176,64 +176,68 @@ def _content(regions: Regions, classes: ClassNames) -> list[float]:
 def _cross(
     regions: Regions, words: Sequence[str], classes: ClassNames, attributes: ClassNames | None
 ) -> list[float]:
-    phrases = phrases_of(words)
+    phrases = make_phrases(words)
     singles = phrases[: len(words)]
-    said = classes.named_in(phrases)
+    text_classes = classes.named_in(phrases)
     content = [word for word in singles if word not in STOP and word.isalpha()]
-    seen = frozenset(regions.ids)
-    naming = [bool(classes.numbers.get(word, NONE) & seen) for word in singles]
+    region_classes = frozenset(regions.ids)
+    naming = [bool(classes.numbers.get(word, NONE) & region_classes) for word in singles]
     boxes = list(zip(regions.ids, regions.scores, regions.boxes, strict=True))
-    named = [(score, box[2]) for number, score, box in boxes if number in said]
-    unnamed = [score for number, score, _ in boxes if number not in said]
+    matching_regions = [(score, box[2]) for number, score, box in boxes if number in text_classes]
+    other_scores = [score for number, score, _ in boxes if number not in text_classes]
     sure = [number for number, score, _ in boxes if score >= SURE]
-    count, best = max(1, len(boxes)), max((score for score, _ in named), default=0.0)
+    count, best = max(1, len(boxes)), max((score for score, _ in matching_regions), default=0.0)
     largest = max(boxes, key=lambda one: one[2][2], default=None)
-    unseen = said - seen
+    unseen = text_classes - region_classes
     return [
-        len(said & seen),
-        len(said & seen) / max(1, len(seen)),
-        len(named) / count,
-        sum(number in said for number in sure) / max(1, len(sure)),
+        len(text_classes & region_classes),
+        len(text_classes & region_classes) / max(1, len(region_classes)),
+        len(matching_regions) / count,
+        sum(number in text_classes for number in sure) / max(1, len(sure)),
         best,
-        sum(score for score, _ in named),
-        sum(area for _, area in named),
-        max((area for _, area in named), default=0.0),
+        sum(score for score, _ in matching_regions),
+        sum(area for _, area in matching_regions),
+        max((area for _, area in matching_regions), default=0.0),
         sum(naming) / max(1, len(words)),
         sum(naming) / max(1, len(content)),
         naming.index(True) / len(naming) if any(naming) else NAN,
-        float(regions.ids[0] in said) if boxes else NAN,
-        float(largest[0] in said) if largest else NAN,
-        sum(number in said for number in regions.ids[:5]),
-        max(unnamed, default=0.0),
-        best - max(unnamed, default=0.0),
-        *_attributes(regions, phrases, said, attributes),
+        float(regions.ids[0] in text_classes) if boxes else NAN,
+        float(largest[0] in text_classes) if largest else NAN,
+        sum(number in text_classes for number in regions.ids[:5]),
+        max(other_scores, default=0.0),
+        best - max(other_scores, default=0.0),
+        *_attributes(regions, phrases, text_classes, attributes),
         *_people(regions, singles, classes),
         *_numbers(regions, words, singles, classes),
-        len(said),
+        len(text_classes),
         len(unseen),
-        len(said & seen) / max(1, len(said)),
+        len(text_classes & region_classes) / max(1, len(text_classes)),
     ]
 
 
 def _attributes(
-    regions: Regions, phrases: Sequence[str], said: frozenset[int], names: ClassNames | None
+    regions: Regions, phrases: Sequence[str], text_classes: frozenset[int], names: ClassNames | None
 ) -> list[float]:
     """How many regions have an attribute that is named, and are named themselves, too."""
     if regions.attributes is None or names is None:
         return [NAN] * 3
-    named = names.named_in(phrases)
+    text_attributes = names.named_in(phrases)
     both = zip(regions.ids, regions.attributes, strict=True)
     return [
-        sum(number in named for number in regions.attributes),
-        sum(attribute in named and number in said for number, attribute in both),
+        sum(number in text_attributes for number in regions.attributes),
+        sum(attribute in text_attributes and number in text_classes for number, attribute in both),
         sum(phrase in names.numbers for phrase in phrases) / max(1, len(phrases)),
     ]
 
 
 def _people(regions: Regions, singles: Sequence[str], classes: ClassNames) -> list[float]:
-    said = not PEOPLE.isdisjoint(singles)
-    seen = not classes.people.isdisjoint(regions.ids)
-    return [float(said and seen), float(said and not seen), float(seen and not said)]
+    in_text = not PEOPLE.isdisjoint(singles)
+    in_regions = not classes.people.isdisjoint(regions.ids)
+    return [
+        float(in_text and in_regions),
+        float(in_text and not in_regions),
+        float(in_regions and not in_text),
+    ]
 
 
 def _numbers(
@@ -242,17 +246,17 @@ def _numbers(
     """Whether "two dogs" are two, and "dogs" more than one."""
     counts = Counter(regions.ids)
     difference, plurals = NAN, NAN
-    number, number_place = 0, -FAR
-    for place, (word, single) in enumerate(zip(words, singles, strict=True)):
+    number, number_position = 0, -FAR
+    for position, (word, single) in enumerate(zip(words, singles, strict=True)):
         if single in NUMBERS:
-            number, number_place = NUMBERS[single], place
+            number, number_position = NUMBERS[single], position
         numbers = classes.numbers.get(single)
         if numbers:
-            seen = max(counts[one] for one in numbers)
-            if place - number_place < FAR:
-                difference, number_place = abs(number - seen), -FAR
+            num_regions = max(counts[class_number] for class_number in numbers)
+            if position - number_position < FAR:
+                difference, number_position = abs(number - num_regions), -FAR
             if word.lower() != single:
-                plurals = float(seen > 1)
+                plurals = float(num_regions > 1)
     return [difference, plurals]
 
 

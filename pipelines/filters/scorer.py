@@ -18,9 +18,9 @@ from vlmill.pipelines.filters import region_features, statistics, text_features
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.region_features import ClassNames
 from vlmill.pipelines.filters.statistics import picture_statistics, shrunk, small_picture
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import split_words
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.pictures.decode import Bounds, opened
+from vlmill.schemas.pictures.decode import Bounds, open_image
 from vlmill.schemas.readers.region_rows import RegionRow
 from vlmill.schemas.rejects import Rejected
 
@@ -103,7 +103,7 @@ class Vocabularies:
 def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
     """The features of NAMES, in this order."""
     pair = facts.pair
-    words = words_of(pair["text"], pair.get("language"))
+    words = split_words(pair["text"], pair.get("language"))
     regions = region_features.region_features(
         facts.regions, words, vocabularies.classes, vocabularies.attributes
     )
@@ -113,7 +113,7 @@ def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
         *text_features.place_features(pair, words),
         *_picture(facts.picture),
         *regions[:content],
-        *_said_and_shown(words, facts.picture),
+        *_compare_words_and_look(words, facts.picture),
         *regions[content:],
     ]
 
@@ -121,7 +121,7 @@ def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
 def look_at(data: bytes, *, max_pixels: int) -> PictureLook | None:
     """Measures a picture's file; None if it cannot be decoded: its features are then NaN."""
     try:
-        with opened(data, Bounds(max_pixels=max_pixels, max_bytes=None)) as picture:
+        with open_image(data, Bounds(max_pixels=max_pixels, max_bytes=None)) as picture:
             width, height, kind = picture.width, picture.height, str(picture.format).lower()
         values = picture_statistics(shrunk(small_picture(data, max_pixels=max_pixels)))
     except Rejected:
@@ -147,13 +147,13 @@ def _picture(look: PictureLook | None) -> list[float]:
     ]
 
 
-def _said_and_shown(words: Sequence[str], look: PictureLook | None) -> list[float]:
+def _compare_words_and_look(words: Sequence[str], look: PictureLook | None) -> list[float]:
     if look is None:
         return [NAN] * len(SAID_AND_SHOWN)
-    said = {name for word in words for name in _SAID.get(word.lower(), ())}
+    mentioned_names = {name for word in words for name in _SAID.get(word.lower(), ())}
     return [
-        float(look.statistics[place]) if name in said else 0.0
-        for name, place in _SHOWN_PLACES.items()
+        float(look.statistics[index]) if name in mentioned_names else 0.0
+        for name, index in _SHOWN_PLACES.items()
     ]
 
 
@@ -180,12 +180,12 @@ class HashedShares(Mapping[str, float]):
         """Counts the words of (text, language), of which the MOST_WORDS most frequent stay."""
         counts: Counter[str] = Counter()
         for text, language in texts:
-            counts.update(word.lower() for word in words_of(text, language))
+            counts.update(word.lower() for word in split_words(text, language))
         total = max(1, counts.total())
         table = np.zeros(TABLE_SIZE, dtype=np.float32)
         for word, count in counts.most_common(MOST_WORDS):
-            place = _place(word)
-            table[place] = max(table[place], count / total)
+            index = _table_index(word)
+            table[index] = max(table[index], count / total)
         return cls(table)
 
     @property
@@ -194,7 +194,7 @@ class HashedShares(Mapping[str, float]):
         return self._table
 
     def __getitem__(self, word: str) -> float:
-        return float(self._table[_place(word)])
+        return float(self._table[_table_index(word)])
 
     def __iter__(self) -> Iterator[str]:
         raise TypeError("words are not kept")
@@ -203,7 +203,7 @@ class HashedShares(Mapping[str, float]):
         return int(np.count_nonzero(self._table))
 
 
-def _place(word: str) -> int:
+def _table_index(word: str) -> int:
     return zlib.crc32(word.encode("utf-8", "surrogatepass")) % TABLE_SIZE
 
 

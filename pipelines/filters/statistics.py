@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vlmill.schemas.pictures.decode import Bounds, check_size, opened, to_rgb
+from vlmill.schemas.pictures.decode import Bounds, check_size, open_image, to_rgb
 
 MAX_PIXELS = 50_000_000  # of a picture that a filter or a scorer looks at
 SIDE = 96  # a line of text is still a row of strokes; a statistic of 96 x 64 takes microseconds
@@ -64,7 +64,7 @@ def small_picture(data: bytes, *, max_pixels: int, side: int = SIDE) -> Image.Im
     be decoded within ``max_pixels``.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None)
-    with opened(data, bounds) as picture:
+    with open_image(data, bounds) as picture:
         check_size(picture, bounds)
         picture.draft("RGB", (side, side))
         picture.load()
@@ -167,9 +167,9 @@ def _hue_shares(
     return shares
 
 
-def _percentiles(plane: Plane, at: Sequence[int]) -> Sequence[float]:
+def _percentiles(plane: Plane, percents: Sequence[int]) -> Sequence[float]:
     ordered = np.sort(plane, axis=None)
-    return [ordered[(len(ordered) - 1) * percent // 100] for percent in at]
+    return [ordered[(len(ordered) - 1) * percent // 100] for percent in percents]
 
 
 def _palette(rgb: npt.NDArray[np.uint16], grey: Plane) -> Sequence[float]:
@@ -200,8 +200,8 @@ def _entropy(shares: npt.NDArray[np.float64]) -> float:
     return float(-(present * np.log2(present)).sum())
 
 
-def _share_of_equal(one: npt.NDArray[np.uint16], other: npt.NDArray[np.uint16]) -> float:
-    return float(np.mean(one == other)) if one.size else np.nan
+def _share_of_equal(first: npt.NDArray[np.uint16], second: npt.NDArray[np.uint16]) -> float:
+    return float(np.mean(first == second)) if first.size else np.nan
 
 
 def _edges(grey: Plane) -> Sequence[float]:
@@ -268,11 +268,11 @@ def _two_tones(grey: Plane) -> tuple[float, float]:
     the two explain.
     """
     levels = np.bincount((grey / 4).astype(np.uint8).ravel(), minlength=64) / grey.size
-    places = np.arange(64)
-    weight, moment = levels.cumsum(), (levels * places).cumsum()
+    indices = np.arange(64)
+    weight, moment = levels.cumsum(), (levels * indices).cumsum()
     between = (moment[-1] * weight - moment) ** 2 / np.maximum(weight * (1 - weight), 1e-9)
     best = int(between.argmax())
-    variance = float((levels * (places - moment[-1]) ** 2).sum())
+    variance = float((levels * (indices - moment[-1]) ** 2).sum())
     return 4.0 * (best + 1), float(between[best]) / variance if variance > 0 else 0.0
 
 

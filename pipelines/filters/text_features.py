@@ -246,8 +246,8 @@ def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[f
     page_url, image_url = pair.get("page_url"), pair.get("image_url")
     words = {word.lower() for word in words_said}
     values = [
-        *_one_of(language, LANGUAGES),
-        *_one_of(source, SOURCES),
+        *_one_hot(language, LANGUAGES),
+        *_one_hot(source, SOURCES),
     ]
     if not image_url:
         return [*values, *[NAN] * (len(PLACE) - len(values))]
@@ -269,15 +269,15 @@ def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[f
         float(bool(page[2])) if page_url else NAN,
         float(bool(image[2])),
         float(bool(_SIZE.search(image_url))),
-        *_one_of(file_name.rpartition(".")[2].lower(), FILE_ENDINGS),
+        *_one_hot(file_name.rpartition(".")[2].lower(), FILE_ENDINGS),
     ]
 
 
-def _one_of(value: str | None, known: Sequence[str]) -> list[float]:
+def _one_hot(value: str | None, known: Sequence[str]) -> list[float]:
     """One for the known value that it is, or at the end for another; NaN for none."""
     if value is None:
         return [NAN] * (len(known) + 1)
-    return [*(float(value == one) for one in known), float(value not in known)]
+    return [*(float(value == option) for option in known), float(value not in known)]
 
 
 def _parts(url: str) -> tuple[str, str, str]:

@@ -76,7 +76,7 @@ class Trees:
         return sums
 
 
-def trees_of(arrays: Mapping[str, npt.NDArray[Any]], *, num_features: int) -> Trees:
+def build_trees(arrays: Mapping[str, npt.NDArray[Any]], *, num_features: int) -> Trees:
     """Makes trees of a file's arrays. Raises BadTrees for what is none over ``num_features``.
 
     Children lie behind their node, so that every way ends.
@@ -89,15 +89,15 @@ def trees_of(arrays: Mapping[str, npt.NDArray[Any]], *, num_features: int) -> Tr
     if not 0 < count <= MOST_NODES:
         raise BadTrees(f"{count} nodes")
     for name, array in arrays.items():
-        wanted = {"roots": (len(trees.roots),), "bias": (1,)}.get(name, (count,))
+        shape = {"roots": (len(trees.roots),), "bias": (1,)}.get(name, (count,))
         kind = "b" if name == "missing_left" else "f" if name in FLOATS else "i"
-        if array.shape != wanted or array.dtype.kind != kind:
+        if array.shape != shape or array.dtype.kind != kind:
             raise BadTrees(f"{name} is {array.dtype}{list(array.shape)}")
-    places = np.arange(count)
+    node_indices = np.arange(count)
     for child in (trees.left, trees.right):
-        if (child < places).any() or (child >= count).any():
+        if (child < node_indices).any() or (child >= count).any():
             raise BadTrees("a node's child is not behind it")
-    if ((trees.left == places) != (trees.right == places)).any():
+    if ((trees.left == node_indices) != (trees.right == node_indices)).any():
         raise BadTrees("a node has one child")
     if (trees.feature < 0).any() or (trees.feature >= num_features).any():
         raise BadTrees(f"a node asks for a feature beyond {num_features}")

@@ -18,10 +18,10 @@ from vlmill.pipelines.filters.picture import (
     Vector,
     backbone_names,
     decode_side,
-    features_of,
+    compute_features,
 )
 from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_picture
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards, iter_batches
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     write_model(Path(args.output), model)
     report = Path(f"{args.output}.html")
     write_fit_report(report, "Picture filter", validation, rows.labels, settings)
-    say(f"{args.output} written, and {report.name} beside it")
+    print_status(f"{args.output} written, and {report.name} beside it")
     return 0
 
 
@@ -77,7 +77,7 @@ def labelled_rows(
     if weights:
         from vlmill.pipelines.filters.backbone import vector_function, width_of
 
-        network = vector_function(weights, said="--backbone")
+        network = vector_function(weights, source="--backbone")
         groups["backbone"] = backbone_names(width_of(weights))
     vectors: dict[str, Vector] = {}
     with Progress(total=len(labels), unit="picture", label="measured") as progress:
@@ -86,7 +86,7 @@ def labelled_rows(
                 picture = small_picture(
                     data, max_pixels=MAX_PIXELS, side=decode_side(bool(weights))
                 )
-                vectors[name] = features_of(picture, network)
+                vectors[name] = compute_features(picture, network)
             except Rejected as why:
                 raise InputError(
                     f"--images {images}: {name} cannot be read ({why.reason}: {why}); remove its "

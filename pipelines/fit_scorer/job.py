@@ -23,7 +23,7 @@ from vlmill.pipelines.filters.scorer import (
     Vocabularies,
     pair_features,
 )
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import PAIRS
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     labels = read_labels(args.labels)
     sources = open_sources(args.images, args.regions, args.classes, args.attributes)
     pairs = labelled_pairs(args.pairs, labels)
-    frequency = HashedShares.counted(islice(texts_of(args.pairs), MOST_TEXTS))
+    frequency = HashedShares.counted(islice(read_texts(args.pairs), MOST_TEXTS))
     rows = labelled_rows(pairs, labels, sources, frequency)
     validation = validate(rows, seed=args.seed)
     model = Model(
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
     names = ("pairs", "labels", "images", "regions", "classes", "attributes", "threshold", "seed")
     settings = {name: getattr(args, name) for name in names}
     write_fit_report(report, "Scorer of pairs", validation, rows.labels, settings)
-    say(f"{args.output} written, and {report.name} beside it")
+    print_status(f"{args.output} written, and {report.name} beside it")
     return 0
 
 
-def texts_of(pairs: str) -> Iterator[tuple[str, str | None]]:
+def read_texts(pairs: str) -> Iterator[tuple[str, str | None]]:
     """Yields each text with its language."""
     for batch in iter_batches(pairs, PAIRS, columns=["text", "language"], flag="--pairs"):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
@@ -71,9 +71,9 @@ def labelled_pairs(pairs: str, labels: Mapping[str, bool]) -> list[dict[str, Any
     rows: dict[str, dict[str, Any]] = {}
     for batch in iter_batches(pairs, PAIRS, columns=COLUMNS, flag="--pairs"):
         ids = batch.column(0).to_pylist()
-        places = [place for place, pair_id in enumerate(ids) if pair_id in labels]
+        indices = [index for index, pair_id in enumerate(ids) if pair_id in labels]
         rows |= {
-            row["pair_id"]: row for row in batch.take(pa.array(places, pa.int64())).to_pylist()
+            row["pair_id"]: row for row in batch.take(pa.array(indices, pa.int64())).to_pylist()
         }
     require_rows(labels, rows, f"--pairs {pairs}")
     return [rows[pair_id] for pair_id in sorted(labels)]
@@ -97,7 +97,7 @@ def labelled_rows(
                 values.append(pair_features(facts, words))
                 progress.advance()
     if summary := reader.summary(len(pairs)):
-        say(summary)
+        print_status(summary)
     features = np.array(values, dtype=np.float32)
     known = {
         name for name, column in zip(NAMES, features.T, strict=True) if not np.isnan(column).all()

@@ -95,7 +95,7 @@ def _map(path: Path) -> Array:
 
 
 @inlined
-def bit_of(word: int) -> int:
+def compute_bit(word: int) -> int:
     """Returns the bit of a word in a signature."""
     if word < OWN_BITS:
         return word

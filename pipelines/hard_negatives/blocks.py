@@ -47,7 +47,7 @@ def search_block(plan: Plan, unit: tuple[int, int]) -> Numbers:
         return Numbers()
     bags, part, rules = mapped(plan.bags, Bags), mapped(plan.part(number), Part), plan.rules
     first = block * BLOCK
-    last = first + captions_of(block, bags.members.size)
+    last = first + count_captions(block, bags.members.size)
     before = [p for p in range(number) if has_folder(lists_folder(plan.work, block, p))]
     _, scores = merged(plan.work, block, before, np.arange(last - first), rules.top)
     floors = np.ascontiguousarray(scores[:, -1])
@@ -70,12 +70,12 @@ def search_range(
     cuts = np.linspace(0, num, min(threads, num) + 1).astype(int)
     spans = [slice(a, b) for a, b in pairwise(cuts.tolist())]
 
-    def one(span: slice) -> None:
+    def search_span(span: slice) -> None:
         lists = numbers[span], scores[span]
         search(bags, part, rules, first + span.start, floors[span], lists)
 
     with ThreadPoolExecutor(len(spans)) as pool:
-        list(pool.map(one, spans))
+        list(pool.map(search_span, spans))
     return numbers, scores
 
 
@@ -106,7 +106,7 @@ def merged(
 def all_lists(work: Path, captions: int, parts: int, top: int) -> Iterator[tuple[Array, Array]]:
     """Yields the lists of each block, as :func:`merged` gives them."""
     for block in range(-(-captions // BLOCK)):
-        rows = np.arange(captions_of(block, captions))
+        rows = np.arange(count_captions(block, captions))
         yield merged(work, block, range(parts), rows, top)
 
 
@@ -122,25 +122,25 @@ def write_negatives(plan: Plan, staged: Staged, unit: Range) -> Numbers:
     )
     with timed(numbers), writer:
         members = mapped(plan.bags, Bags).members
-        places = np.empty(members.size, np.int32)  # of each caption, in the order of search
-        places[members] = np.arange(members.size, dtype=np.int32)
+        positions = np.empty(members.size, np.int32)  # of each caption, in the order of search
+        positions[members] = np.arange(members.size, dtype=np.int32)
         ids = read_arrow(plan.captions / "ids.arrow").column("id").combine_chunks()
         for begin in range(first, last, ROWS_PER_GROUP):
             end = min(begin + ROWS_PER_GROUP, last)
-            writer.write(_table(plan, ids, range(begin, end), places[begin:end]))
+            writer.write(_table(plan, ids, range(begin, end), positions[begin:end]))
     assert writer.shard is not None
     numbers["bytes"] = writer.shard.bytes
     return numbers
 
 
-def _table(plan: Plan, ids: pa.Array, captions: range, places: Array) -> pa.Table:
-    """Rows of ``negatives`` of some captions, whose lists lie at ``places``."""
+def _table(plan: Plan, ids: pa.Array, captions: range, positions: Array) -> pa.Table:
+    """Rows of ``negatives`` of some captions, whose lists lie at ``positions``."""
     top = plan.rules.top
-    numbers, scores = np.empty((places.size, top), np.int32), np.empty((places.size, top))
-    for block in np.unique(places // BLOCK):
-        rows = np.flatnonzero(places // BLOCK == block)
+    numbers, scores = np.empty((positions.size, top), np.int32), np.empty((positions.size, top))
+    for block in np.unique(positions // BLOCK):
+        rows = np.flatnonzero(positions // BLOCK == block)
         numbers[rows], scores[rows] = merged(
-            plan.work, int(block), range(plan.parts), places[rows] % BLOCK, top
+            plan.work, int(block), range(plan.parts), positions[rows] % BLOCK, top
         )
     real = numbers >= 0
     offsets = pa.array(np.concatenate([[0], np.cumsum(real.sum(axis=1))]), pa.int32())
@@ -155,7 +155,7 @@ def _table(plan: Plan, ids: pa.Array, captions: range, places: Array) -> pa.Tabl
     )
 
 
-def captions_of(block: int, captions: int) -> int:
+def count_captions(block: int, captions: int) -> int:
     """How many of all captions a block has: the last one has the rest."""
     return min(BLOCK, captions - block * BLOCK)
 

@@ -128,25 +128,25 @@ def _number(
     ordered = ids.take(order)
     if isinstance(ordered, pa.ChunkedArray):
         ordered = ordered.combine_chunks()
-    place = np.asarray(order).astype(np.int64)
+    row_numbers = np.asarray(order).astype(np.int64)
     repeats = np.zeros(rows, np.bool_)
     if rows > 1:
         same = pc.equal(ordered[1:], ordered[:-1])
         repeats[1:] = np.asarray(pc.fill_null(same, False))
     no_id = np.asarray(pc.is_null(ordered))
-    no_text = ~has_text[place]
+    no_text = ~has_text[row_numbers]
     bad = repeats | no_id | no_text
-    _write_rejects(folder / "rejects.arrow", ordered, place, no_id, no_text, repeats)
+    _write_rejects(folder / "rejects.arrow", ordered, row_numbers, no_id, no_text, repeats)
     good = np.flatnonzero(~bad)
     numbers = np.full(rows, -1, np.int32)
-    numbers[place[good]] = np.arange(good.size, dtype=np.int32)
+    numbers[row_numbers[good]] = np.arange(good.size, dtype=np.int32)
     np.save(folder / "numbers.npy", numbers)
     write_arrow(
         folder / "ids.arrow", pa.table({"id": ordered.take(pa.array(good)).cast(pa.string())})
     )
-    pictures = images.take(pa.array(place[good]))
-    write_arrow(folder / "pictures.arrow", pa.table({"image": pictures}))
-    codes = pc.dictionary_encode(pictures)
+    caption_images = images.take(pa.array(row_numbers[good]))
+    write_arrow(folder / "pictures.arrow", pa.table({"image": caption_images}))
+    codes = pc.dictionary_encode(caption_images)
     codes = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
     codes = codes.indices if len(codes) else pa.array([], pa.int32())
     alone = np.asarray(codes.is_null())
@@ -165,14 +165,14 @@ def _number(
 def _write_rejects(
     path: Path,
     ids: pa.Array,
-    place: npt.NDArray[np.int64],
+    row_numbers: npt.NDArray[np.int64],
     no_id: npt.NDArray[np.bool_],
     no_text: npt.NDArray[np.bool_],
     repeats: npt.NDArray[np.bool_],
 ) -> None:
     rows = []
     for k in np.flatnonzero(no_id | no_text | repeats):
-        key = f"row {place[k] + 1}" if no_id[k] else str(ids[k].as_py())
+        key = f"row {row_numbers[k] + 1}" if no_id[k] else str(ids[k].as_py())
         if no_id[k]:
             rows.append(reject(JOB, key, Reason.NO_ID, "the id is null"))
         elif repeats[k]:

@@ -3,17 +3,17 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
+from vlmill.pipelines.hard_negatives.rules import WORDS, build_rules
 from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.schemas.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
-    at_least,
+    int_at_least,
     run_command,
 )
 from vlmill.schemas.console.cost import add_dry_run
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.processes import all_cores
 
 
@@ -53,7 +53,7 @@ def parser() -> Parser:
     p.add_argument("--token-pattern", metavar="RE", help=f"regular expression of a word ({WORDS})")
     p.add_argument(
         "--document-parts",
-        type=at_least(1),
+        type=int_at_least(1),
         default=1,
         metavar="P",
         help="cut the index into P parts, where it is larger than memory: same rows; up to the "
@@ -61,14 +61,14 @@ def parser() -> Parser:
     )
     p.add_argument(
         "--workers",
-        type=at_least(1),
+        type=int_at_least(1),
         default=all_cores(),
         metavar="N",
         help="processes that cut words on this machine, and threads that search in each process; "
         "the bytes stay the same (all cores)",
     )
     p.add_argument(
-        "--pairs-per-shard", type=at_least(1), default=50_000, help="pairs a shard (50000)"
+        "--pairs-per-shard", type=int_at_least(1), default=50_000, help="pairs a shard (50000)"
     )
     add_fresh(p)
     add_dry_run(p)
@@ -80,12 +80,12 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     require_flags(beam_flags)
-    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    rules = rules_of(args.top, args.below, args.tokenizer, args.token_pattern)
+    rules = build_rules(args.top, args.below, args.tokenizer, args.token_pattern)
     # pyarrow and Beam take their time: not before the arguments are known to be good.
     from vlmill.pipelines.hard_negatives.source import source_of
     from vlmill.schemas.files.reading import require_tables

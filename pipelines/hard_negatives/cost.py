@@ -12,13 +12,13 @@ from vlmill.pipelines.hard_negatives.index import part_of
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source, batches
 from vlmill.pipelines.hard_negatives.state import Rules
-from vlmill.pipelines.hard_negatives.tokens import tokenizer_of
+from vlmill.pipelines.hard_negatives.tokens import make_tokenizer
 from vlmill.pipelines.hard_negatives.vectors import (
     count_chunk,
     load_bags,
-    vocabulary_of,
+    build_vocabulary,
 )
-from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
+from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 
 SAMPLE_CAPTIONS = 20_000
 STEP = 500  # captions between two looks at the clock
@@ -51,7 +51,7 @@ def measure(source: Source, rules: NegativeRules) -> Rate:
         searched = (
             (b - a, search_range(bags, part, kernel_rules, a, b, floors[a:b], 1)) for a, b in spans
         )
-        return measured_rate(searched, "captions", weight=lambda one: one[0])
+        return measure_rate(searched, "captions", weight=lambda one: one[0])
 
 
 def prepare(
@@ -60,15 +60,15 @@ def prepare(
     """Bags and a whole index of a source's first captions, mapped from ``work``, without Beam."""
     staged = stage(source, work / "captions", rules, limit)
     for chunk in range(staged.chunks):
-        count_chunk(work / "captions", work / "words", chunk, tokenizer_of(rules))
-    vocabulary = vocabulary_of(work / "words", staged.captions)
+        count_chunk(work / "captions", work / "words", chunk, make_tokenizer(rules))
+    vocabulary = build_vocabulary(work / "words", staged.captions)
     bags = load_bags(work, staged, vocabulary, rules)
     save(work / "bags", bags)
     save(work / "part-0", part_of(bags))
     return mapped(work / "bags", Bags), mapped(work / "part-0", Part)
 
 
-def estimate_of(num_pairs: int, top: int, rate: Rate) -> Estimate:
+def estimate_cost(num_pairs: int, top: int, rate: Rate) -> Estimate:
     """The cost of all pairs: with four times as many, each query takes twice as long."""
     times = max(1.0, num_pairs / SAMPLE_CAPTIONS)
     seconds = rate.seconds_for(num_pairs * times**GROWTH)

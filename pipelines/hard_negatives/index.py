@@ -20,14 +20,14 @@ from vlmill.pipelines.hard_negatives.arrays import (
     Array,
     Bags,
     Part,
-    bit_of,
+    compute_bit,
 )
 from vlmill.pipelines.hard_negatives.compiled import compiled
 
 MOST_COUNT = 1 << (31 - WORD_BITS)
 
 
-def bags_of(start: Array, words: Array, counts: Array, images: Array, weights: Array) -> Bags:
+def build_bags(start: Array, words: Array, counts: Array, images: Array, weights: Array) -> Bags:
     """Bags of captions whose words, ascending, are ``words[start[k]:start[k + 1]]``.
 
     Equal ones become one bag. Bags are in the order of search: by their three rarest words, so
@@ -36,7 +36,7 @@ def bags_of(start: Array, words: Array, counts: Array, images: Array, weights: A
     num = start.size - 1
     keys = np.empty((num, 2), np.uint64)
     rare = np.empty((num, 3), np.int32)
-    _describe(start, words, counts, keys, rare)
+    _hash_bags(start, words, counts, keys, rare)
     # Captions of a bag are neighbours in this order, each bag's by number.
     order = np.lexsort((keys[:, 1], keys[:, 0], rare[:, 2], rare[:, 1], rare[:, 0])).astype(
         np.int32
@@ -69,18 +69,20 @@ def _shared_pictures(images: Array) -> Array:
 
 
 @compiled
-def _describe(start: Array, words: Array, counts: Array, keys: Array, rare: Array) -> None:
+def _hash_bags(start: Array, words: Array, counts: Array, keys: Array, rare: Array) -> None:
     """A hash of each caption's bag, and its three rarest words as they sort: rarest first."""
     for k in range(start.size - 1):
         begin, end = start[k], start[k + 1]
-        one, two = np.uint64(0), np.uint64(0)
-        for at in range(begin, end):
-            x = np.uint64(words[at]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(counts[at])
+        hash1, hash2 = np.uint64(0), np.uint64(0)
+        for position in range(begin, end):
+            x = np.uint64(words[position]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+                counts[position]
+            )
             x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            one = (one ^ x) * np.uint64(0x100000001B3)
-            two = (two + x) * np.uint64(0xD6E8FEB86659FD93)
-        keys[k, 0], keys[k, 1] = one, two
+            hash1 = (hash1 ^ x) * np.uint64(0x100000001B3)
+            hash2 = (hash2 + x) * np.uint64(0xD6E8FEB86659FD93)
+        keys[k, 0], keys[k, 1] = hash1, hash2
         for j in range(3):
             # Rare words have high numbers. One that is missing sorts last.
             rare[k, j] = -words[end - 1 - j] if end - begin > j else 1
@@ -94,8 +96,8 @@ def _compare(start: Array, words: Array, counts: Array, order: Array, differs: A
         size = start[a + 1] - start[a]
         if size == start[b + 1] - start[b]:
             same = True
-            for at in range(size):
-                i, j = start[a] + at, start[b] + at
+            for offset in range(size):
+                i, j = start[a] + offset, start[b] + offset
                 same = same and words[i] == words[j] and counts[i] == counts[j]
             differs[k] = not same
 
@@ -115,9 +117,12 @@ def _copy(
     for bag in range(leaders.size):
         shift = bag_start[bag] - start[leaders[bag]]
         norm2[bag] = 0
-        for at in range(start[leaders[bag]], start[leaders[bag] + 1]):
-            bag_words[at + shift], bag_counts[at + shift] = words[at], counts[at]
-            norm2[bag] += np.int64(counts[at]) * counts[at] * weights[words[at]]
+        for position in range(start[leaders[bag]], start[leaders[bag] + 1]):
+            bag_words[position + shift], bag_counts[position + shift] = (
+                words[position],
+                counts[position],
+            )
+            norm2[bag] += np.int64(counts[position]) * counts[position] * weights[words[position]]
 
 
 def part_of(bags: Bags, number: int = 0, parts: int = 1) -> Part:
@@ -165,11 +170,11 @@ def part_of(bags: Bags, number: int = 0, parts: int = 1) -> Part:
 @compiled
 def _measure(bags: Bags, chosen: Array, excess: Array, largest: Array) -> None:
     for k in range(chosen.size):
-        total, most = 0.0, 1
-        for at in range(bags.start[chosen[k]], bags.start[chosen[k] + 1]):
-            total += np.float64(bags.counts[at] - 1) * bags.weights[bags.words[at]]
-            most = max(most, bags.counts[at])
-        excess[k], largest[k] = total, most
+        total, max_count = 0.0, 1
+        for position in range(bags.start[chosen[k]], bags.start[chosen[k] + 1]):
+            total += np.float64(bags.counts[position] - 1) * bags.weights[bags.words[position]]
+            max_count = max(max_count, bags.counts[position])
+        excess[k], largest[k] = total, max_count
 
 
 @compiled
@@ -179,8 +184,8 @@ def _fits(bags: Bags, bag: int) -> bool:
     if end - begin > INLINE or bags.norm2[bag] >= 2**31:
         return False
     fits = True
-    for at in range(begin, end):
-        fits = fits and bags.words[at] < 2**WORD_BITS and bags.counts[at] < MOST_COUNT
+    for position in range(begin, end):
+        fits = fits and bags.words[position] < 2**WORD_BITS and bags.counts[position] < MOST_COUNT
     return fits
 
 
@@ -193,10 +198,10 @@ def _measure_lists(
         begin, end = bags.start[chosen[k]], bags.start[chosen[k] + 1]
         if not _fits(bags, chosen[k]):
             long_sizes[k] = end - begin
-        for at in range(begin, end):
-            frequency[bags.words[at]] += 1
+        for position in range(begin, end):
+            frequency[bags.words[position]] += 1
             if not in_b[k]:
-                frequency_a[bags.words[at]] += 1
+                frequency_a[bags.words[position]] += 1
 
 
 @compiled
@@ -212,24 +217,26 @@ def _fill(
         part.rows[k, 1] = bags.members[first] if last - first == 1 else -1 - bag
         if _fits(bags, bag):
             part.rows[k, 0] = bags.norm2[bag]
-            for at in range(begin, end):
-                part.rows[k, 3 + at - begin] = bags.words[at] | (bags.counts[at] << WORD_BITS)
+            for position in range(begin, end):
+                part.rows[k, 3 + position - begin] = bags.words[position] | (
+                    bags.counts[position] << WORD_BITS
+                )
         else:
             part.rows[k, 0], part.rows[k, 2] = num_long, 1
             shift = part.long_start[num_long] - begin
-            for at in range(begin, end):
-                part.long_words[shift + at] = bags.words[at]
-                part.long_counts[shift + at] = bags.counts[at]
+            for position in range(begin, end):
+                part.long_words[shift + position] = bags.words[position]
+                part.long_counts[shift + position] = bags.counts[position]
             num_long += 1
         bits0, bits1, bits2 = np.uint32(0), np.uint32(0), np.uint32(0)
-        for at in range(begin, end):
-            bit = bit_of(bags.words[at])
+        for position in range(begin, end):
+            bit = compute_bit(bags.words[position])
             mask = np.uint32(1) << np.uint32(bit & 31)
             bits0 |= mask if bit < 32 else np.uint32(0)
             bits1 |= mask if 32 <= bit < 64 else np.uint32(0)
             bits2 |= mask if bit >= 64 else np.uint32(0)
-        for at in range(begin, end):
-            p = cursor[bags.words[at]]
-            cursor[bags.words[at]] += 1
+        for position in range(begin, end):
+            p = cursor[bags.words[position]]
+            cursor[bags.words[position]] += 1
             part.bits0[p], part.bits1[p], part.bits2[p] = bits0, bits1, bits2
             part.norm[p], part.excess[p], part.place[p] = norm16[k], excess16[k], k

@@ -15,19 +15,19 @@ from functools import partial
 
 from vlmill.pipelines.hard_negatives.blocks import read_staged
 from vlmill.pipelines.hard_negatives.captions import JOB, Staged
-from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_of, measure
+from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_cost, measure
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import Step, run_here, staging, steps_of
+from vlmill.pipelines.hard_negatives.steps import Step, run_here, staging, list_steps
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
 from vlmill.pipelines.launch.loading import quiet_beam_import
-from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.command import print_reading_hint
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import has_folder, remove_leftovers
 from vlmill.schemas.files.outputs import State, prepare_output, remove_output
-from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.files.paths import to_path, remove_tree
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES
 
@@ -36,11 +36,11 @@ def run(
     args: argparse.Namespace, source: Source, rules: NegativeRules, beam_flags: Sequence[str]
 ) -> int:
     """Searches what no finished block or shard holds, and writes the manifest."""
-    run_steps = runner_of(args, beam_flags)
+    run_steps = select_runner(args, beam_flags)
     source.require()
     if args.dry_run:
         rate = measure(source, rules)
-        return print_estimate(estimate_of(count_rows(source), rules.top, rate), args.output)
+        return print_estimate(estimate_cost(count_rows(source), rules.top, rate), args.output)
     entry = source.input()
     settings = {
         "top": rules.top,
@@ -55,7 +55,7 @@ def run(
     plan = Plan(
         source=source,
         rules=rules,
-        output=path_of(args.output),
+        output=to_path(args.output),
         settings=settings,
         shard_captions=args.pairs_per_shard,
         parts=args.document_parts,
@@ -69,13 +69,13 @@ def run(
             remove_leftovers(folder)
         with _refusing(plan):
             staged = _stage(plan, run_steps)
-            run_steps(steps_of(plan, staged, _missing(plan, staged)))
+            run_steps(list_steps(plan, staged, _missing(plan, staged)))
     remove_tree(plan.work)
     _say(plan, state)
     return 0
 
 
-def runner_of(
+def select_runner(
     args: argparse.Namespace, beam_flags: Sequence[str]
 ) -> Callable[[Sequence[Step]], None]:
     """Returns what does steps: processes of this machine, or the runner that flags name.
@@ -111,15 +111,15 @@ def _refusing(plan: Plan) -> Iterator[None]:
 
 def _stage(plan: Plan, run_steps: Callable[[Sequence[Step]], None]) -> Staged:
     """Lays the captions out. Raises InputError if there is none that can be searched."""
-    said = f"--pairs {plan.source.argument}"
+    argument = f"--pairs {plan.source.argument}"
     if (counts := read_staged(plan.work)) is None:
         run_steps(staging(plan))
         counts = read_staged(plan.work)
     assert counts is not None
     staged = Staged(**counts)
     if not staged.captions:
-        raise InputError(f"{said}: the table is empty; give one with captions")
-    refuse_unspaced(staged.unspaced, staged.captions, plan.rules, said)
+        raise InputError(f"{argument}: the table is empty; give one with captions")
+    refuse_unspaced(staged.unspaced, staged.captions, plan.rules, argument)
     return staged
 
 
@@ -135,7 +135,7 @@ def _missing(plan: Plan, staged: Staged) -> list[Range]:
 def _say(plan: Plan, state: State) -> None:
     done = "finished before" if state is State.FINISHED else "done"
     captions, lists = json.loads((plan.output / "funnel.json").read_text(encoding="utf-8"))
-    say_how_to_read(plan.output, NEGATIVES.name)
+    print_reading_hint(plan.output, NEGATIVES.name)
     notes = [rejects_said(captions["rejects"])]
     notes.append(f"{lists['without_negatives']} without negatives")
     notes.append(f"{lists['short_lists']} with fewer than {plan.rules.top}")

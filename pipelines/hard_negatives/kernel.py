@@ -27,7 +27,7 @@ from vlmill.pipelines.hard_negatives.state import (
     POSTINGS,
     ROUND,
     WARM,
-    Asked,
+    QueryInfo,
     Rules,
     State,
     lay_out,
@@ -117,14 +117,14 @@ def _find(
 ) -> None:
     """Finds the best of one query."""
     query, counters = state.query, state.counters
-    words, most = lay_out(bags, bag, query)
-    asked = Asked(words, most, bags.norm2[bag], image, floor)
-    _begin(bags, part, rules, state, asked)
+    words, max_count = lay_out(bags, bag, query)
+    info = QueryInfo(words, max_count, bags.norm2[bag], image, floor)
+    _begin(bags, part, rules, state, info)
     for slot in range(1, words + 1):
         query.bit_mass[query.bits[slot]] -= query.masses[slot]
         list_masks(query, slot + 1, words, state.scratch)
         for kind in range(2):
-            _search_list(bags, part, rules, state, asked, slot, kind == 1)
+            _search_list(bags, part, rules, state, info, slot, kind == 1)
     for slot in range(1, words + 1):
         query.slots[query.words[slot]] = 0
     size = counters[BEST]
@@ -136,7 +136,7 @@ def _find(
 
 
 @inlined
-def _begin(bags: Bags, part: Part, rules: Rules, state: State, asked: Asked) -> None:
+def _begin(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo) -> None:
     """Judges what the last query found: much of it is near to this one, too."""
     counters, scratch = state.counters, state.scratch
     counters[BEST] = counters[NEAR] = 0
@@ -145,33 +145,33 @@ def _begin(bags: Bags, part: Part, rules: Rules, state: State, asked: Asked) -> 
     for k in range(num):
         scratch.places[k] = state.warm[k]
     counters[LOOKED_UP] += num
-    num = score_bags(part, state, num, asked.norm2, asked.floor)
-    judge(bags, part, rules, state, asked, num)
+    num = score_bags(part, state, num, info.norm2, info.floor)
+    judge(bags, part, rules, state, info, num)
     counters[NEAR] = 0  # those that are near to this one are met again, in another round
     counters[ROUND] += 1
 
 
 @inlined
 def _search_list(
-    bags: Bags, part: Part, rules: Rules, state: State, asked: Asked, slot: int, in_b: bool
+    bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo, slot: int, in_b: bool
 ) -> None:
     """Searches the postings of the query's word at ``slot``, of class A or of class B."""
     query, scratch, counters = state.query, state.scratch, state.counters
     word = query.words[slot]
     p = part.list_middle[word] if in_b else part.list_start[word]
     end = part.list_start[word + 1] if in_b else part.list_middle[word]
-    mass, most, norm = (
+    mass, max_count, norm = (
         np.float64(query.masses[slot]),
-        np.float64(asked.most),
-        np.sqrt(np.float64(asked.norm2)),
+        np.float64(info.most),
+        np.sqrt(np.float64(info.norm2)),
     )
     # No product of a bag from here on is larger.
-    reach = np.float64(query.rest[slot]) + (0.0 if in_b else most * MOST_EXCESS)
+    reach = np.float64(query.rest[slot]) + (0.0 if in_b else max_count * MOST_EXCESS)
     # The bound is a sum of float32, the limit one product: both err by less than this.
-    slack = max(0.0, 1.0 - (asked.words + 16) * 2.0**-22)
+    slack = max(0.0, 1.0 - (info.words + 16) * 2.0**-22)
     while p < end:
         is_full = counters[BEST] == rules.top
-        theta = state.best.scores[rules.top - 1] if is_full else asked.floor
+        theta = state.best.scores[rules.top - 1] if is_full else info.floor
         limit = theta * norm * slack
         lowest = np.float64(part.norm[p]) * NORM_UNIT
         if in_b:
@@ -179,9 +179,9 @@ def _search_list(
         if limit * lowest > reach:
             break
         n = min(CHUNK, end - p)
-        num = list_reaching(part, p, n, scratch, mass, most, limit * NORM_UNIT)
+        num = list_reaching(part, p, n, scratch, mass, max_count, limit * NORM_UNIT)
         counters[POSTINGS] += n
         counters[LOOKED_UP] += num
-        num = score_bags(part, state, num, asked.norm2, theta)
-        judge(bags, part, rules, state, asked, num)
+        num = score_bags(part, state, num, info.norm2, theta)
+        judge(bags, part, rules, state, info, num)
         p += n

@@ -52,8 +52,8 @@ def _spread(start: Any, step: Step) -> Any:
     name, units = step.name.lower(), list(step.units)  # in Flink's list "Write" is the step alone
     if len(units) == 1:
         return start | f"Unit of {name}" >> beam.Map(_numbered_alone, units[0])
-    listed = start | f"Units of {name}" >> beam.FlatMap(_numbered, units)
-    return listed | f"Spread {name}" >> beam.GroupByKey()
+    numbered_units = start | f"Units of {name}" >> beam.FlatMap(_numbered, units)
+    return numbered_units | f"Spread {name}" >> beam.GroupByKey()
 
 
 def _numbered(_: None, units: list[Any]) -> list[tuple[int, Any]]:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from vlmill.pipelines.hard_negatives.arrays import Array
 from vlmill.pipelines.hard_negatives.blocks import all_lists
 from vlmill.pipelines.hard_negatives.captions import read_arrow
-from vlmill.pipelines.hard_negatives.vectors import texts_of
+from vlmill.pipelines.hard_negatives.vectors import read_texts
 from vlmill.schemas.console.bars import histogram
 from vlmill.schemas.console.report import (
     Section,
@@ -102,7 +102,7 @@ def write_report(
 
 def _popular(staged: Path, findings: Findings) -> Markup:
     order = np.argsort(-findings.times, kind="stable")[:POPULAR]
-    texts = texts_of(staged, order.tolist())
+    texts = read_texts(staged, order.tolist())
     rows = [(int(findings.times[k]), texts[int(k)][:200]) for k in order if findings.times[k]]
     return html_table(["times", "caption"], rows)
 
@@ -112,21 +112,21 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
     ids = read_arrow(staged / "ids.arrow").column("id").combine_chunks()
     chosen = np.sort(np.random.default_rng(0).permutation(len(ids))[:SHOWN])
     rows = _rows(output, names, chosen)
-    shown = [[row["pair_id"], *row["negative_pair_ids"][:SHOWN_NEGATIVES]] for row in rows]
+    pair_id_lists = [[row["pair_id"], *row["negative_pair_ids"][:SHOWN_NEGATIVES]] for row in rows]
     # Once for all: each look-up makes a table of all ids.
-    flat = pa.array([pair_id for pair_ids in shown for pair_id in pair_ids], pa.string())
+    flat = pa.array([pair_id for pair_ids in pair_id_lists for pair_id in pair_ids], pa.string())
     everyone = pc.index_in(flat, value_set=ids).to_pylist()
     remaining = iter(everyone)
-    numbers = [list(islice(remaining, len(pair_ids))) for pair_ids in shown]
-    texts, pictures = texts_of(staged, everyone), _pictures(staged, everyone)
-    uris = thumbnails(images, {name for name in pictures.values() if name is not None})
+    numbers = [list(islice(remaining, len(pair_ids))) for pair_ids in pair_id_lists]
+    texts, image_ids = read_texts(staged, everyone), _pictures(staged, everyone)
+    uris = thumbnails(images, {name for name in image_ids.values() if name is not None})
     cards = []
     for row, numbers_of_list in zip(rows, numbers, strict=True):
         for rank, number in enumerate(numbers_of_list):
             cosine = f"negative, cosine {row['similarities'][rank - 1]:.3f}" if rank else ""
             cards.append(
                 {
-                    "uri": uris.get(pictures[number] or "", ""),
+                    "uri": uris.get(image_ids[number] or "", ""),
                     "text": texts[number][:300],
                     "about": cosine or f"caption {row['pair_id'][:60]}",
                 }

@@ -46,7 +46,7 @@ class NegativeRules:
         return (1 << 62) // self.below.denominator
 
 
-def rules_of(top: int, below: str, tokenizer: str, pattern: str | None) -> NegativeRules:
+def build_rules(top: int, below: str, tokenizer: str, pattern: str | None) -> NegativeRules:
     """Rules from the flags; InputError for values that make none."""
     try:
         return NegativeRules(

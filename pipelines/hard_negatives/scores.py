@@ -11,7 +11,7 @@ from vlmill.pipelines.hard_negatives.state import (
     NEAR,
     REJECTS,
     ROUND,
-    Asked,
+    QueryInfo,
     Query,
     Rules,
     State,
@@ -47,36 +47,36 @@ def _product(a: int, b: int) -> tuple[Any, Any]:
 
 
 @inlined
-def score_bags(part: Part, state: State, count: int, norm2: int, least: float) -> Any:
-    """Keeps of ``count`` places those whose score is at least ``least``; returns how many.
+def score_bags(part: Part, state: State, count: int, norm2: int, min_score: float) -> Any:
+    """Keeps of ``count`` places those whose score is at least ``min_score``; returns how many.
 
     ``dots``, ``norms`` and ``scores`` receive what belongs to them; ``norm2`` is the query's. A bag
     that does not fit into a row is scored once in a round, as captions of thousands of words would
     meet in thousands of lists.
     """
-    query, scratch, rows, places = state.query, state.scratch, part.rows, state.scratch.places
+    query, scratch, rows, row_numbers = state.query, state.scratch, part.rows, state.scratch.places
     ahead = np.int32(0)
     for k in range(count):  # all of their cache lines are on their way at once
-        ahead |= rows[np.uint64(places[k]), 0]
+        ahead |= rows[np.uint64(row_numbers[k]), 0]
     if ahead < 0:  # never: so that the reads above are not left out
         return 0
     num, word_mask = 0, np.int32((1 << WORD_BITS) - 1)
     for k in range(count):
-        place = np.uint64(places[k])
-        dot, norm2_d = np.int64(0), np.int64(rows[place, 0])
+        row = np.uint64(row_numbers[k])
+        dot, norm2_d = np.int64(0), np.int64(rows[row, 0])
         for j in range(3, 3 + INLINE):  # where there is no word, the count is 0
-            packed = rows[place, j]
-            slot = np.uint64(query.slots[np.uint64(packed & word_mask)])
-            dot += np.int64(packed >> np.int32(WORD_BITS)) * query.masses[slot]
-        if rows[place, 2]:
-            long = rows[place, 0]
+            packed_word = rows[row, j]
+            slot = np.uint64(query.slots[np.uint64(packed_word & word_mask)])
+            dot += np.int64(packed_word >> np.int32(WORD_BITS)) * query.masses[slot]
+        if rows[row, 2]:
+            long = rows[row, 0]
             if state.rounds[long] == state.counters[ROUND]:
                 continue
             state.rounds[long] = state.counters[ROUND]
             dot, norm2_d = _long_dot(part, query, long)
         score = np.float64(dot) / np.sqrt(np.float64(norm2) * np.float64(norm2_d))
-        if score >= least and dot > 0:
-            places[num], scratch.dots[num] = places[k], dot
+        if score >= min_score and dot > 0:
+            row_numbers[num], scratch.dots[num] = row_numbers[k], dot
             scratch.norms[num], scratch.scores[num] = norm2_d, score
             num += 1
     return num
@@ -92,36 +92,36 @@ def _long_dot(part: Part, query: Query, long: int) -> tuple[Any, Any]:
 
 
 @inlined
-def judge(bags: Bags, part: Part, rules: Rules, state: State, asked: Asked, count: int) -> None:
+def judge(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo, count: int) -> None:
     """Judges ``count`` bags that have been scored: among the best, a near duplicate, or neither."""
     scratch, counters, below = state.scratch, state.counters, rules.numerator / rules.denominator
     for k in range(count):
-        place, score = scratch.places[k], scratch.scores[k]
+        row, score = scratch.places[k], scratch.scores[k]
         if counters[BEST] == rules.top and score < state.best.scores[rules.top - 1]:
             continue
         valid = score < below
         if abs(score - below) < CLOSE:
             dot, norm2 = scratch.dots[k], scratch.norms[k]
-            valid = is_below(dot, asked.norm2, norm2, rules.numerator, rules.denominator)
+            valid = is_below(dot, info.norm2, norm2, rules.numerator, rules.denominator)
         if valid:
-            _consider(bags, part.rows[place, 1], place, score, asked.image, rules.top, state)
+            _consider(bags, part.rows[row, 1], row, score, info.image, rules.top, state)
         elif counters[NEAR] < REJECTS:
-            _remember(state, place)
+            _remember(state, row)
 
 
 @inlined
-def _remember(state: State, place: int) -> None:
+def _remember(state: State, row: int) -> None:
     """Lists the place of a near duplicate, once."""
     for j in range(state.counters[NEAR]):
-        if state.near[j] == place:
+        if state.near[j] == row:
             return
-    state.near[state.counters[NEAR]] = place
+    state.near[state.counters[NEAR]] = row
     state.counters[NEAR] += 1
 
 
 @inlined
 def _consider(
-    bags: Bags, who: int, place: int, score: float, image: int, top: int, state: State
+    bags: Bags, who: int, row: int, score: float, image: int, top: int, state: State
 ) -> None:
     """Enters the captions of a bag into the best.
 
@@ -130,31 +130,32 @@ def _consider(
     """
     if who >= 0:
         if image < 0 or bags.images[who] != image:
-            _enter(state, top, score, who, place)
+            _enter(state, top, score, who, row)
         return
     for k in range(bags.member_start[-1 - who], bags.member_start[-who]):
         number = bags.members[k]
         if image >= 0 and bags.images[number] == image:
             continue
-        if not _enter(state, top, score, number, place):  # the others come later among equals
+        if not _enter(state, top, score, number, row):  # the others come later among equals
             return
 
 
 @inlined
-def _enter(state: State, top: int, score: float, number: int, place: int) -> bool:
+def _enter(state: State, top: int, score: float, number: int, row: int) -> bool:
     """Puts a caption among the best, unless it is there; False if all of ``top`` are better."""
-    scores, numbers, places = state.best
-    size = at = state.counters[BEST]
-    while at > 0 and (
-        scores[at - 1] < score or (scores[at - 1] == score and numbers[at - 1] > number)
+    scores, numbers, row_numbers = state.best
+    size = position = state.counters[BEST]
+    while position > 0 and (
+        scores[position - 1] < score
+        or (scores[position - 1] == score and numbers[position - 1] > number)
     ):
-        at -= 1
-    if at > 0 and numbers[at - 1] == number:
+        position -= 1
+    if position > 0 and numbers[position - 1] == number:
         return True
-    if at == top:
+    if position == top:
         return False
-    for k in range(min(size, top - 1), at, -1):
-        scores[k], numbers[k], places[k] = scores[k - 1], numbers[k - 1], places[k - 1]
-    scores[at], numbers[at], places[at] = score, number, place
+    for k in range(min(size, top - 1), position, -1):
+        scores[k], numbers[k], row_numbers[k] = scores[k - 1], numbers[k - 1], row_numbers[k - 1]
+    scores[position], numbers[position], row_numbers[position] = score, number, row
     state.counters[BEST] = min(size + 1, top)
     return True

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.paths import matches, path_of, readable
+from vlmill.schemas.files.paths import matches, to_path, readable
 from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.tables import PAIRS
 
@@ -73,7 +73,7 @@ class Source:
         return not all(name.isdigit() for _, name in self._flags())
 
 
-def source_of(
+def build_source(
     argument: str, id_column: str | None, image_column: str | None, text_column: str | None
 ) -> Source:
     """A source from the flags. Raises InputError if they do not fit together."""
@@ -85,7 +85,7 @@ def source_of(
 
 
 def _files(argument: str) -> list[Path]:
-    path = path_of(argument)
+    path = to_path(argument)
     paths = [path] if path.is_file() else matches(argument)
     if path.is_dir():
         paths = sorted(p for p in path.iterdir() if p.suffix in (".parquet", ".tsv"))
@@ -107,7 +107,7 @@ def _column_names(path: Path, source: Source) -> list[str]:
         fields = file.readline().decode("utf-8", "replace").rstrip("\r\n").split("\t")
     if source.has_header:
         return fields
-    return [str(place) for place in range(1, len(fields) + 1)]
+    return [str(number) for number in range(1, len(fields) + 1)]
 
 
 def is_parquet(path: Path) -> bool:
@@ -125,14 +125,21 @@ def batches(source: Source) -> Iterator[pa.RecordBatch]:
         ):
             yield batch.rename_columns(["id", "image", "text"])
         return
-    places = {"id": source.id_column, "image": source.image_column, "text": source.text_column}
-    wanted = {name: column for name, column in places.items() if column is not None}
+    column_by_field = {
+        "id": source.id_column,
+        "image": source.image_column,
+        "text": source.text_column,
+    }
+    used_columns = {name: column for name, column in column_by_field.items() if column is not None}
     for path in source.require():
         try:
-            for batch in _foreign(path, source, list(wanted.values())):
+            for batch in _foreign(path, source, list(used_columns.values())):
                 yield pa.RecordBatch.from_arrays(
-                    [_plain(path, column, batch.column(column)) for column in wanted.values()],
-                    list(wanted),
+                    [
+                        _plain(path, column, batch.column(column))
+                        for column in used_columns.values()
+                    ],
+                    list(used_columns),
                 )
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"--pairs {path} is damaged: {str(error).splitlines()[0]}") from None

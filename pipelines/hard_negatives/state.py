@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vlmill.pipelines.hard_negatives.arrays import BITS, CHUNK, Array, Bags, bit_of
+from vlmill.pipelines.hard_negatives.arrays import BITS, CHUNK, Array, Bags, compute_bit
 from vlmill.pipelines.hard_negatives.compiled import inlined
 
 REJECTS = 32  # near duplicates that are tried again for the next query
@@ -36,7 +36,7 @@ class Query(NamedTuple):
     bit_mass: Array  # int64 [96]: masses of the words not yet searched, by their bit
 
 
-class Asked(NamedTuple):
+class QueryInfo(NamedTuple):
     """What a query is beside its words."""
 
     words: int  # how many it has
@@ -116,23 +116,23 @@ def new_state(num_words: int, longest: int, num_long: int, top: int) -> State:
 @inlined
 def lay_out(bags: Bags, bag: int, query: Query) -> tuple[int, int]:
     """Lays a bag's words out, heaviest first; (how many, how often the most frequent comes)."""
-    words, masses, rest = query.words, query.masses, query.rest
+    words, masses, tail_mass = query.words, query.masses, query.rest
     begin = bags.start[bag]
-    size, most = bags.start[bag + 1] - begin, 1
+    size, max_count = bags.start[bag + 1] - begin, 1
     for k in range(size):
         word, count = bags.words[begin + k], bags.counts[begin + k]
         words[k + 1], masses[k + 1] = word, count * bags.weights[word]
-        most = max(most, count)
+        max_count = max(max_count, count)
     _sort(words, masses, size)
     for k in range(BITS):
         query.bit_mass[k] = 0
-    rest[size + 1] = 0
+    tail_mass[size + 1] = 0
     for k in range(size, 0, -1):
-        bit = bit_of(words[k])
+        bit = compute_bit(words[k])
         query.slots[words[k]], query.bits[k] = k, bit
         query.bit_mass[bit] += masses[k]
-        rest[k] = rest[k + 1] + masses[k]
-    return size, most
+        tail_mass[k] = tail_mass[k + 1] + masses[k]
+    return size, max_count
 
 
 @inlined
@@ -143,9 +143,9 @@ def _sort(words: Array, masses: Array, size: int) -> None:
         gap = 3 * gap + 1
     while gap > 0:
         for k in range(gap + 1, size + 1):
-            word, mass, at = words[k], masses[k], k
-            while at > gap and masses[at - gap] < mass:
-                words[at], masses[at] = words[at - gap], masses[at - gap]
-                at -= gap
-            words[at], masses[at] = word, mass
+            word, mass, position = words[k], masses[k], k
+            while position > gap and masses[position - gap] < mass:
+                words[position], masses[position] = words[position - gap], masses[position - gap]
+                position -= gap
+            words[position], masses[position] = word, mass
         gap //= 3

@@ -12,7 +12,7 @@ from typing import Any
 from vlmill.pipelines.counting.numbers import Numbers
 from vlmill.pipelines.hard_negatives.blocks import (
     build_part,
-    captions_of,
+    count_captions,
     missing_blocks,
     search_block,
     write_negatives,
@@ -21,7 +21,7 @@ from vlmill.pipelines.hard_negatives.captions import Staged, stage
 from vlmill.pipelines.hard_negatives.finish import finish
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.vectors import cut_chunk, write_vectors
-from vlmill.pipelines.launch.local import workers_of
+from vlmill.pipelines.launch.local import open_workers
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import has_folder
 
@@ -43,7 +43,7 @@ def staging(plan: Plan) -> list[Step]:
     return [_single("Captions", stage, plan.source, plan.captions, plan.rules)]
 
 
-def steps_of(plan: Plan, staged: Staged, missing: Sequence[Range]) -> list[Step]:
+def list_steps(plan: Plan, staged: Staged, missing: Sequence[Range]) -> list[Step]:
     """All that follows, as far as it is not there; ``missing`` are shards of negatives."""
     steps = [] if has_vectors(plan) else _vectors(plan, staged)
     if missing:
@@ -88,7 +88,7 @@ def _search(plan: Plan, staged: Staged, part: int) -> Step:
         label="search",
         work=partial(search_block, plan),
         units=blocks,
-        captions=sum(captions_of(block, staged.captions) for _, block in blocks),
+        captions=sum(count_captions(block, staged.captions) for _, block in blocks),
     )
 
 
@@ -109,7 +109,7 @@ def run_here(steps: Sequence[Step], workers: int) -> None:
             total=step.captions, unit="caption", label=step.label, visible=step.captions > 0
         )
         processes = workers if step.apart else 1
-        with progress, workers_of(processes, step.work, __name__) as pool:
+        with progress, open_workers(processes, step.work, __name__) as pool:
             for numbers in pool.each(_do, step.units, partial(progress.advance, 0)):
                 progress.advance(numbers["captions"])
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlmill.pipelines.hard_negatives.rules import SEGMENTERS, NegativeRules
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import split_words
 from vlmill.schemas.errors import InputError
 
 MOST_UNSPACED = 0.01  # share of captions: a few names in other scripts harm nobody
@@ -17,13 +17,13 @@ UNCUT = {"words": HAN + KANA + THAI, "jieba": KANA + THAI, "sudachi": THAI, "new
 """Letters that a tokenizer does not cut, beside those of ``OTHERS``, which none does"""
 
 
-def tokenizer_of(rules: NegativeRules) -> Callable[[str], list[str]]:
+def make_tokenizer(rules: NegativeRules) -> Callable[[str], list[str]]:
     """The function that cuts a text into words, in lower case as scikit-learn does."""
     if rules.tokenizer == "whitespace":
         return lambda text: text.lower().split()
     if rules.tokenizer in SEGMENTERS:
         language = SEGMENTERS[rules.tokenizer]
-        return lambda text: words_of(text.lower(), language)
+        return lambda text: split_words(text.lower(), language)
     findall = re.compile(rules.pattern).findall
     return lambda text: findall(text.lower())
 
@@ -41,12 +41,12 @@ def count_unspaced(texts: pa.Array, rules: NegativeRules) -> int:
     return int(pc.sum(pc.or_(runs, alone)).as_py() or 0)
 
 
-def refuse_unspaced(count: int, captions: int, rules: NegativeRules, said: str) -> None:
+def refuse_unspaced(count: int, captions: int, rules: NegativeRules, argument: str) -> None:
     """Raises InputError where too many captions are of scripts that the tokenizer does not cut."""
     if count <= MOST_UNSPACED * captions:
         return
     raise InputError(
-        f"{said}: {count} of {captions} captions are of a script without spaces between words, "
+        f"{argument}: {count} of {captions} captions are of a script without spaces between words, "
         f"which --tokenizer {rules.tokenizer} does not cut; give --tokenizer jieba for Chinese, "
         "sudachi for Japanese, newmm for Thai, whitespace for text with spaces between its words"
     )

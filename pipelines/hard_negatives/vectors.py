@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, save
 from vlmill.pipelines.hard_negatives.captions import Staged, chunk_starts, read_arrow, write_arrow
-from vlmill.pipelines.hard_negatives.index import bags_of
+from vlmill.pipelines.hard_negatives.index import build_bags
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
-from vlmill.pipelines.hard_negatives.tokens import tokenizer_of
+from vlmill.pipelines.hard_negatives.tokens import make_tokenizer
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path, has_folder
@@ -31,13 +31,13 @@ from vlmill.schemas.tables import VOCABULARY
 WEIGHT_BITS = 16
 
 
-def idf_of(captions: Array, total: int) -> Array:
+def compute_idf(captions: Array, total: int) -> Array:
     """Float64 [V] from the number of captions that have a word, of ``total``."""
     idf: Array = np.log((1 + total) / (1 + captions)) + 1
     return idf
 
 
-def weights_of(idf: Array) -> Array:
+def compute_weights(idf: Array) -> Array:
     """int64 [V]: round(idf^2 * 2^16), so that sums are exact in any order."""
     weights: Array = np.rint(idf * idf * 2**WEIGHT_BITS).astype(np.int64)
     return weights
@@ -47,7 +47,7 @@ def cut_chunk(plan: Plan, chunk: int) -> Numbers:
     """Does :func:`count_chunk`, unless its files are there, and returns what was done."""
     numbers = Numbers()
     if not plan.words_of(chunk).exists():  # it appears after the counts
-        tokenize = tokenizer_of(plan.rules)
+        tokenize = make_tokenizer(plan.rules)
         with timed(numbers):
             numbers["captions"] = count_chunk(plan.captions, plan.words, chunk, tokenize)
     return numbers
@@ -98,7 +98,7 @@ def _numbers(staged: Path, chunk: int, size: int) -> Array:
 def write_vectors(plan: Plan, staged: Staged) -> None:
     """Writes the table of all words and, unless they are there, the captions' vectors."""
     with ShardWriter(plan.output, VOCABULARY, 0, 1, producer=plan.producer) as writer:
-        writer.write(vocabulary_of(plan.words, staged.captions))
+        writer.write(build_vocabulary(plan.words, staged.captions))
     if not has_folder(plan.bags):
         vocabulary = pq.read_table(readable(plan.vocabulary))
         save(plan.bags, load_bags(plan.work, staged, vocabulary, plan.rules))
@@ -111,12 +111,12 @@ def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
     columns = {
         "word": [word for _, word in ordered],
         "captions": frequency,
-        "idf": idf_of(frequency, total),
+        "idf": compute_idf(frequency, total),
     }
     return pa.table(columns, schema=VOCABULARY.schema)
 
 
-def vocabulary_of(folder: Path, total: int) -> pa.Table:
+def build_vocabulary(folder: Path, total: int) -> pa.Table:
     """The ``vocabulary`` table of all chunks that lie in ``folder``."""
     counter: Counter[str] = Counter()
     for path in sorted(folder.glob("words-*.arrow")):
@@ -138,7 +138,7 @@ def load_bags(work: Path, staged: Staged, vocabulary: pa.Table, rules: NegativeR
     """
     total, captions = staged.captions, work / "captions"
     known = vocabulary.column("word").combine_chunks()
-    weights = weights_of(np.asarray(vocabulary.column("idf")))
+    weights = compute_weights(np.asarray(vocabulary.column("idf")))
     sizes = np.zeros(total + 1, np.int64)
     parts: list[tuple[Array, Array, Array]] = []
     with Progress(total=total, unit="caption", label="vectors") as progress:
@@ -157,7 +157,7 @@ def load_bags(work: Path, staged: Staged, vocabulary: pa.Table, rules: NegativeR
     parts.clear()
     _check_norms(captions, start, all_counts.astype(np.float64) ** 2 * weights[all_words], rules)
     images = np.load(captions / "images.npy")
-    return bags_of(start, all_words, all_counts, images, weights)
+    return build_bags(start, all_words, all_counts, images, weights)
 
 
 def _chunk(
@@ -167,13 +167,13 @@ def _chunk(
     with np.load(folder / f"counts-{chunk:05d}.npz") as arrays:
         size, local, counts = arrays["sizes"], arrays["words"], arrays["counts"]
     table = read_arrow(folder / f"words-{chunk:05d}.arrow")
-    of_local = pc.index_in(table.column("word").combine_chunks(), value_set=known)
-    words = np.asarray(of_local.fill_null(-1)).astype(np.int32)[local]
+    known_numbers = pc.index_in(table.column("word").combine_chunks(), value_set=known)
+    words = np.asarray(known_numbers.fill_null(-1)).astype(np.int32)[local]
     numbers = _numbers(staged, chunk, size.size)
     row = np.repeat(np.arange(size.size), size)
     order = np.lexsort((words, row))
-    taken = (numbers >= 0)[row]
-    order = order[taken[order]]
+    has_number = (numbers >= 0)[row]
+    order = order[has_number[order]]
     return numbers[numbers >= 0], size[numbers >= 0], words[order], counts[order]
 
 
@@ -190,7 +190,7 @@ def _check_norms(captions: Path, start: Array, squares: Array, rules: NegativeRu
         )
 
 
-def texts_of(staged: Path, numbers: Sequence[int]) -> dict[int, str]:
+def read_texts(staged: Path, numbers: Sequence[int]) -> dict[int, str]:
     """Returns the texts of some captions by their numbers."""
     ordered = np.array(sorted(set(numbers)), np.int64)
     all_numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")

@@ -21,39 +21,39 @@ def runs_on_dataflow(options: PipelineOptions) -> bool:
     return str(options.view_as(StandardOptions).runner).lower() in RUNNERS
 
 
-def require_for_cluster(options: PipelineOptions, places: Mapping[str, str | None]) -> None:
+def require_for_cluster(options: PipelineOptions, paths: Mapping[str, str | None]) -> None:
     """Raises InputError for a job whose workers would find neither vlmill nor its places.
 
-    ``places`` are flags and what they name. Whether workers elsewhere share a file system with this
+    ``paths`` are flags and what they name. Whether workers elsewhere share a file system with this
     process, nobody can tell from here; but they stand in other folders, so that a path below this
     one is another place to each, and Flink would start what does not find it again for hours.
     """
-    told = {flag: place for flag, place in places.items() if place and "://" not in place}
+    local_paths = {flag: path for flag, path in paths.items() if path and "://" not in path}
     if runs_on_dataflow(options):
-        _require_for_dataflow(options, told)
+        _require_for_dataflow(options, local_paths)
     elif options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK"):
-        for flag, place in told.items():
-            if not os.path.isabs(place):
+        for flag, path in local_paths.items():
+            if not os.path.isabs(path):
                 raise InputError(
-                    f"{flag} {place} is a path from this folder, where the workers do not stand; "
-                    f"give {os.path.abspath(place)} (docs/clusters.md)"
+                    f"{flag} {path} is a path from this folder, where the workers do not stand; "
+                    f"give {os.path.abspath(path)} (docs/clusters.md)"
                 )
 
 
 def _require_for_dataflow(options: PipelineOptions, local: Mapping[str, str]) -> None:
-    for flag, place in local.items():
+    for flag, path in local.items():
         raise InputError(
-            f"{flag} {place} lies on this machine, where Dataflow's workers do not see it; "
+            f"{flag} {path} lies on this machine, where Dataflow's workers do not see it; "
             "give gs://... (docs/clusters.md)"
         )
-    if not (image_of(options) or options.view_as(SetupOptions).setup_file):
+    if not (get_container_image(options) or options.view_as(SetupOptions).setup_file):
         raise InputError(
             "--runner DataflowRunner: its workers do not have vlmill; give --sdk_container_image "
             "IMAGE (docker/worker.Dockerfile) or --setup_file ./setup.py"
         )
 
 
-def image_of(options: PipelineOptions) -> str | None:
+def get_container_image(options: PipelineOptions) -> str | None:
     """The container image that workers start from, if it is not Beam's own."""
     image: str | None = options.view_as(WorkerOptions).sdk_container_image
     return image

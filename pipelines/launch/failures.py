@@ -27,9 +27,9 @@ def without_step(error: BaseException) -> BaseException:
     return error
 
 
-def refusal(said: str) -> str:
+def format_refusal(message: str) -> str:
     """What a worker answers that cannot work: a line that :func:`useless_worker` finds again."""
-    return f"VLMILL-WORKER: {' '.join(said.split())} :VLMILL-WORKER"
+    return f"VLMILL-WORKER: {' '.join(message.split())} :VLMILL-WORKER"
 
 
 def useless_worker(text: str) -> OSError | None:
@@ -57,10 +57,10 @@ def worker_error(text: str) -> OSError | InputError | StoreFailed | None:
     raised = _last_raised(text)
     if raised is None or not _is_answered(raised["name"]):
         return None
-    said = raised["said"]
-    step = STEP.search(said)
+    message = raised["said"]
+    step = STEP.search(message)
     where = f" (on a worker, step {step['step']})" if step else " (on a worker)"
-    return OURS.get(raised["name"], OSError)(STEP.sub("", said) + where)
+    return OURS.get(raised["name"], OSError)(STEP.sub("", message) + where)
 
 
 def _last_raised(text: str) -> re.Match[str] | None:

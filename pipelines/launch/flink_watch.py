@@ -47,7 +47,7 @@ def watching(options: PipelineOptions) -> Iterator[list[OSError]]:
         yield errors
     except KeyboardInterrupt:
         with suppress(OSError, ValueError):
-            for job in _at_work(f"http://{master}", name):
+            for job in _find_running_jobs(f"http://{master}", name):
                 _cancel(f"http://{master}/jobs/{job}")
         raise
     finally:
@@ -58,31 +58,31 @@ def watching(options: PipelineOptions) -> Iterator[list[OSError]]:
 def _watch(
     master: str, name: str, parallelism: int, ended: threading.Event, errors: list[OSError]
 ) -> None:
-    told = False
+    announced = False
     while not ended.wait(EVERY_S):
         # A job manager that does not answer now may be busy: the job itself tells of its loss.
         with suppress(OSError, ValueError):
-            for job in _at_work(master, name):
-                if not told:
-                    told = True
-                    _tell(master, job, parallelism)
+            for job in _find_running_jobs(master, name):
+                if not announced:
+                    announced = True
+                    _print_status(master, job, parallelism)
                 url = f"{master}/jobs/{job}"
-                if problems := _useless(url):
+                if problems := _find_fatal_errors(url):
                     errors += problems
                     _cancel(url)
                     return
 
 
-def _at_work(master: str, name: str) -> list[str]:
+def _find_running_jobs(master: str, name: str) -> list[str]:
     """The ids of the jobs of this name that have not ended."""
-    jobs = _ask(f"{master}/jobs/overview")["jobs"]
+    jobs = _fetch_json(f"{master}/jobs/overview")["jobs"]
     return [job["jid"] for job in jobs if job["name"] == name and job["state"] in AT_WORK]
 
 
-def _tell(master: str, job: str, parallelism: int) -> None:
+def _print_status(master: str, job: str, parallelism: int) -> None:
     """Prints where the job's progress is, and what it waits for if the cluster is too small."""
     print(f"Flink has the job; its progress: {master}/#/job/{job}", file=sys.stderr, flush=True)
-    slots = int(_ask(f"{master}/overview")["slots-total"])
+    slots = int(_fetch_json(f"{master}/overview")["slots-total"])
     if slots < parallelism:
         less = f"stop it and give --parallelism={slots}, or " if slots else ""
         print(
@@ -93,14 +93,14 @@ def _tell(master: str, job: str, parallelism: int) -> None:
         )
 
 
-def _useless(job: str) -> list[OSError]:
+def _find_fatal_errors(job: str) -> list[OSError]:
     """What no worker can mend among the failures that a job has been through."""
-    failures = _ask(f"{job}/exceptions")["exceptionHistory"]["entries"]
-    told = (useless_worker(failure["stacktrace"]) for failure in failures)
-    return [error for error in told if error is not None]
+    failures = _fetch_json(f"{job}/exceptions")["exceptionHistory"]["entries"]
+    worker_errors = (useless_worker(failure["stacktrace"]) for failure in failures)
+    return [error for error in worker_errors if error is not None]
 
 
-def _ask(url: str) -> Any:
+def _fetch_json(url: str) -> Any:
     with urlopen(url, timeout=ANSWER_S) as answer:
         return json.load(answer)
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from vlmill import __version__
-from vlmill.pipelines.launch.failures import refusal
+from vlmill.pipelines.launch.failures import format_refusal
 from vlmill.schemas.console.command import run_command
 
 LOGS = "VLMILL_WORKER_LOGS"
@@ -51,7 +51,7 @@ def work(argv: Sequence[str]) -> int:
 
     info = provision(args.provision_endpoint, args.id)
     os.environ.update(worker_environment(info, args.id))
-    if (lacks := what_lacks(json_format.MessageToDict(info.pipeline_options))) is not None:
+    if (lacks := find_missing(json_format.MessageToDict(info.pipeline_options))) is not None:
         print(lacks, file=sys.stderr, flush=True)
         refuse(info.control_endpoint.url, args.id, lacks)
         return 0
@@ -81,8 +81,8 @@ def provision(endpoint: str, worker_id: str) -> Any:
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
     with grpc.insecure_channel(endpoint) as channel:
-        named = grpc.intercept_channel(channel, WorkerIdInterceptor(worker_id))
-        service = beam_provision_api_pb2_grpc.ProvisionServiceStub(named)
+        worker_channel = grpc.intercept_channel(channel, WorkerIdInterceptor(worker_id))
+        service = beam_provision_api_pb2_grpc.ProvisionServiceStub(worker_channel)
         request = beam_provision_api_pb2.GetProvisionInfoRequest()
         return service.GetProvisionInfo(request, timeout=WAIT_S).info
 
@@ -105,7 +105,7 @@ def worker_environment(info: Any, worker_id: str) -> Mapping[str, str]:
     return environment
 
 
-def what_lacks(options: Mapping[str, Any]) -> str | None:
+def find_missing(options: Mapping[str, Any]) -> str | None:
     """Why this worker cannot do a job with these options of Beam's, or None.
 
     A job that is none of vlmill's asks for nothing.
@@ -125,7 +125,7 @@ def what_lacks(options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def refuse(endpoint: str, worker_id: str, said: str) -> None:
+def refuse(endpoint: str, worker_id: str, message: str) -> None:
     """Answers whatever is asked of the worker by an error, until nothing more is."""
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
@@ -140,15 +140,15 @@ def refuse(endpoint: str, worker_id: str, said: str) -> None:
             return grpc.intercept_channel(channel, WorkerIdInterceptor(worker_id))
 
         control = beam_fn_api_pb2_grpc.BeamFnControlStub(channel_to(endpoint))
-        for asked in control.Control(iter(answers.get, None)):
+        for instruction in control.Control(iter(answers.get, None)):
             # A task manager hears no answer before somebody has come to fetch the data: it would
             # wait three minutes, each time that it starts the task again.
-            for url in data_endpoints(control, asked.process_bundle):
+            for url in data_endpoints(control, instruction.process_bundle):
                 stub = beam_fn_api_pb2_grpc.BeamFnDataStub(channel_to(url))
                 fetching.append(stub.Data(iter(queue.SimpleQueue[Any]().get, None)))
             answers.put(
                 beam_fn_api_pb2.InstructionResponse(
-                    instruction_id=asked.instruction_id, error=refusal(said)
+                    instruction_id=instruction.instruction_id, error=format_refusal(message)
                 )
             )
 
@@ -160,8 +160,8 @@ def data_endpoints(control: Any, bundle: Any) -> set[str]:
     name = bundle.process_bundle_descriptor_id
     if not name:
         return set()
-    asked = beam_fn_api_pb2.GetProcessBundleDescriptorRequest(process_bundle_descriptor_id=name)
-    transforms = control.GetProcessBundleDescriptor(asked, timeout=WAIT_S).transforms.values()
+    request = beam_fn_api_pb2.GetProcessBundleDescriptorRequest(process_bundle_descriptor_id=name)
+    transforms = control.GetProcessBundleDescriptor(request, timeout=WAIT_S).transforms.values()
     ports = (each.spec.payload for each in transforms if each.spec.urn in DATA)
     return {beam_fn_api_pb2.RemoteGrpcPort.FromString(p).api_service_descriptor.url for p in ports}
 

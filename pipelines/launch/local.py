@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from vlmill.schemas.console.command import at_least
+from vlmill.schemas.console.command import int_at_least
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.processes import all_cores, live_as_long_as_the_parent, process_context
 
@@ -33,7 +33,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     """Adds ``--workers``, for jobs whose units are done in processes."""
     parser.add_argument(
         "--workers",
-        type=at_least(1),
+        type=int_at_least(1),
         metavar="N",
         help="processes on this machine, without --runner; the bytes stay the same (all cores)",
     )
@@ -107,11 +107,11 @@ class Workers(Generic[Shared]):
     def _start(self, number: int) -> None:
         context = process_context(self._module)
         while len(self._workers) < number:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._shared), daemon=True)
+            parent_end, child_end = context.Pipe()
+            process = context.Process(target=_serve, args=(child_end, self._shared), daemon=True)
             process.start()
-            theirs.close()
-            self._workers.append(_Worker(process=process, connection=ours))
+            child_end.close()
+            self._workers.append(_Worker(process=process, connection=parent_end))
 
     def _give(
         self, worker: _Worker[Unit], work: Callable[[Shared, Unit], Any], waiting: deque[Unit]
@@ -154,7 +154,7 @@ class Workers(Generic[Shared]):
 
 
 @contextmanager
-def workers_of(number: int, shared: Shared, module: str) -> Iterator[Workers[Shared]]:
+def open_workers(number: int, shared: Shared, module: str) -> Iterator[Workers[Shared]]:
     """Gives workers, which end with the block."""
     workers = Workers(number, shared, module)
     try:

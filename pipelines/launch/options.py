@@ -56,10 +56,10 @@ def beam_options(flags: Sequence[str], module: str = "vlmill.pipelines") -> Pipe
         options.view_as(TypeOptions).pipeline_type_check = False
     worker = options.view_as(WorkerOptions)
     worker.vlmill_version, worker.vlmill_module = __version__, module
-    named = options.view_as(GoogleCloudOptions)
-    if named.job_name is None:
+    cloud_options = options.view_as(GoogleCloudOptions)
+    if cloud_options.job_name is None:
         job = module.split(".")[2:3] or ["job"]
-        named.job_name = f"vlmill-{job[0].replace('_', '-')}-{secrets.token_hex(4)}"
+        cloud_options.job_name = f"vlmill-{job[0].replace('_', '-')}-{secrets.token_hex(4)}"
     return options
 
 
@@ -85,8 +85,8 @@ def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
         cause = error.__cause__ or error.__context__
         if isinstance(cause, ANSWERED):
             raise without_step(cause) from None
-        if (of_worker := worker_error(str(error))) is not None:
-            raise of_worker from None
+        if (remote_error := worker_error(str(error))) is not None:
+            raise remote_error from None
         raise
     finally:
         log.removeFilter(_is_no_answered_error)

@@ -5,7 +5,7 @@ import unicodedata
 import zlib
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptNumbers
+from vlmill.pipelines.counting.kept import NumberStore
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import MAX_KEY, Reason
 
@@ -30,7 +30,7 @@ def clean_text(text: str) -> str:
     return "".join("\ufffd" if unicodedata.category(c) in _BROKEN else c for c in words)
 
 
-def text_of(value: object, limit: int = MAX_TEXT) -> str | Drop:
+def validate_text(value: object, limit: int = MAX_TEXT) -> str | Drop:
     """A published text, cleaned; or why there is none."""
     if not isinstance(value, str):
         return Drop(Reason.BAD_ROW, f"its text is {type(value).__name__}, want a string")
@@ -42,7 +42,7 @@ def text_of(value: object, limit: int = MAX_TEXT) -> str | Drop:
     return text
 
 
-def notes_of(text: str, published: str) -> tuple[str, ...]:
+def note_repairs(text: str, published: str) -> tuple[str, ...]:
     """What was mended in a published text: its ``bad_unicode``, if it had none of its own."""
     mended = not text.isascii() and "\ufffd" in text
     return (BAD_UNICODE,) if mended and "\ufffd" not in published else ()
@@ -77,15 +77,15 @@ def whole_number(value: object) -> int | None:
 
 def coco_id(number: object) -> str | None:
     """``coco/`` and twelve digits: one name of a picture in all years and splits."""
-    whole = whole_number(number)
-    return None if whole is None else f"coco/{whole:012d}"
+    image_number = whole_number(number)
+    return None if image_number is None else f"coco/{image_number:012d}"
 
 
 class Claims:
     """Ids that came earlier, with 32 bits of what came under them."""
 
     def __init__(self) -> None:
-        self._earlier = KeptNumbers()
+        self._earlier = NumberStore()
 
     def claim(self, number: int, content: str) -> Drop | None:
         """None for an id that is new; else why its row is dropped."""
@@ -98,7 +98,7 @@ class NamedClaims:
     """Ids that are texts and came earlier, with 64 bits of what came under them."""
 
     def __init__(self) -> None:
-        self._earlier = KeptNumbers()
+        self._earlier = NumberStore()
 
     def claim(self, name: str, content: str) -> Drop | None:
         """None for an id that is new; else why its row is dropped."""

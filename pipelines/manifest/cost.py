@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import PICTURES, Entry
+from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry
 from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob
 from vlmill.pipelines.manifest.published.parts import CHUNK as ENTRIES
 from vlmill.pipelines.manifest.published.parts import Job
 from vlmill.pipelines.manifest.reading.pictures import picture_row
 from vlmill.pipelines.manifest.reading.rows import read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
-from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
+from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 
 
 class FirstRows:
@@ -44,11 +44,11 @@ def measure(job: OwnJob) -> tuple[Rate, int]:
     """Returns the rate of the first rows, and the bytes of their texts and pictures."""
     first = FirstRows(job)
     with ThreadPoolExecutor(job.workers) as pool:
-        rate = measured_rate(first.chunks(pool), "rows", weight=float)
+        rate = measure_rate(first.chunks(pool), "rows", weight=float)
     return rate, first.bytes
 
 
-def estimate_of(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
+def estimate_cost(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
     """The cost of all rows, if they are like those that were measured."""
     about = round(measured_bytes * num_rows / rate.items) if rate.items else 0
     return Estimate(
@@ -62,18 +62,18 @@ def estimate_of(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
 
 def published_estimate(job: Job) -> Estimate:
     """The cost of all rows, if they are like the first ones; pictures are not counted."""
-    published = sum(e.rows for name, e in job.reading.expected.items() if name != PICTURES)
+    published = sum(e.rows for name, e in job.reading.expected.items() if name != IMAGE_STAGE)
     read = [0, 0]  # rows, bytes of their values
 
     def chunks() -> Iterator[int]:
         for entry in job.reading.entries():
             read[0] += 1
-            read[1] += _bytes_of(entry)
+            read[1] += _count_bytes(entry)
             if read[0] % ENTRIES == 0:
                 yield ENTRIES
         yield read[0] % ENTRIES
 
-    rate = measured_rate(chunks(), "rows", weight=float)
+    rate = measure_rate(chunks(), "rows", weight=float)
     rows = max(published, read[0])
     return Estimate(
         inputs={s.said: f"{s.size:,} bytes" for s in job.reading.sources},
@@ -84,7 +84,7 @@ def published_estimate(job: Job) -> Estimate:
     )
 
 
-def _bytes_of(entry: Entry) -> int:
+def _count_bytes(entry: Entry) -> int:
     if isinstance(entry.rows, Drop):
         return 0
     return sum(len(str(v)) for _, row in entry.rows for v in row.values() if v is not None)

@@ -13,19 +13,19 @@ from itertools import islice
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptValues
+from vlmill.pipelines.counting.kept import ValueStore
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.tables import Table
 
 Rows = tuple[tuple[Table, dict[str, Any]], ...]
 FIRST_ENTRIES = 100  # that say whether images are alongside the files
-PICTURES = "pictures"
+IMAGE_STAGE = "pictures"
 """The group under which the pictures that entries name are counted, each once."""
 
 
 # Not frozen: millions are made, and a frozen one takes three times as long.
 @dataclass(kw_only=True, slots=True)
-class Picture:
+class ListedImage:
     """A picture that an entry is about.
 
     ``paths`` are names under the folder of pictures, the likeliest first; ``content`` its bytes
@@ -51,9 +51,9 @@ class Picture:
         return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 
     @classmethod
-    def unpacked(cls, packed: tuple[Any, ...]) -> "Picture":
+    def unpacked(cls, values: tuple[Any, ...]) -> "Picture":
         """The picture that was packed."""
-        image_id, paths, url, aliases, width, height, uri = packed
+        image_id, paths, url, aliases, width, height, uri = values
         return cls(
             image_id=image_id,
             paths=paths,
@@ -75,7 +75,7 @@ class Entry:
     key: str
     group: str
     rows: Rows | Drop
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ListedImage, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -119,9 +119,9 @@ def first_paths(entries: Iterator[Entry]) -> Iterator[tuple[str, ...]]:
         yield from (picture.paths for picture in entry.pictures)
 
 
-def kept_pictures() -> KeptValues[Picture]:
+def kept_pictures() -> ValueStore[ListedImage]:
     """Pictures by their numbers, none yet: a file that lists them may list millions."""
-    return KeptValues(Picture.packed, Picture.unpacked)
+    return ValueStore(ListedImage.packed, ListedImage.unpacked)
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:

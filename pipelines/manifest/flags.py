@@ -2,7 +2,7 @@
 
 import argparse
 
-from vlmill.schemas.console.command import add_fresh, add_lock_seconds, at_least
+from vlmill.schemas.console.command import add_fresh, add_lock_seconds, int_at_least
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.processes import all_cores
 
@@ -13,14 +13,14 @@ def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> Non
     """Adds the flags of shards, threads, a dry run and what an earlier run left."""
     p.add_argument(
         "--rows-per-shard",
-        type=at_least(1),
+        type=int_at_least(1),
         default=rows_per_shard,
         metavar="N",
         help="default: %(default)s",
     )
     p.add_argument(
         "--workers",
-        type=at_least(1),
+        type=int_at_least(1),
         default=min(MANY_WORKERS, all_cores()),
         metavar="N",
         help="threads that read pictures; the rows stay the same (default: %(default)s)",

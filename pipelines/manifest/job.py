@@ -11,7 +11,7 @@ from vlmill.schemas.console.command import (
     Parser,
     run_command,
 )
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
     args, beam_flags = parsed(parser(loaded), arguments)
     require_flags(beam_flags)
     args.beam_flags = beam_flags
-    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return loaded[args.dataset].run(args)
 
 

@@ -2,14 +2,14 @@
 
 import argparse
 
-from vlmill.schemas.console.command import place
+from vlmill.schemas.console.command import path_or_url
 
 
 def add_labels(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Adds ``--labels``."""
     parser.add_argument(
         "--labels",
-        type=place,
+        type=path_or_url,
         required=required,
         metavar="FILE",
         help="the answers that a classifier knows, in its order: JSON list, JSON object "

@@ -24,7 +24,7 @@ from vlmill.schemas.files.atomic import remove_leftovers
 from vlmill.schemas.files.shards import Shard
 
 
-class InOrder(Protocol):
+class PartSequence(Protocol):
     """A data set's parts in their order; ``index`` is that of the one which comes next."""
 
     index: int
@@ -36,7 +36,7 @@ class InOrder(Protocol):
         """Passes the next part."""
 
 
-Open = Callable[[argparse.Namespace, ThreadPoolExecutor, Progress], InOrder]
+Open = Callable[[argparse.Namespace, ThreadPoolExecutor, Progress], PartSequence]
 """Opens the parts from the command's arguments: a function of a module, for workers to find."""
 
 
@@ -51,7 +51,7 @@ class MakePart(beam.DoFn):
 
     def setup(self) -> None:
         self._pool = ThreadPoolExecutor(self._arguments.workers)
-        self._parts: InOrder | None = None
+        self._parts: PartSequence | None = None
 
     def teardown(self) -> None:
         self._pool.shutdown()
@@ -70,7 +70,7 @@ class MakePart(beam.DoFn):
         count_in_beam("manifest", numbers)
         yield index
 
-    def _parts_at(self, index: int, progress: Progress) -> InOrder:
+    def _parts_at(self, index: int, progress: Progress) -> PartSequence:
         """The parts, of which the one with this index comes next: opened anew to go back."""
         if self._parts is None or self._parts.index > index:
             self._parts = self._open(self._arguments, self._pool, progress)
@@ -82,8 +82,8 @@ class MakePart(beam.DoFn):
 def make_on_beam(open_parts: Open, arguments: argparse.Namespace, missing: Sequence[int]) -> None:
     """Has the parts with these indices made by the runner that the flags for Beam name."""
     options = beam_options(arguments.beam_flags, __name__)
-    places: dict[str, Any] = {"--input": arguments.input, "--output": arguments.output}
-    require_for_cluster(options, {flag: str(path) for flag, path in places.items()})
+    paths: dict[str, Any] = {"--input": arguments.input, "--output": arguments.output}
+    require_for_cluster(options, {flag: str(path) for flag, path in paths.items()})
     if not missing:
         return
     step = MakePart(open_parts, arguments)
@@ -92,7 +92,7 @@ def make_on_beam(open_parts: Open, arguments: argparse.Namespace, missing: Seque
     remove_leftovers(arguments.output)  # of workers that were killed while others went on
 
 
-def made(arguments: argparse.Namespace, index: int, shards: list[Shard]) -> list[Shard]:
+def require_shards(arguments: argparse.Namespace, index: int, shards: list[Shard]) -> list[Shard]:
     """A part's shards. Raises OSError where a worker has written them and they cannot be seen."""
     if not shards:
         raise OSError(
@@ -113,16 +113,16 @@ def published_parts(
     def finished(index: int) -> list[Shard]:
         return finished_part(job.output, job.tables, (index, None))
 
-    with ThreadPoolExecutor(job.workers) as pool, parts.progress_of(job) as progress:
-        counted = parts.Parts(job, pool, progress)
-        while not counted.ended:
-            counted.skip()  # what is dropped is counted in the rejects
-    parts.refuse_stale(job, counted.index)
-    missing = [index for index in range(counted.index) if not finished(index)]
+    with ThreadPoolExecutor(job.workers) as pool, parts.make_progress(job) as progress:
+        all_parts = parts.Parts(job, pool, progress)
+        while not all_parts.ended:
+            all_parts.skip()  # what is dropped is counted in the rejects
+    parts.refuse_stale(job, all_parts.index)
+    missing = [index for index in range(all_parts.index) if not finished(index)]
     arguments = argparse.Namespace(**vars(args), placeholders=job.placeholders)
     make_on_beam(open_parts, arguments, missing)
-    shards = [s for i in range(counted.index) for s in made(args, i, finished(i))]
-    return shards, counted.run.tally
+    shards = [s for i in range(all_parts.index) for s in require_shards(args, i, finished(i))]
+    return shards, all_parts.run.tally
 
 
 # One's own captions
@@ -134,5 +134,5 @@ def own_parts(job: own.OwnJob, open_parts: Open, args: argparse.Namespace) -> li
     missing = [index for index in indices if not own.finished_at(job, index)]
     make_on_beam(open_parts, args, missing)
     for index in indices:
-        made(args, index, own.finished_at(job, index))
-    return own.shards_of(job)
+        require_shards(args, index, own.finished_at(job, index))
+    return own.collect_shards(job)

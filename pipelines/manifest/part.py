@@ -74,7 +74,7 @@ class Part:
 
 
 def finished_part(
-    output: Path, tables: Sequence[Table], place: tuple[int, int | None]
+    output: Path, tables: Sequence[Table], position: tuple[int, int | None]
 ) -> list[Shard]:
     """A part's shards that an earlier run has finished; none if one is missing or damaged."""
-    return describe_finished((table, output / shard_name(table, *place)) for table in tables)
+    return describe_finished((table, output / shard_name(table, *position)) for table in tables)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import split_words
 from vlmill.schemas.console.bars import bar_chart, histogram
 from vlmill.schemas.console.report import (
     Section,
@@ -105,7 +105,7 @@ def first_pictures(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[s
 
 def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
     """How long captions are, how many a picture has, and of which split."""
-    words = [float(len(words_of(row["text"]))) for row in pairs]
+    words = [float(len(split_words(row["text"]))) for row in pairs]
     mean = sum(words) / len(words) if words else 0.0
     captions = Counter(row["image_id"] for row in pairs if row["image_id"])
     charts = [
@@ -124,10 +124,10 @@ def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
 
 def sample_rejects(rejects: list[dict[str, Any]]) -> Markup:
     """Returns some rejects of each reason."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rows = []
     for row in rejects:
-        seen[row["reason"]] += 1
-        if seen[row["reason"]] <= MAX_REJECTS_SHOWN:
+        counts[row["reason"]] += 1
+        if counts[row["reason"]] <= MAX_REJECTS_SHOWN:
             rows.append([row["reason"], row["key"][-100:], (row["detail"] or "")[:200]])
     return html_table(["reason", "key", "detail"], sorted(rows))

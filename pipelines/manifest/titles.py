@@ -37,10 +37,10 @@ def first_words(words: list[str]) -> list[str]:
     """The first words that have at most 36 characters together."""
     if words and len(words[0]) > MAX_CHARACTERS:
         return [words[0][:MAX_CHARACTERS]]
-    taken, length = [], 0
+    prefix, length = [], 0
     for word in words:
         length += len(word)
         if length > MAX_CHARACTERS:
             break
-        taken.append(word)
-    return taken
+        prefix.append(word)
+    return prefix

@@ -7,12 +7,12 @@ from vlmill.schemas.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
-    at_least,
+    int_at_least,
     run_command,
 )
 from vlmill.schemas.console.cost import add_cost_arguments
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.processes import all_cores
 
 DESCRIPTION = """\
@@ -66,7 +66,7 @@ def parser() -> Parser:
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     p.add_argument(
-        "--top", type=at_least(1), default=100, metavar="N", help="a picture's list (100)"
+        "--top", type=int_at_least(1), default=100, metavar="N", help="a picture's list (100)"
     )
     p.add_argument("--pairs", metavar="P", help="pairs table: which split a picture is of")
     p.add_argument("--images", metavar="I", help="images table: the report shows its pictures")
@@ -78,13 +78,17 @@ def parser() -> Parser:
     )
     p.add_argument(
         "--threads",
-        type=at_least(1),
+        type=int_at_least(1),
         default=all_cores(),
         metavar="N",
         help="threads that search; the rows stay the same (default: %(default)s)",
     )
     p.add_argument(
-        "--pictures-per-shard", type=at_least(1), default=10_000, metavar="N", help="default: 10000"
+        "--pictures-per-shard",
+        type=int_at_least(1),
+        default=10_000,
+        metavar="N",
+        help="default: 10000",
     )
     p.add_argument(
         "--id-prefix", default="", metavar="TEXT", help="before each id of --import: flickr30k/"
@@ -99,7 +103,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job."""
     args = parser().parse_args(arguments)
     check(args)
-    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from vlmill.pipelines.nearest_pictures.means import Means, Vectors, means_from
 from vlmill.pipelines.nearest_pictures.search import QUERIES, NearestIndex
-from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
+from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 from vlmill.schemas.readers.regions import RegionReader
 
 SAMPLE_PICTURES = 4_096
@@ -40,7 +40,7 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
                 vectors.append(mean)
             yield mean
 
-    averaging = measured_rate(averaged(), "pictures")
+    averaging = measure_rate(averaged(), "pictures")
     if not vectors:
         return averaging, Rate(items=0, seconds=0, unit="pictures")
     with tempfile.TemporaryDirectory() as folder:
@@ -49,11 +49,11 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
         path = Path(folder) / "vectors.npy"
         index = NearestIndex(means, np.arange(len(vectors)), path, threads=threads)
         neighbours = index.search(0, min(len(index), QUERIES), top)
-        searching = measured_rate(neighbours, "pictures")
+        searching = measure_rate(neighbours, "pictures")
     return averaging, searching
 
 
-def estimate_of(
+def estimate_cost(
     num_pictures: int, dim: int, top: int, averaging: Rate, searching: Rate, sample: int
 ) -> Estimate:
     """The cost of all pictures; each is compared with as many times more as there are more."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from vlmill.pipelines.nearest_pictures.cost import (
     SAMPLE_PICTURES,
-    estimate_of,
+    estimate_cost,
     measure,
     work_bytes,
 )
@@ -28,12 +28,12 @@ from vlmill.pipelines.nearest_pictures.splits import (
     STAGE,
     Split,
     Splits,
-    all_together,
-    sorted_out,
-    splits_of,
+    make_single_split,
+    group_by_split,
+    read_splits,
 )
-from vlmill.schemas.console.command import say, say_how_to_read
-from vlmill.schemas.console.cost import print_estimate, require_room
+from vlmill.schemas.console.command import print_status, print_reading_hint
+from vlmill.schemas.console.cost import print_estimate, require_disk_space
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import local_folder
@@ -41,7 +41,7 @@ from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import WORK, State, prepare_output
-from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.files.paths import to_path, remove_tree
 from vlmill.schemas.files.reading import iter_batches, reject_counts
 from vlmill.schemas.files.shards import (
     Shard,
@@ -79,16 +79,16 @@ def run_search(args: argparse.Namespace) -> int:
     if not regions.box_counts().any():
         raise InputError(f"--regions {args.regions}: no picture has a box; give one with boxes")
     first = first_region(args.whole_picture, regions)
-    output = path_of(args.output)
+    output = to_path(args.output)
     if args.dry_run:
         averaging, searching = measure(regions, first, args.top, args.threads)
         sample = min(len(regions), SAMPLE_PICTURES)
         dim = regions.feature_dim
-        estimate = estimate_of(len(regions), dim, args.top, averaging, searching, sample)
+        estimate = estimate_cost(len(regions), dim, args.top, averaging, searching, sample)
         return print_estimate(estimate, output)
-    splits = all_together(regions) if args.pairs is None else splits_of(args.pairs, regions)
+    splits = make_single_split(regions) if args.pairs is None else read_splits(args.pairs, regions)
     if splits.note:
-        say(splits.note)
+        print_status(splits.note)
     tables = {"--regions": (args.regions, REGIONS), "--pairs": (args.pairs, PAIRS)}
     inputs = [
         table_input(flag, path, spec) for flag, (path, spec) in tables.items() if path is not None
@@ -102,7 +102,7 @@ def run_search(args: argparse.Namespace) -> int:
     }
     state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
-        require_room(work_bytes(len(regions), regions.feature_dim), output, force=args.force)
+        require_disk_space(work_bytes(len(regions), regions.feature_dim), output, force=args.force)
         if args.images is not None:
             inputs.append(table_input("--images", args.images, IMAGES))
         _search(args, regions, splits, settings, inputs)
@@ -114,7 +114,9 @@ def first_region(whole_picture: str, regions: RegionReader) -> int:
     if whole_picture == "auto":
         marked = marks_whole_pictures(regions)
         if marked:
-            say("row 0 of every picture is the whole picture, and is left out (--whole-picture)")
+            print_status(
+                "row 0 of every picture is the whole picture, and is left out (--whole-picture)"
+            )
         return int(marked)
     return int(whole_picture == "first")
 
@@ -127,25 +129,27 @@ def _search(
     inputs: Sequence[Input],
 ) -> None:
     """Averages, searches what no finished shard holds, and writes report and manifest."""
-    output, first = path_of(args.output), int(settings["first_region"])
+    output, first = to_path(args.output), int(settings["first_region"])
     means = pool(regions, output / WORK, first)
-    groups, rejects = sorted_out(regions, means, splits, first)
+    groups, rejects = group_by_split(regions, means, splits, first)
     producer = {
         "job": STAGE,
         **settings,
         "detector_fingerprint": regions.detector_fingerprint,
     }
-    ranges = list(ranges_of([len(group.rows) for group in groups], args.pictures_per_shard))
+    ranges = list(make_ranges([len(group.rows) for group in groups], args.pictures_per_shard))
     total = sum(map(len, ranges))
     names = [shard_name(NEIGHBOURS, number, total) for number in range(total)]
     num_pictures = sum(len(group.rows) for group in groups)
-    there = [r for of_group in ranges for r in of_group if (output / names[r.number]).exists()]
+    there = [
+        r for group_ranges in ranges for r in group_ranges if (output / names[r.number]).exists()
+    ]
     if there:
-        say(f"continuing: {len(there)} shards are there")
+        print_status(f"continuing: {len(there)} shards are there")
     done = sum(r.stop - r.start for r in there)
     with Progress(total=num_pictures, unit="picture", label="nearest", done=done) as progress:
-        for group, of_group in zip(groups, ranges, strict=True):
-            missing = [r for r in of_group if not (output / names[r.number]).exists()]
+        for group, group_ranges in zip(groups, ranges, strict=True):
+            missing = [r for r in group_ranges if not (output / names[r.number]).exists()]
             if missing:
                 _search_split(args, means, group, missing, total, producer, progress)
     rejected = write_shard(output, REJECTS, rejects, producer=producer)
@@ -164,7 +168,7 @@ def _search_split(
     producer: Mapping[str, Any],
     progress: Progress,
 ) -> None:
-    output = path_of(args.output)
+    output = to_path(args.output)
     # Written anew by each run: half a file of a killed one is never read.
     with local_folder(output / WORK) as scratch:
         index = NearestIndex(means, split.rows, scratch / "vectors.npy", threads=args.threads)
@@ -177,21 +181,21 @@ def _search_split(
 
 
 def _rows(index: NearestIndex, split: Split, part: Range, top: int) -> Iterator[dict[str, Any]]:
-    for place, nearest in enumerate(index.search(part.start, part.stop, top), part.start):
+    for position, nearest in enumerate(index.search(part.start, part.stop, top), part.start):
         yield {
-            "image_id": split.image_ids[place],
+            "image_id": split.image_ids[position],
             "neighbour_ids": [split.image_ids[other] for other in nearest.places.tolist()],
             "distances": nearest.distances.tolist(),
         }
 
 
-def ranges_of(sizes: Sequence[int], most: int) -> Iterator[list[Range]]:
-    """Yields for each split the ranges of at most ``most`` pictures, numbered through all."""
+def make_ranges(sizes: Sequence[int], max_images: int) -> Iterator[list[Range]]:
+    """Yields for each split the ranges of at most ``max_images`` pictures, numbered through all."""
     number = 0
     for size in sizes:
-        starts = range(0, size, most)
+        starts = range(0, size, max_images)
         yield [
-            Range(number=number + k, start=start, stop=min(start + most, size))
+            Range(number=number + k, start=start, stop=min(start + max_images, size))
             for k, start in enumerate(starts)
         ]
         number += len(starts)
@@ -199,7 +203,7 @@ def ranges_of(sizes: Sequence[int], most: int) -> Iterator[list[Range]]:
 
 def run_import(args: argparse.Namespace) -> int:
     """Writes the published list of nearest pictures as ``neighbours``."""
-    path, output = path_of(args.published), path_of(args.output)
+    path, output = to_path(args.published), to_path(args.output)
     published = read_pool(path, args.id_prefix)
     entry = file_input("--import", path)
     settings = {"top": args.top, "id_prefix": args.id_prefix, "import_sha256": entry.digest}
@@ -225,7 +229,7 @@ def _finish(output: Path, state: State, top: int) -> int:
     shards: Sequence[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
     done = "finished before" if state is State.FINISHED else "done"
-    say_how_to_read(output, NEIGHBOURS.name)
+    print_reading_hint(output, NEIGHBOURS.name)
     short = short_lists(output, top) if count else 0
     fewer = f", {short} with fewer than {top}" if short else ""
     print(

@@ -32,14 +32,14 @@ def marks_whole_pictures(regions: RegionReader) -> bool:
     in which no picture has another box is one of whole pictures: that row is then all there is.
     Reads boxes until a picture has another one first.
     """
-    others = False
+    has_other_boxes = False
     for number in np.flatnonzero(regions.box_counts()).tolist():
         group, within = regions.located(number)
         boxes = group.boxes(within)
         if not is_whole_picture(boxes[0], *group.size(within)):
             return False
-        others = others or len(boxes) > 1
-    return others
+        has_other_boxes = has_other_boxes or len(boxes) > 1
+    return has_other_boxes
 
 
 def is_whole_picture(box: npt.NDArray[np.float32], width: int, height: int) -> bool:
@@ -47,7 +47,7 @@ def is_whole_picture(box: npt.NDArray[np.float32], width: int, height: int) -> b
     return bool(np.all(np.abs(box - (0, 0, width, height)) <= CORNER_PX))
 
 
-def mean_of(features: npt.NDArray[np.floating]) -> Vectors | None:
+def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:
     """The mean [D] of features [R, D], R at least 1, summed in float64; None if it is no vector.
 
     That is where a feature is NaN or infinite, or where the mean is longer than LONGEST.
@@ -76,7 +76,7 @@ def picture_mean(regions: RegionReader, number: int, first: int) -> Vectors | No
             f"--regions: {row.image_id} has boxes and no features; extract or import them with "
             "their features"
         )
-    return mean_of(row.features[first:])
+    return compute_mean(row.features[first:])
 
 
 class Means:
@@ -91,8 +91,8 @@ class Means:
         vectors = np.empty((len(numbers), self.dim), dtype=np.float32)
         parts = numbers // PICTURES_PER_PART
         for part in np.unique(parts).tolist():
-            at = np.flatnonzero(parts == part)
-            vectors[at] = self._parts[part][numbers[at] % PICTURES_PER_PART]
+            indices = np.flatnonzero(parts == part)
+            vectors[indices] = self._parts[part][numbers[indices] % PICTURES_PER_PART]
         return vectors
 
     def present(self) -> npt.NDArray[np.bool_]:

@@ -50,7 +50,7 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
         raise InputError(f"--import {path}: no such file") from None
     if not isinstance(content, dict) or not {IDS, POOL} <= content.keys():
         raise InputError(f"--import {path}: must be a dict with {IDS} and {POOL}")
-    image_ids = _ids_of(content[IDS], path, id_prefix)
+    image_ids = _read_ids(content[IDS], path, id_prefix)
     pool = plain_value(content[POOL])
     if not isinstance(pool, np.ndarray) or pool.ndim != 2 or pool.dtype.kind not in "iuf":
         raise InputError(f"--import {path}: {POOL} must be an array [N, K] of numbers")
@@ -61,9 +61,9 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
     return PublishedPool(image_ids=image_ids, pool=pool)
 
 
-def _ids_of(listed: Any, path: Path, id_prefix: str) -> list[str]:
-    array = plain_value(listed)
-    values = array.ravel().tolist() if isinstance(array, np.ndarray) else listed
+def _read_ids(raw_ids: Any, path: Path, id_prefix: str) -> list[str]:
+    array = plain_value(raw_ids)
+    values = array.ravel().tolist() if isinstance(array, np.ndarray) else raw_ids
     if not isinstance(values, list):
         raise InputError(f"--import {path}: {IDS} must be a list of ids")
     values = [plain_value(value) for value in values]
@@ -82,15 +82,17 @@ def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, obj
     """
     count = len(published.image_ids)
     for number, image_id in enumerate(published.image_ids):
-        places = published.pool[number]
-        in_list = (places >= 0) & (places < count)  # NaN is neither
-        if not in_list.all() or (places != np.floor(places)).any():
+        positions = published.pool[number]
+        in_list = (positions >= 0) & (positions < count)  # NaN is neither
+        if not in_list.all() or (positions != np.floor(positions)).any():
             detail = f"its list has a place that is no whole number below {count}"
             yield reject(STAGE, image_id, Reason.BAD_RECORD, detail)
             continue
-        others = [place for place in places.astype(np.int64).tolist() if place != number]
-        if len(set(others)) < len(others):
+        neighbours = [
+            position for position in positions.astype(np.int64).tolist() if position != number
+        ]
+        if len(set(neighbours)) < len(neighbours):
             yield reject(STAGE, image_id, Reason.BAD_RECORD, "its list has a picture twice")
             continue
-        ids = [published.image_ids[place] for place in others[:top]]
+        ids = [published.image_ids[position] for position in neighbours[:top]]
         yield {"image_id": image_id, "neighbour_ids": ids, "distances": None}

@@ -37,9 +37,9 @@ def write_report(
     images: str | None,
 ) -> None:
     """Writes ``folder/report.html`` from the neighbours there, with thumbnails of ``images``."""
-    shown, nearest, farthest = samples(folder, num_pictures)
-    ids = {str(row["image_id"]) for row in shown}
-    ids |= {other for row in shown for other in row["neighbour_ids"][:NEAREST_SHOWN]}
+    rows, nearest, farthest = samples(folder, num_pictures)
+    ids = {str(row["image_id"]) for row in rows}
+    ids |= {other for row in rows for other in row["neighbour_ids"][:NEAREST_SHOWN]}
     uris = thumbnails(images, ids)
     charts = [
         histogram(nearest, title="To the nearest picture", label="distance"),
@@ -55,8 +55,8 @@ def write_report(
         ),
         Section(
             title="Pictures and their nearest",
-            body=Markup("").join(_cards(row, uris) for row in shown),
-            intro=f"{len(shown)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
+            body=Markup("").join(_cards(row, uris) for row in rows),
+            intro=f"{len(rows)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
         ),
         Section(title="Rejects", body=html_table(["reason", "pictures"], rejected)),
         Section(title="Settings", body=settings_table(settings)),
@@ -83,10 +83,12 @@ def samples(folder: Path, num_pictures: int) -> tuple[list[Row], list[float], li
     for batch in iter_batches(shards, NEIGHBOURS) if num_pictures else ():
         stop = start + batch.num_rows
         rows += [
-            batch.slice(at - start, 1).to_pylist()[0] for at in sorted(chosen) if start <= at < stop
+            batch.slice(index - start, 1).to_pylist()[0]
+            for index in sorted(chosen)
+            if start <= index < stop
         ]
-        for at in range(-start % step, batch.num_rows, step):
-            if distances := batch.column("distances")[at].as_py():
+        for index in range(-start % step, batch.num_rows, step):
+            if distances := batch.column("distances")[index].as_py():
                 nearest.append(distances[0])
                 farthest.append(distances[-1])
         start = stop
@@ -97,8 +99,8 @@ def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
     """A picture and its nearest, with their distances where they are known."""
     ids: Sequence[str] = row["neighbour_ids"][:NEAREST_SHOWN]
     distances = row["distances"]
-    said = ["" if distances is None else f"{d:.4g}" for d in (distances or ids)[: len(ids)]]
+    labels = ["" if distances is None else f"{d:.4g}" for d in (distances or ids)[: len(ids)]]
     cards = [{"uri": uris.get(row["image_id"], ""), "text": row["image_id"], "about": "picture"}]
-    for image_id, distance in zip(ids, said, strict=True):
+    for image_id, distance in zip(ids, labels, strict=True):
         cards.append({"uri": uris.get(image_id, ""), "text": image_id, "about": distance})
     return picture_cards(cards)

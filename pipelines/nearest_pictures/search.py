@@ -52,12 +52,12 @@ class NearestIndex:
 
     def __init__(self, means: Means, rows: Numbers, path: Path, *, threads: int) -> None:
         self._means, self._rows = means, rows
-        self._unique_of, members = grouped(means, rows)
+        self._unique_of, members = group_rows(means, rows)
         self._order = np.argsort(self._unique_of, kind="stable")
         self._starts = np.concatenate([[0], np.cumsum(members)])
         # The vector of a group is that of its first picture.
         self._first = self._order[self._starts[:-1]]
-        self._vectors = centred(means, rows[self._first], path)
+        self._vectors = centre_vectors(means, rows[self._first], path)
         self._threads = threads
 
     def __len__(self) -> int:
@@ -70,14 +70,14 @@ class NearestIndex:
         """
         with ThreadPoolExecutor(self._threads) as threads:
             for begin in range(start, stop, QUERIES):
-                places = np.arange(begin, min(begin + QUERIES, stop))
-                queries, which = np.unique(self._unique_of[places], return_inverse=True)
+                positions = np.arange(begin, min(begin + QUERIES, stop))
+                queries, which = np.unique(self._unique_of[positions], return_inverse=True)
                 lists = self._lists(queries, top + 1, threads)
-                for place, query in zip(places.tolist(), which.tolist(), strict=True):
-                    others = lists[query].places != place
+                for position, query in zip(positions.tolist(), which.tolist(), strict=True):
+                    is_other = lists[query].places != position
                     yield Nearest(
-                        places=lists[query].places[others][:top],
-                        distances=lists[query].distances[others][:top],
+                        places=lists[query].places[is_other][:top],
+                        distances=lists[query].distances[is_other][:top],
                     )
 
     def _lists(self, queries: Numbers, count: int, threads: ThreadPoolExecutor) -> list[Nearest]:
@@ -86,10 +86,10 @@ class NearestIndex:
         waiting, width = queries.tolist(), count + SPARE
         while waiting:
             width = min(width, len(self._vectors))
-            most = max(1, MOST_CANDIDATES // width)
+            block_size = max(1, MOST_CANDIDATES // width)
             unsettled = []
-            for begin in range(0, len(waiting), most):
-                block = np.array(waiting[begin : begin + most])
+            for begin in range(0, len(waiting), block_size):
+                block = np.array(waiting[begin : begin + block_size])
                 with faiss_threads(self._threads):
                     scores, near = faiss.knn(self._vectors[block], self._vectors, width)
                 ranked = threads.map(partial(self._ranked, count), block, near, scores)
@@ -117,12 +117,12 @@ class NearestIndex:
         # With all that are as far as the last one: their places decide.
         near = distances <= distances[min(last, len(distances) - 1)]
         starts = self._starts[candidates[near]]
-        places = np.concatenate(
+        positions = np.concatenate(
             [self._order[s : s + n] for s, n in zip(starts, sizes[near], strict=True)]
         )
         repeated = np.repeat(distances[near], sizes[near])
-        first = np.lexsort((places, repeated))[:count]
-        return Nearest(places=places[first], distances=repeated[first])
+        first = np.lexsort((positions, repeated))[:count]
+        return Nearest(places=positions[first], distances=repeated[first])
 
     def _distances(self, query: int, candidates: Numbers) -> Distances:
         """Euclidean distances of vectors, computed in float64, rounded to float32."""
@@ -151,21 +151,21 @@ class NearestIndex:
         return farthest > reach**2 + error
 
 
-def grouped(means: Means, rows: Numbers) -> tuple[Numbers, Numbers]:
+def group_rows(means: Means, rows: Numbers) -> tuple[Numbers, Numbers]:
     """Numbers of the vectors of ``rows`` [n], equal ones alike, and how many rows each has [U].
 
     Numbered as they first appear. Equal are those of the same SHA-256.
     """
     numbers: dict[bytes, int] = {}
-    unique_of = np.empty(len(rows), dtype=np.int64)
+    group_numbers = np.empty(len(rows), dtype=np.int64)
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        for place, vector in enumerate(means.rows(rows[start : start + ROWS_AT_ONCE]), start):
+        for position, vector in enumerate(means.rows(rows[start : start + ROWS_AT_ONCE]), start):
             key = hashlib.sha256(vector).digest()
-            unique_of[place] = numbers.setdefault(key, len(numbers))
-    return unique_of, np.bincount(unique_of, minlength=len(numbers))
+            group_numbers[position] = numbers.setdefault(key, len(numbers))
+    return group_numbers, np.bincount(group_numbers, minlength=len(numbers))
 
 
-def centred(means: Means, rows: Numbers, path: Path) -> Vectors:
+def centre_vectors(means: Means, rows: Numbers, path: Path) -> Vectors:
     """Writes the vectors of ``rows`` less their mean to ``path``, float32 [U, D]; maps them."""
     blocks = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
     centre = sum(means.rows(block).sum(axis=0, dtype=np.float64) for block in blocks) / len(rows)

@@ -38,12 +38,12 @@ class Splits:
     note: str = ""  # what met under another name
 
 
-def all_together(regions: RegionReader) -> Splits:
+def make_single_split(regions: RegionReader) -> Splits:
     """Without pairs, all pictures are of one split."""
     return Splits(names=[None], numbers=np.zeros(len(regions), dtype=np.int32))
 
 
-def splits_of(pairs: str, regions: RegionReader) -> Splits:
+def read_splits(pairs: str, regions: RegionReader) -> Splits:
     """The splits that ``--pairs`` names, whatever the case; a null is ``train``.
 
     Raises InputError if no pair names a picture of ``regions``.
@@ -51,17 +51,17 @@ def splits_of(pairs: str, regions: RegionReader) -> Splits:
     join = Join(regions.index, asking="--pairs", holding="--regions")
     numbers = np.full(len(regions), NONE, dtype=np.int32)
     names: dict[str | None, int] = {}
-    seen: list[str] = []
+    sample_ids: list[str] = []
     for image_ids, splits in _columns(pairs):
-        seen = seen or image_ids
-        of_pairs = [names.setdefault(split_name(split), len(names)) for split in splits]
+        sample_ids = sample_ids or image_ids
+        pair_splits = [names.setdefault(split_name(split), len(names)) for split in splits]
         rows = join.find(image_ids)
-        for row, number in zip(rows.tolist(), of_pairs, strict=True):
+        for row, number in zip(rows.tolist(), pair_splits, strict=True):
             if row != ABSENT:
                 numbers[row] = number if numbers[row] in (NONE, number) else SEVERAL
     if np.all(numbers == NONE):
         raise InputError(
-            f"--pairs {pairs}: no pair is of a picture of --regions ({join.samples(seen)}); give "
+            f"--pairs {pairs}: no pair is of a picture of --regions ({join.samples(sample_ids)}); give "
             "tables of the same pictures"
         )
     return Splits(names=list(names), numbers=numbers, note=join.summary())
@@ -75,7 +75,7 @@ def _columns(pairs: str) -> Iterator[tuple[list[str], list[str | None]]]:
         yield pictured.column("image_id").to_pylist(), pictured.column("split").to_pylist()
 
 
-def sorted_out(
+def group_by_split(
     regions: RegionReader, means: Means, splits: Splits, first: int
 ) -> tuple[list[Split], list[dict[str, object]]]:
     """The splits in the order of their names, and a reject for each picture that is of none."""

@@ -49,7 +49,7 @@ _BACKGROUND = re.compile(
 _DATA = re.compile(r"\s*data:image/(?!svg)[\w.+-]{1,20}((?:;[\w=.+-]{1,40})*),", re.IGNORECASE)
 
 
-def references_of(node: LexborNode, attributes: Attributes, link: str) -> Iterator[str]:
+def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iterator[str]:
     """What the page says of where a picture is: lazy attributes before ``src``, a placeholder.
 
     Sources of a ``picture`` follow, then any other attribute whose value is an address or named

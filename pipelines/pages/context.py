@@ -20,16 +20,16 @@ def captions_by_picture(
     its own picture, in a row of pictures and captions the one before. Of several, the first counts.
     The caption of a figure without a picture, a listing's, belongs to none.
     """
-    places = [spot.block for spot in spots]
+    block_numbers = [spot.block for spot in spots]
     captions: dict[int, str] = {}
-    seen: set[int] = set()
+    caption_serials: set[int] = set()
     for number, block in enumerate(blocks):
-        if not block.caption or block.caption in seen:
+        if not block.caption or block.caption in caption_serials:
             continue
-        seen.add(block.caption)
-        if len(seen) > _MAX_CAPTIONS:
+        caption_serials.add(block.caption)
+        if len(caption_serials) > _MAX_CAPTIONS:
             break
-        order = _owner(number, block, spots, places)
+        order = _owner(number, block, spots, block_numbers)
         if order is not None:
             captions.setdefault(order, _caption(blocks[number : number + 10])[:max_chars])
     return captions
@@ -47,12 +47,14 @@ def _caption(blocks: Sequence[Block]) -> str:
     return " ".join(parts)
 
 
-def _owner(number: int, caption: Block, spots: Sequence[Spot], places: Sequence[int]) -> int | None:
+def _owner(
+    number: int, caption: Block, spots: Sequence[Spot], block_numbers: Sequence[int]
+) -> int | None:
     """Number of the picture to which the caption in block ``number`` belongs."""
-    middle = bisect.bisect_right(places, number)
+    middle = bisect.bisect_right(block_numbers, number)
     ranks = []
     # Pictures further away than these have others in between.
-    for order in range(max(0, middle - _NEAR), min(len(places), middle + _NEAR)):
+    for order in range(max(0, middle - _NEAR), min(len(block_numbers), middle + _NEAR)):
         spot = spots[order]
         if caption.figure and spot.figure != caption.figure:
             continue
@@ -60,8 +62,8 @@ def _owner(number: int, caption: Block, spots: Sequence[Spot], places: Sequence[
             continue  # the magnifying glass in a caption
         level = next((i for i, serial in enumerate(caption.path) if serial in spot.path), None)
         if level is not None:
-            follows = places[order] > number
-            ranks.append((level, follows, abs(number - places[order]), order))
+            follows = block_numbers[order] > number
+            ranks.append((level, follows, abs(number - block_numbers[order]), order))
     return min(ranks)[3] if ranks else None
 
 
@@ -69,9 +71,9 @@ def _is_tiny(spot: Spot) -> bool:
     return any(side is not None and side < _TINY for side in spot.sides)
 
 
-def nearby(blocks: Sequence[Block], places: Sequence[int], reach: int) -> list[int]:
+def nearby(blocks: Sequence[Block], block_numbers: Sequence[int], reach: int) -> list[int]:
     """Numbers of the blocks within ``reach`` of a picture's place, and of all headings."""
     chosen = {number for number, block in enumerate(blocks) if block.tag in HEADINGS}
-    for place in set(places):
-        chosen.update(range(max(0, place - reach), min(len(blocks), place + reach)))
+    for block_number in set(block_numbers):
+        chosen.update(range(max(0, block_number - reach), min(len(blocks), block_number + reach)))
     return sorted(chosen)

@@ -22,7 +22,9 @@ class Labels:
         if label := attributes.get("aria-label"):
             return label
         if ids := attributes.get("aria-labelledby"):
-            return " ".join(filter(None, (self._text(one) for one in ids.split()[:_MAX_IDS])))
+            return " ".join(
+                filter(None, (self._text(element_id) for element_id in ids.split()[:_MAX_IDS]))
+            )
         if node.tag == "image":
             return _title_of_drawing(node)
         return ""

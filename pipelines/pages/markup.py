@@ -141,15 +141,15 @@ def _is_code(stretch: str) -> bool:
 
 def _without_hidden(text: str) -> str:
     """Cuts elements out whose text is not shown; one that never ends counts as its tag alone."""
-    parts, at, endless = list[str](), 0, set[str]()
-    while hidden := _HIDDEN.search(text, at):
-        parts.append(text[at : hidden.start()])
+    parts, position, endless = list[str](), 0, set[str]()
+    while hidden := _HIDDEN.search(text, position):
+        parts.append(text[position : hidden.start()])
         name = hidden[1]
         end = -1 if name in endless else text.find(f"</{name}", hidden.end())
         if end < 0:
             endless.add(name)
-        at = end if end >= 0 else hidden.end()
-    parts.append(text[at:])
+        position = end if end >= 0 else hidden.end()
+    parts.append(text[position:])
     return "".join(parts)
 
 
@@ -196,7 +196,7 @@ def expensive(text: str, max_nesting: int) -> str | None:
 
 def _nesting(text: str) -> tuple[int, int, int]:
     """Deepest nesting, most formatting elements open at once, number of tags; no closing rules."""
-    depth = deepest = formatting = most = 0
+    depth = deepest = formatting = max_formatting = 0
     tags = _TAG.findall(text)
     for closing, name in tags:
         name = name.lower()
@@ -207,5 +207,5 @@ def _nesting(text: str) -> tuple[int, int, int]:
         deepest = max(deepest, depth)
         if name in _FORMATTING:
             formatting = max(0, formatting + step)
-            most = max(most, formatting)
-    return deepest, most, len(tags)
+            max_formatting = max(max_formatting, formatting)
+    return deepest, max_formatting, len(tags)

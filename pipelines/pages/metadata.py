@@ -45,37 +45,37 @@ class Metadata:
 def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
     """Reads ``meta``, ``link`` and JSON-LD; texts are cut after ``limit`` characters."""
     nodes = tree.css(_SAYING)
-    said = Metadata(opt_outs=_opt_outs_in(nodes))
+    metadata = Metadata(opt_outs=_opt_outs_in(nodes))
     for node in nodes[:_MAX_SAYING]:
         tag, attributes = node.tag, node.attributes
         if tag == "meta":
-            _read_meta(attributes, said, limit)
+            _read_meta(attributes, metadata, limit)
         elif tag == "script":
             for thing in _things((node.text() or "")[:_MAX_JSON_CHARS]):
-                _read_thing(thing, said, limit)
+                _read_thing(thing, metadata, limit)
         elif (attributes.get("rel") or "").lower() == "image_src":
-            said.pictures.append(fold(attributes.get("href"), limit))
-        elif not said.license:
+            metadata.pictures.append(fold(attributes.get("href"), limit))
+        elif not metadata.license:
             href = attributes.get("href") or ""
             link = _LICENSE_LINK.match(href)
             by_rel = "license" in (attributes.get("rel") or "").lower().split()
-            said.license = href[:_MAX_LINK] if by_rel else link.group() if link else ""
-    return said
+            metadata.license = href[:_MAX_LINK] if by_rel else link.group() if link else ""
+    return metadata
 
 
-def _read_meta(attributes: Mapping[str, str | None], said: Metadata, limit: int) -> None:
+def _read_meta(attributes: Mapping[str, str | None], metadata: Metadata, limit: int) -> None:
     name = (attributes.get("property") or attributes.get("name") or "").lower()
     content = fold(attributes.get("content"), limit)
     if not content:
         return
     if name in _PICTURES or (attributes.get("itemprop") or "").lower() == "image":
-        said.pictures.append(content)
+        metadata.pictures.append(content)
     elif name in _PICTURE_TEXTS:
-        said.picture_texts.append(content)
+        metadata.picture_texts.append(content)
     elif name in _PAGE_TEXTS:
-        said.page_texts.append(content)
+        metadata.page_texts.append(content)
     elif name == "og:site_name":
-        said.site = content
+        metadata.site = content
 
 
 def _things(text: str) -> Iterator[dict[str, Any]]:
@@ -94,27 +94,27 @@ def _things(text: str) -> Iterator[dict[str, Any]]:
         else:
             inner = value if isinstance(value, list) else []
         if depth < _MAX_DEPTH:
-            open_values += [(one, depth + 1) for one in inner if isinstance(one, dict | list)]
+            open_values += [(child, depth + 1) for child in inner if isinstance(child, dict | list)]
 
 
-def _read_thing(thing: dict[str, Any], said: Metadata, limit: int) -> None:
+def _read_thing(thing: dict[str, Any], metadata: Metadata, limit: int) -> None:
     kinds = thing.get("@type")
     if "ImageObject" in (kinds if isinstance(kinds, list) else [kinds]):
         reference = _text(thing.get("contentUrl")) or _text(thing.get("url"))
         texts = (_text(thing.get(name)) for name in ("caption", "description", "name"))
         caption = next(filter(None, texts), "")
         if reference:
-            said.pictures.append(reference)
+            metadata.pictures.append(reference)
             if caption:
-                said.captions[reference] = fold(caption, limit)
+                metadata.captions[reference] = fold(caption, limit)
     else:
         images = thing.get("image")
         for image in images[:20] if isinstance(images, list) else [images]:
             if isinstance(image, str) and image:
-                said.pictures.append(image)
+                metadata.pictures.append(image)
     license = _text(thing.get("license"))
-    if license and not said.license:
-        said.license = license[:_MAX_LINK]
+    if license and not metadata.license:
+        metadata.license = license[:_MAX_LINK]
 
 
 def _text(value: Any) -> str:

@@ -19,7 +19,7 @@ from vlmill.pipelines.pages.addresses import (
     PICTURE_TAGS,
     addresses,
     inline_picture,
-    references_of,
+    find_references,
 )
 from vlmill.pipelines.pages.context import captions_by_picture, nearby
 from vlmill.pipelines.pages.labels import Labels
@@ -84,8 +84,8 @@ def read_page(
 
     Lengths and numbers are cut at the limits given.
     """
-    said = read_metadata(tree, max_text_chars)
-    if not ignore_opt_outs and (why := first_opt_out(said.opt_outs)):
+    metadata = read_metadata(tree, max_text_chars)
+    if not ignore_opt_outs and (why := first_opt_out(metadata.opt_outs)):
         return Drop(why, "by the page's metadata")
     has_base = _BASE.search(tree.raw_html or b"") is not None
     base_node = tree.css_first("base[href]") if has_base else None
@@ -96,14 +96,14 @@ def read_page(
     inline: dict[str, bytes] = {}
     numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
     images = _images(tree, spots, blocks, numbers, base, inline, max_text_chars)
-    images = _with_metadata(_without_copies(images, spots), said, base)
+    images = _with_metadata(_without_copies(images, spots), metadata, base)
     return Page(
         url=url,
         title=title,
         images=tuple(images),
         blocks=tuple(blocks[number] for number in numbers),
-        site=said.site,
-        license=said.license or None,
+        site=metadata.site,
+        license=metadata.license or None,
         inline=tuple(inline.items()),
         num_beyond=num_beyond,
     )
@@ -122,17 +122,17 @@ def _images(
     in_cells = sum("td" in spot.ancestors for spot in spots)
     in_tables = captions_in_tables(tree) if in_cells > 1 else {}
     labels = Labels(tree)
-    room = MAX_INLINE_BYTES
+    bytes_left = MAX_INLINE_BYTES
     images = []
     for order, spot in enumerate(spots):
         attributes = spot.attributes
-        references = list(references_of(spot.node, attributes, spot.link))
+        references = list(find_references(spot.node, attributes, spot.link))
         urls = addresses(base, iter(references))
-        held = inline_picture(attributes.get("src") or "", room) if not urls else None
-        if held is not None:
-            inline[held[0]] = held[1]
-            room -= len(held[1])
-            urls = (held[0],)
+        data_image = inline_picture(attributes.get("src") or "", bytes_left) if not urls else None
+        if data_image is not None:
+            inline[data_image[0]] = data_image[1]
+            bytes_left -= len(data_image[1])
+            urls = (data_image[0],)
         width, height = spot.sides
         link = _link_around(spot)
         images.append(
@@ -193,29 +193,31 @@ def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[Page
     return originals
 
 
-def _with_metadata(images: list[PageImage], said: Metadata, base: str) -> list[PageImage]:
+def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
     """Gives pictures what the head says of them; adds those that are named and not shown."""
-    captions = {resolve(base, name): text for name, text in said.captions.items()}
-    heads = list(dict.fromkeys(u for u in (resolve(base, one) for one in said.pictures) if u))
-    shown: set[str] = set()
-    named: list[PageImage] = []
+    captions = {resolve(base, name): text for name, text in metadata.captions.items()}
+    heads = list(
+        dict.fromkeys(u for u in (resolve(base, reference) for reference in metadata.pictures) if u)
+    )
+    page_urls: set[str] = set()
+    result: list[PageImage] = []
     for image in images:
-        shown.update(image.urls)
+        page_urls.update(image.urls)
         label = next((captions[url] for url in image.urls if url in captions), "")
         if label or image.is_metadata or not set(heads).isdisjoint(image.urls):
-            image = _described(image, label, said)
-        named.append(image)
+            image = _add_description(image, label, metadata)
+        result.append(image)
     order = images[-1].order + 1 if images else 0
     for head in heads:
-        if head not in shown:  # but perhaps in some other way than as an image
+        if head not in page_urls:  # but perhaps in some other way than as an image
             image = PageImage(order=order, src=head[:200], urls=(head,))
-            named.append(_described(image, captions.get(head, ""), said))
+            result.append(_add_description(image, captions.get(head, ""), metadata))
             order += 1
-    return named
+    return result
 
 
-def _described(image: PageImage, label: str, said: Metadata) -> PageImage:
+def _add_description(image: PageImage, label: str, metadata: Metadata) -> PageImage:
     """A picture that the head names, with the head's own words for it, and those for the page."""
-    words = label or next(iter(said.picture_texts), "")
-    texts = tuple(dict.fromkeys((*said.picture_texts, *said.page_texts)))
+    words = label or next(iter(metadata.picture_texts), "")
+    texts = tuple(dict.fromkeys((*metadata.picture_texts, *metadata.page_texts)))
     return replace(image, label=image.label or words, is_metadata=True, metadata=texts)

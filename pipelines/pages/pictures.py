@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from PIL import Image
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.pictures.decode import Bounds, check_size, opened, upright_size
+from vlmill.schemas.ids import compute_image_id
+from vlmill.schemas.pictures.decode import Bounds, check_size, open_image, upright_size
 from vlmill.schemas.pictures.formats import format_name
 from vlmill.schemas.pictures.hashes import perceptual_hash
-from vlmill.schemas.pictures.orientation import orientation_of, turned
+from vlmill.schemas.pictures.orientation import read_orientation, turn_upright
 from vlmill.schemas.rejects import Reason, Rejected
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF")
@@ -35,7 +35,7 @@ class PictureFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class ArchivedImage:
     """A picture that passed, and where its bytes lie: the record at ``offset`` of ``archive``."""
 
     image_id: str
@@ -64,7 +64,7 @@ def examine_picture(
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=None)
     try:
-        with opened(data, bounds) as picture:
+        with open_image(data, bounds) as picture:
             drop = header_drop(picture, bounds, min_side_px, formats)
             if drop is not None:
                 return drop
@@ -76,13 +76,13 @@ def examine_picture(
             return Drop(Reason.UNREADABLE_IMAGE)  # mostly not an image at all
         return Drop(why.reason, why.detail)
     return PictureFacts(
-        image_id=image_id_of(data), width=width, height=height, format=name, phash=phash
+        image_id=compute_image_id(data), width=width, height=height, format=name, phash=phash
     )
 
 
 def upright_hash(picture: Image.Image) -> int:
     """Returns the perceptual hash of a decoded picture as it is shown."""
-    return perceptual_hash(turned(picture, orientation_of(picture)))
+    return perceptual_hash(turn_upright(picture, read_orientation(picture)))
 
 
 def header_drop(

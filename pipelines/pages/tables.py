@@ -64,11 +64,11 @@ def _pictures(row: list[Cell]) -> dict[int, int]:
     """Columns of a row's pictures and their ``mem_id``; none for a row that is not of pictures."""
     pictures: dict[int, int] = {}
     for column, cell in row:
-        images = cell.css("img")
-        if len(images) > 1 or fold(cell.text(deep=True), _LONGEST):
+        elements = cell.css("img")
+        if len(elements) > 1 or fold(cell.text(deep=True), _LONGEST):
             return {}
-        if images:
-            pictures[column] = images[0].mem_id
+        if elements:
+            pictures[column] = elements[0].mem_id
     return pictures if len(pictures) > 1 else {}
 
 

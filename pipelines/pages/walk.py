@@ -92,8 +92,8 @@ class _Walk:
     linked: int = 0  # characters of ``parts`` in links
     marks: dict[int, str] = field(default_factory=dict)
 
-    def flush(self, opened: _Open, *, code: bool = False) -> None:
-        """Ends the run of text; it belongs to the innermost element, ``opened``."""
+    def flush(self, open_element: _Open, *, code: bool = False) -> None:
+        """Ends the run of text; it belongs to the innermost element, ``open_element``."""
         parts = self.parts
         text = parts[0] if len(parts) == 1 else "".join(parts)
         if len(text) <= self.max_chars and text.isprintable() and "  " not in text:
@@ -101,7 +101,7 @@ class _Walk:
         else:
             text = fold(text, self.max_chars)
         if text:
-            _, _, block_tag, path, (furniture, caption, figure, _, _) = opened
+            _, _, block_tag, path, (furniture, caption, figure, _, _) = open_element
             tag = "pre" if code else block_tag
             linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
             # By position: this is done for every paragraph.
@@ -109,16 +109,16 @@ class _Walk:
         parts.clear()
         self.linked = 0
 
-    def see(self, node: LexborNode, opened: _Open) -> None:
-        """Notes a picture's place, in ``opened``."""
+    def see(self, node: LexborNode, open_element: _Open) -> None:
+        """Notes a picture's place, in ``open_element``."""
         if len(self.spots) == self.max_images:
             self.num_beyond += 1
             return
         attributes = node.attributes
         sides = declared_sides(attributes)
         if self.parts and not any(side is not None and side < _INLINE_PX for side in sides):
-            self.flush(opened)
-        _, _, _, path, (furniture, _, figure, _, link) = opened
+            self.flush(open_element)
+        _, _, _, path, (furniture, _, figure, _, link) = open_element
         self.spots.append(
             Spot(
                 node=node,
@@ -126,7 +126,7 @@ class _Walk:
                 sides=sides,
                 block=len(self.blocks),
                 path=path,
-                ancestors=_ancestors(opened),
+                ancestors=_ancestors(open_element),
                 marks=self._marks(node),
                 link=link,
                 figure=figure,
@@ -134,35 +134,35 @@ class _Walk:
             )
         )
 
-    def see_listing(self, node: LexborNode, opened: _Open) -> None:
-        """Takes a listing in ``opened`` as one block, whatever elements colour its words."""
+    def see_listing(self, node: LexborNode, open_element: _Open) -> None:
+        """Takes a listing in ``open_element`` as one block, whatever elements colour its words."""
         if self.parts:
-            self.flush(opened)
+            self.flush(open_element)
         self.parts.append((node.text(deep=True) or "")[: 2 * self.max_chars])
-        self.flush(opened, code=True)
+        self.flush(open_element, code=True)
 
     def _marks(self, node: LexborNode) -> tuple[str, ...]:
         marks: list[str] = []
-        at: LexborNode | None = node
-        while at is not None and len(marks) < _MARKED:
-            if at.tag == "body":
+        ancestor: LexborNode | None = node
+        while ancestor is not None and len(marks) < _MARKED:
+            if ancestor.tag == "body":
                 # It carries switches of the whole page in its classes ("has-sidebar").
                 marks.append("")
                 break
-            mark = self.marks.get(at.mem_id)
+            mark = self.marks.get(ancestor.mem_id)
             if mark is None:
-                mark = self.marks[at.mem_id] = class_and_id(at)
+                mark = self.marks[ancestor.mem_id] = class_and_id(ancestor)
             marks.append(mark)
-            at = at.parent
+            ancestor = ancestor.parent
         return tuple(marks)
 
 
-def _ancestors(opened: _Open) -> tuple[str, ...]:
+def _ancestors(open_element: _Open) -> tuple[str, ...]:
     tags: list[str] = []
-    at, tag, *_ = opened
-    while at is not None and len(tags) < _ANCESTORS:
+    parent, tag, *_ = open_element
+    while parent is not None and len(tags) < _ANCESTORS:
         tags.append(tag)
-        at, tag, *_ = at
+        parent, tag, *_ = parent
     return tuple(tags)
 
 
@@ -217,34 +217,34 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
     """
     limit = 2 * walk.max_chars
     parts = walk.parts
-    opened = _OUTSIDE
+    open_element = _OUTSIDE
     # Open nodes, and what was open around those that the walk has entered.
     above: list[tuple[LexborNode, _Open | None]] = []
     serial = 0
     source = tree.raw_html or b""
     has_drawn = b"<image" in source
     styled = body.css(_PAINTED) if b"url(" in source else ()
-    behind = {n.mem_id for n in styled if painted(n.attributes)}
+    background_ids = {n.mem_id for n in styled if painted(n.attributes)}
     node: LexborNode | None = body
     while node is not None:
         tag = node.tag or ""
-        if behind and node.mem_id in behind and tag not in _SPECIAL:
-            walk.see(node, opened)
+        if background_ids and node.mem_id in background_ids and tag not in _SPECIAL:
+            walk.see(node, open_element)
         if tag == _TEXT:
             # Between blocks there is mostly nothing but white space.
             if parts or not node.is_empty_text_node:
                 text = node.text_content or ""
                 parts.append(text[:limit])
-                if opened[4][4]:
+                if open_element[4][4]:
                     walk.linked += len(text)
         elif tag in _SPECIAL:
             if tag in _PICTURES or (tag == "video" and node.attributes.get("poster")):
-                walk.see(node, opened)
+                walk.see(node, open_element)
             elif tag == "pre":
-                walk.see_listing(node, opened)
+                walk.see_listing(node, open_element)
             elif tag == "svg" and has_drawn:
                 for drawn in node.css("image"):
-                    walk.see(drawn, opened)
+                    walk.see(drawn, open_element)
         elif (child := node.child) is not None:
             attributes, around = node.attributes, None
             classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""
@@ -254,34 +254,34 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 is_noted, caption, furniture = tag in _OPENED, False, False
                 changes = tag in _CHANGING
             if is_noted:
-                around = opened
+                around = open_element
                 _, _, block_tag, path, state = around
                 is_block = tag in _BLOCKS
                 if parts and (is_block or caption):
-                    walk.flush(opened)
+                    walk.flush(open_element)
                 serial += 1
                 if changes:
                     link = attributes.get("href") or "" if tag == "a" else state[4]
                     state = _inside(state, tag, serial, furniture, caption, link)
                 path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
-                opened = (around, tag, tag if is_block else block_tag, path, state)
+                open_element = (around, tag, tag if is_block else block_tag, path, state)
             above.append((node, around))
             node = child
             continue
         elif parts and tag in _BLOCKS:
-            walk.flush(opened)
+            walk.flush(open_element)
         if not above:
             break
         node = node.next
         while node is None and above:
             last, around = above.pop()
             if around is not None:
-                if parts and (opened[1] in _BLOCKS or opened[4][1] != around[4][1]):
-                    walk.flush(opened)
-                opened = around
+                if parts and (open_element[1] in _BLOCKS or open_element[4][1] != around[4][1]):
+                    walk.flush(open_element)
+                open_element = around
             node = last.next if above else None
     if parts:
-        walk.flush(opened)
+        walk.flush(open_element)
 
 
 def fold(text: str | None, limit: int) -> str:

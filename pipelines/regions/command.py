@@ -4,10 +4,16 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.extract.flags import add_engine
-from vlmill.extract.from_flags import check_detector, config_of
+from vlmill.extract.from_flags import check_detector, make_config
 from vlmill.pipelines.launch.loading import parsed, require_flags
-from vlmill.schemas.console.command import Parser, add_fresh, add_lock_seconds, place, run_command
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.console.command import (
+    Parser,
+    add_fresh,
+    add_lock_seconds,
+    path_or_url,
+    run_command,
+)
+from vlmill.schemas.files.lock import lock_output
 
 
 def parser() -> Parser:
@@ -30,7 +36,9 @@ def parser() -> Parser:
     p.add_argument(
         "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
     )
-    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
+    p.add_argument(
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+    )
     add_fresh(p)
     add_lock_seconds(p)
     add_engine(p)
@@ -41,12 +49,12 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     require_flags(beam_flags)
-    with locked(args.output, seconds=args.lock_seconds):
+    with lock_output(args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    config_of(args)
+    make_config(args)
     check_detector(args)
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.schemas.files.reading import find_shards

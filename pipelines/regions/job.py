@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from vlmill.extract.from_flags import (
-    config_of,
+    make_config,
     detector_inputs,
-    detector_of,
+    make_detector,
     warn_of_random_weights,
 )
 from vlmill.pipelines.launch.loading import quiet_beam_import
-from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.command import print_reading_hint
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import remove_leftovers
 from vlmill.schemas.files.digests import table_input
@@ -62,7 +62,7 @@ def maker_of_parts(args: argparse.Namespace, beam_flags: Sequence[str]) -> MakeP
 def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
     """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
     make_parts = maker_of_parts(args, beam_flags)
-    config = config_of(args)
+    config = make_config(args)
 
     from vlmill.extract.pictures.plan import repeats_marked, rows_of
     from vlmill.extract.run.job import JOB, Job, count_rows
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     job = Job(
         plan=list(repeats_marked(rows_of(tables))),
         output=args.output,
-        detector=detector_of(args),
+        detector=make_detector(args),
         config=config,
         # Named as by `extract-rois run`: both write the same bytes.
         inputs=[table_input("INPUT", args.images, IMAGES), *detector_inputs(args)],
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     note = f" ({job.detector.weights})" if args.weights is None else ""
     reasons = rejects_said(reject_counts(job.output))
     counts = f"{len(job.plan)} pictures, {regions} rows of regions, {reasons}"
-    say_how_to_read(job.output, REGIONS.name)
+    print_reading_hint(job.output, REGIONS.name)
     print(f"{done}: {counts}: {job.output}{note}")
     return 0 if regions or not rejects else 1
 

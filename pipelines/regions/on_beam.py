@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
-from vlmill.extract.from_flags import config_of, detector_of
-from vlmill.pipelines.counting.numbers import Numbers, rejects_of, timed
+from vlmill.extract.from_flags import make_config, make_detector
+from vlmill.pipelines.counting.numbers import Numbers, count_rejects, timed
 from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.reading import reject_counts
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
@@ -43,19 +43,19 @@ class ExtractPart(beam.DoFn):
             )
 
     def _open(self) -> "Detector":
-        return detector_of(self.arguments)
+        return make_detector(self.arguments)
 
     def process(self, part: "Part") -> Iterator[tuple[int, int]]:
         from vlmill.extract.run.job import Job, make_shards
 
-        config, output = config_of(self.arguments), path_of(self.arguments.output)
+        config, output = make_config(self.arguments), to_path(self.arguments.output)
         job = Job(plan=(), output=output, detector=self.detector, config=config)
         numbers = Numbers(pictures=len(part.pictures))
         progress = Progress(total=len(part.pictures), unit="picture", label=f"regions {part.index}")
         with progress, timed(numbers):
             regions, rejects = make_shards(job, part, progress)
         numbers.update(rows=regions.rows, bytes=regions.bytes + rejects.bytes)
-        numbers.update(rejects_of(reject_counts(output / rejects.name)))
+        numbers.update(count_rejects(reject_counts(output / rejects.name)))
         count_in_beam("regions", numbers)
         yield regions.rows, rejects.rows
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.kept import KeptNumbers
+from vlmill.pipelines.counting.kept import NumberStore
 from vlmill.pipelines.tables.inputs import IDS, TableInput
 from vlmill.pipelines.tables.where import Condition
 from vlmill.schemas.files.paths import readable
@@ -34,7 +34,7 @@ def groups(entry: TableInput, columns: Sequence[str]) -> Iterator[pa.Table]:
                 yield read_group(file, path, group, entry.table, columns)
 
 
-def keys_of(column: pa.ChunkedArray) -> Keys:
+def compute_keys(column: pa.ChunkedArray) -> Keys:
     """64-bit keys of texts: uint64 [rows], 0 of a null."""
     values = column.to_pylist()
     return np.fromiter((0 if v is None else key64(v) for v in values), np.uint64, len(values))
@@ -50,10 +50,10 @@ def as_mask(values: object) -> Bools:
 
 
 @dataclass(kw_only=True)
-class FirstOfEach:
+class DuplicateFilter:
     """Drops rows whose id came earlier. Memory: some 20 MB a table, the ids lie on the disk."""
 
-    seen: dict[str, KeptNumbers] = field(default_factory=dict)
+    seen: dict[str, NumberStore] = field(default_factory=dict)
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
         """Keeps the first row of each id; one with another content is an id_conflict."""
@@ -61,10 +61,10 @@ class FirstOfEach:
             reason: np.zeros(rows.num_rows, dtype=np.bool_)
             for reason in (Reason.DUPLICATE, Reason.ID_CONFLICT)
         }
-        seen = self.seen.setdefault(table.name, KeptNumbers())
+        store = self.seen.setdefault(table.name, NumberStore())
         ids = row_ids(table, rows)
         for row, (key, mark) in enumerate(zip(ids, content_marks(table, rows), strict=True)):
-            earlier = seen.claim(key, mark)
+            earlier = store.claim(key, mark)
             if earlier is not None:
                 same = earlier == mark
                 dropped[Reason.DUPLICATE if same else Reason.ID_CONFLICT][row] = True
@@ -74,7 +74,7 @@ class FirstOfEach:
 def row_ids(table: Table, rows: pa.Table) -> list[int]:
     """64-bit keys of a table's ids; of a table without ids, of its whole rows."""
     name = IDS.get(table.name)
-    return content_marks(table, rows) if name is None else keys_of(rows.column(name)).tolist()
+    return content_marks(table, rows) if name is None else compute_keys(rows.column(name)).tolist()
 
 
 def content_marks(table: Table, rows: pa.Table) -> list[int]:
@@ -96,7 +96,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
+class ConditionFilter:
     """Drops rows of the main table of which a condition does not hold."""
 
     condition: Condition
@@ -107,7 +107,7 @@ class Holding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class SampleFilter:
     """Drops rows of the main table whose id's hash with the seed lies above a limit: which rows
     stay depends on neither their order nor their number of shards.
     """
@@ -117,30 +117,30 @@ class Drawn:
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
         """Keeps the drawn rows."""
-        drawn = draws(self.seed, rows.column(IDS[table.name]))
-        return {Reason.EXCLUDED: drawn > np.uint64(self.limit)}
+        hashes = hash_ids(self.seed, rows.column(IDS[table.name]))
+        return {Reason.EXCLUDED: hashes > np.uint64(self.limit)}
 
 
-def draws(seed: int, ids: pa.ChunkedArray) -> Keys:
+def hash_ids(seed: int, ids: pa.ChunkedArray) -> Keys:
     """Returns a number for each id, uint64 [rows]: the same ids give the same ones."""
     return np.fromiter((key64(f"{seed}\0{name}") for name in ids.to_pylist()), np.uint64)
 
 
-def limit_of(seed: int, entry: TableInput, rows: int) -> int:
+def find_limit(seed: int, entry: TableInput, rows: int) -> int:
     """The limit below which exactly ``rows`` ids lie; all of them if there are not more."""
     name = IDS[entry.table.name]
-    parts = [draws(seed, group.column(name)) for group in groups(entry, [name])]
-    drawn = np.concatenate([NO_KEYS, *parts])
-    if rows >= len(drawn):
+    parts = [hash_ids(seed, group.column(name)) for group in groups(entry, [name])]
+    hashes = np.concatenate([NO_KEYS, *parts])
+    if rows >= len(hashes):
         return (1 << 64) - 1
-    return int(np.partition(drawn, rows - 1)[rows - 1])
+    return int(np.partition(hashes, rows - 1)[rows - 1])
 
 
 # What goes with them
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class RelatedFilter:
     """Drops rows that are about no picture and no pair that stays: sorted keys of each.
 
     ``pairs`` None: the main table was none of pairs, negatives stay.
@@ -153,22 +153,22 @@ class About:
         """Keeps the rows of the pictures and pairs that stay."""
         stays = np.ones(rows.num_rows, dtype=np.bool_)
         if table.name == "negatives" and self.pairs is not None:
-            stays = known_keys(keys_of(rows.column("pair_id")), self.pairs)
+            stays = known_keys(compute_keys(rows.column("pair_id")), self.pairs)
         elif "image_id" in table.fields:
-            stays = known_keys(keys_of(rows.column("image_id")), self.images)
+            stays = known_keys(compute_keys(rows.column("image_id")), self.images)
         return {Reason.EXCLUDED: ~stays}
 
 
-def about(entry: TableInput, choose: Choose) -> About:
+def about(entry: TableInput, choose: Choose) -> RelatedFilter:
     """Returns the pictures and pairs of the main table's rows that stay. Memory: 8 bytes each."""
     images, pairs = [NO_KEYS], [NO_KEYS]
     columns = [name for name in entry.table.schema.names if name not in _LARGE]
     for group in groups(entry, columns):
-        stays = group.filter(pa.array(~gone(choose(entry.table, group), group.num_rows)))
+        stays = group.filter(pa.array(~merge_masks(choose(entry.table, group), group.num_rows)))
         images.append(np.unique(picture_keys(stays)))
         if "pair_id" in columns:
-            pairs.append(keys_of(stays.column("pair_id")))
-    return About(
+            pairs.append(compute_keys(stays.column("pair_id")))
+    return RelatedFilter(
         images=np.unique(np.concatenate(images)),
         pairs=np.unique(np.concatenate(pairs)) if "pair_id" in columns else None,
     )
@@ -178,11 +178,11 @@ def about(entry: TableInput, choose: Choose) -> About:
 _LARGE = frozenset(("bytes", "features", "class_probs", "class_prob_ids", "global_feature"))
 
 
-def gone(dropped: Dropped, rows: int) -> Bools:
+def merge_masks(dropped: Dropped, rows: int) -> Bools:
     """Returns all rows that go, for whatever reason."""
     mask = np.zeros(rows, dtype=np.bool_)
-    for one in dropped.values():
-        mask |= one
+    for reason_mask in dropped.values():
+        mask |= reason_mask
     return mask
 
 
@@ -190,5 +190,5 @@ def picture_keys(rows: pa.Table) -> Keys:
     """64-bit keys of the pictures that rows name, in one column or in lists."""
     if "image_ids" in rows.schema.names:
         lists = rows.column("image_ids").combine_chunks()
-        return keys_of(pa.chunked_array([lists.flatten()]))
-    return keys_of(rows.column("image_id"))
+        return compute_keys(pa.chunked_array([lists.flatten()]))
+    return compute_keys(rows.column("image_id"))

@@ -6,27 +6,34 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlmill.pipelines.launch.loading import parsed, require_flags
-from vlmill.pipelines.tables.choice import Choose, Drawn, FirstOfEach, Holding, about, limit_of
+from vlmill.pipelines.tables.choice import (
+    Choose,
+    SampleFilter,
+    DuplicateFilter,
+    ConditionFilter,
+    about,
+    find_limit,
+)
 from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inputs
 from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
-from vlmill.pipelines.tables.removal import Removal, read_wanted, removal_of, seen_by
+from vlmill.pipelines.tables.removal import Removal, read_request, find_removal, count_trained_on
 from vlmill.pipelines.tables.where import Condition
 from vlmill.schemas.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
-    at_least,
-    place,
+    int_at_least,
+    path_or_url,
     run_command,
-    say,
+    print_status,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
@@ -74,7 +81,9 @@ _manifest.json.
 
 def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
-    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
+    p.add_argument(
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+    )
     add_fresh(p)
     add_lock_seconds(p)
 
@@ -92,7 +101,7 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
 
 def _add_sample(p: argparse.ArgumentParser) -> None:
     amount = p.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--rows", type=at_least(1), metavar="N", help="so many rows")
+    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="so many rows")
     amount.add_argument("--fraction", type=float, metavar="F", help="about this share, 0 to 1")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     _add_table(p)
@@ -103,11 +112,18 @@ def _add_table(p: argparse.ArgumentParser) -> None:
 
 
 def _add_remove(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--urls", type=place, metavar="FILE", help="URLs, one a line")
-    p.add_argument("--sha256", type=place, metavar="FILE", help="SHA-256 of pictures, one a line")
-    p.add_argument("--image-ids", type=place, metavar="FILE", help="image_ids, one a line")
+    p.add_argument("--urls", type=path_or_url, metavar="FILE", help="URLs, one a line")
     p.add_argument(
-        "--checkpoints", nargs="+", default=[], type=place, metavar="DIR", help="say what these saw"
+        "--sha256", type=path_or_url, metavar="FILE", help="SHA-256 of pictures, one a line"
+    )
+    p.add_argument("--image-ids", type=path_or_url, metavar="FILE", help="image_ids, one a line")
+    p.add_argument(
+        "--checkpoints",
+        nargs="+",
+        default=[],
+        type=path_or_url,
+        metavar="DIR",
+        help="say what these saw",
     )
 
 
@@ -115,7 +131,7 @@ Plan = tuple[dict[str, Choose], Removal | None]
 
 
 def _plan_concat(_: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
-    first = FirstOfEach()
+    first = DuplicateFilter()
     return dict.fromkeys(tables, first), None
 
 
@@ -123,7 +139,7 @@ def _plan_filter(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
     condition = Condition(args.where)
     name = main_table(tables, args.table)
     condition.check(tables[name].table)
-    return _with_what_is_about(tables, name, Holding(condition=condition)), None
+    return _add_related(tables, name, ConditionFilter(condition=condition)), None
 
 
 def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
@@ -135,26 +151,26 @@ def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
     limit = (
         int(args.fraction * ((1 << 64) - 1))
         if args.rows is None
-        else limit_of(args.seed, tables[name], args.rows)
+        else find_limit(args.seed, tables[name], args.rows)
     )
-    drawn = Drawn(seed=args.seed, limit=min(limit, (1 << 64) - 1))
-    return _with_what_is_about(tables, name, drawn), None
+    sample = SampleFilter(seed=args.seed, limit=min(limit, (1 << 64) - 1))
+    return _add_related(tables, name, sample), None
 
 
-def _with_what_is_about(
-    tables: dict[str, TableInput], name: str, choose: Choose
-) -> dict[str, Choose]:
-    others = about(tables[name], choose)
-    return {other: choose if other == name else others for other in tables}
+def _add_related(tables: dict[str, TableInput], name: str, choose: Choose) -> dict[str, Choose]:
+    related = about(tables[name], choose)
+    return {other: choose if other == name else related for other in tables}
 
 
 def _plan_remove(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
     if args.urls is None and args.sha256 is None and args.image_ids is None:
         raise InputError("remove: say what: --urls FILE, --sha256 FILE or --image-ids FILE")
-    removal = removal_of(tables, read_wanted(args.urls, args.sha256, args.image_ids))
+    removal = find_removal(tables, read_request(args.urls, args.sha256, args.image_ids))
     for checkpoint in args.checkpoints:
-        pictures, pairs = seen_by(checkpoint, removal)
-        say(f"{checkpoint} was trained on {pictures} of these pictures and {pairs} of these pairs")
+        pictures, pairs = count_trained_on(checkpoint, removal)
+        print_status(
+            f"{checkpoint} was trained on {pictures} of these pictures and {pairs} of these pairs"
+        )
     return dict.fromkeys(tables, removal), removal
 
 
@@ -184,7 +200,7 @@ def parser() -> Parser:
     return top
 
 
-def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+def read_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What decides the rows."""
     known = ("where", "rows", "fraction", "seed", "table")
     return {
@@ -198,12 +214,12 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the verb."""
     args, beam_flags = parsed(parser(), arguments)
     require_flags(beam_flags)
-    with locked(args.output, seconds=args.lock_seconds):
+    with lock_output(args.output, seconds=args.lock_seconds):
         tables, inputs = open_inputs(args.inputs)
-        if any(path_of(one).resolve() == args.output.resolve() for one in args.inputs):
+        if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
             raise InputError(f"--output {args.output} is an IN; give another folder")
         inputs += _lists(args)
-        settings = settings_of(args) | {"digests": [entry.digest for entry in inputs]}
+        settings = read_settings(args) | {"digests": [entry.digest for entry in inputs]}
         name = f"tables {args.verb}"
         state = prepare_output(args.output, job=name, settings=settings, fresh=args.fresh)
         if state is not State.FINISHED:
@@ -229,11 +245,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _lists(args: argparse.Namespace) -> list[Input]:
     flags = {"--urls": "urls", "--sha256": "sha256", "--image-ids": "image_ids"}
-    named = {flag: getattr(args, name, None) for flag, name in flags.items()}
-    for flag, path in named.items():
+    paths = {flag: getattr(args, name, None) for flag, name in flags.items()}
+    for flag, path in paths.items():
         if path is not None and not path.is_file():
             raise InputError(f"{flag} {path}: no such file; give a text file of one value a line")
-    return [file_input(flag, path) for flag, path in named.items() if path is not None]
+    return [file_input(flag, path) for flag, path in paths.items() if path is not None]
 
 
 def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: State) -> int:
@@ -248,7 +264,7 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
     if (args.output / NOT_FOUND).is_file():
         absent = json.loads((args.output / NOT_FOUND).read_text(encoding="utf-8"))
         for line in absent_lines(absent):
-            say(f"warning: {line}; all of them: {args.output / NOT_FOUND}")
+            print_status(f"warning: {line}; all of them: {args.output / NOT_FOUND}")
     done = "finished before" if state is State.FINISHED else "done"
     print(f"{done}: {', '.join(parts)}: {args.output}")
     return 0

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.lineage import CHANGED, lineage
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.paths import matches, path_of, readable
-from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
+from vlmill.schemas.files.paths import matches, to_path, readable
+from vlmill.schemas.files.reading import read_array_formats, find_shards, read_producer
 from vlmill.schemas.tables import REJECTS, TABLES, Table
 
 # What names a table's row; without one, rows are not compared.
@@ -71,7 +71,7 @@ def open_inputs(arguments: Sequence[str]) -> tuple[dict[str, TableInput], list[I
 
 def table_names(argument: str) -> list[str]:
     """The tables that an argument holds, rejects left out."""
-    folder = path_of(argument)
+    folder = to_path(argument)
     if folder.is_dir():
         names = [name for name in TABLES if name != REJECTS.name]
         return [name for name in names if any(folder.glob(f"{name}-*.parquet"))]
@@ -88,22 +88,24 @@ def table_names(argument: str) -> list[str]:
 
 def warn_of_lineage(argument: str) -> None:
     """Tells where what a folder was made of has changed since."""
-    if not (path_of(argument) / MANIFEST).is_file():
+    if not (to_path(argument) / MANIFEST).is_file():
         return
     changed = [node.path for node in lineage(argument) if node.state == CHANGED]
     if changed:
-        say(f"warning: {argument} was made of {', '.join(changed[:3])}, which has changed since")
+        print_status(
+            f"warning: {argument} was made of {', '.join(changed[:3])}, which has changed since"
+        )
 
 
 def _table(table: Table, paths: list[Path]) -> TableInput:
     """Raises InputError for arrays of different layout and for regions of different detectors."""
-    arrays, producer = arrays_of(paths[0]), producer_of(paths[0])
+    arrays, producer = read_array_formats(paths[0]), read_producer(paths[0])
     same = True
     for path in paths[1:]:
-        other = producer_of(path)
-        if arrays_of(path) != arrays:
+        other = read_producer(path)
+        if read_array_formats(path) != arrays:
             raise InputError(
-                f"{path} stores its arrays as {arrays_of(path)}, {paths[0]} as {arrays}; write "
+                f"{path} stores its arrays as {read_array_formats(path)}, {paths[0]} as {arrays}; write "
                 "them alike before they are joined"
             )
         key = "detector_fingerprint"
@@ -118,15 +120,15 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
     return TableInput(table=table, paths=tuple(paths), arrays=arrays, producer=shared_producer)
 
 
-def main_table(tables: dict[str, TableInput], named: str | None) -> str:
+def main_table(tables: dict[str, TableInput], requested: str | None) -> str:
     """The table whose rows are chosen: the named one, or the folder's examples.
 
     Raises InputError.
     """
-    if named is not None:
-        if named not in tables:
-            raise InputError(f"--table {named}: IN has only {', '.join(tables)}")
-        return named
+    if requested is not None:
+        if requested not in tables:
+            raise InputError(f"--table {requested}: IN has only {', '.join(tables)}")
+        return requested
     candidates = [name for name in MAIN if name in tables]
     if not candidates:
         raise InputError(f"IN has only {', '.join(tables)}; say whose rows: --table NAME")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from vlmill.pipelines.tables.choice import Choose, Dropped, gone
+from vlmill.pipelines.tables.choice import Choose, Dropped, merge_masks
 from vlmill.pipelines.tables.inputs import IDS, TableInput
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.console.report import Section, funnel_table, settings_table, write_page
@@ -80,7 +80,7 @@ def run_job(job: Job) -> list[dict[str, Any]]:
                 shard = finished_shard(job, entry, index)
                 if shard is not None:
                     count_shard(job, entry, index, tally)
-                shards.append(shard or write_one(job, entry, index, tally))
+                shards.append(shard or write_table_shard(job, entry, index, tally))
             dropped = tally.counts
             funnel.append(
                 {"stage": name, "unit": "rows", "in": rows, "out": rows - dropped.total()}
@@ -101,12 +101,12 @@ def finished_shard(job: Job, entry: TableInput, index: int) -> Shard | None:
     return next(iter(describe_finished([(entry.table, job.output / name)])), None)
 
 
-def write_one(job: Job, entry: TableInput, index: int, tally: Tally) -> Shard:
+def write_table_shard(job: Job, entry: TableInput, index: int, tally: Tally) -> Shard:
     """Writes the rows of a shard that stay."""
     producer = {**entry.producer, **_producer(job)}
-    place = (index, len(entry.paths))
+    position = (index, len(entry.paths))
     with ShardWriter(
-        job.output, entry.table, *place, producer=producer, arrays=entry.arrays
+        job.output, entry.table, *position, producer=producer, arrays=entry.arrays
     ) as writer:
         for rows in _staying(job, entry, index, tally):
             writer.write(job.rewrite(entry.table, rows) if job.rewrite else rows)
@@ -143,9 +143,13 @@ def _count(
 ) -> pa.Table:
     """The rows that stay; counts the others, and notes them where they are rejects."""
     dropped = job.choose[table.name](table, rows)
-    mask = gone(dropped, rows.num_rows)
+    mask = merge_masks(dropped, rows.num_rows)
     tally.counts.update(
-        {reason.value: n for reason, one in dropped.items() if (n := int(one.sum()))}
+        {
+            reason.value: n
+            for reason, reason_mask in dropped.items()
+            if (n := int(reason_mask.sum()))
+        }
     )
     tally.progress.advance(rows.num_rows, rejects=int(mask.sum()))
     if job.rejected and mask.any():
@@ -162,12 +166,12 @@ def _rejects(
     job: Job, table: Table, rows: pa.Table, dropped: Dropped, path: Path
 ) -> list[dict[str, object]]:
     name = IDS.get(table.name, "image_id")
-    made = []
+    rejects = []
     for reason, mask in dropped.items():
         for row in np.flatnonzero(mask).tolist():
             key = f"{table.name}:{rows.column(name)[row].as_py()}"
-            made.append(reject(job.name.split()[-1], key, reason, f"in {path}"))
-    return made
+            rejects.append(reject(job.name.split()[-1], key, reason, f"in {path}"))
+    return rejects
 
 
 def _producer(job: Job) -> dict[str, Any]:
@@ -200,8 +204,8 @@ def absent_lines(absent: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _absent_section(absent: Mapping[str, Sequence[str]]) -> list[Section]:
-    said = absent_lines(absent)
-    if not said:
+    lines = absent_lines(absent)
+    if not lines:
         return []
-    body = Markup("").join(Markup("<p>{}</p>").format(line) for line in said)
+    body = Markup("").join(Markup("<p>{}</p>").format(line) for line in lines)
     return [Section(title="Not found", body=body, intro=f"all of them: {NOT_FOUND}")]

@@ -12,7 +12,7 @@ import apache_beam as beam
 from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.tables.inputs import TableInput
-from vlmill.pipelines.tables.job import Job, Tally, count_shard, finished_shard, write_one
+from vlmill.pipelines.tables.job import Job, Tally, count_shard, finished_shard, write_table_shard
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import remove_leftovers
 
@@ -30,27 +30,27 @@ class WriteShard(beam.DoFn):
         self._reached = copy.deepcopy(self._job)  # with what it has kept of earlier rows
         self._next = 0
 
-    def process(self, place: int) -> Iterator[int]:
+    def process(self, index: int) -> Iterator[int]:
         with Progress(total=None, unit="row", label="shard", visible=False) as progress:
             try:
-                self._write(place, Tally(progress=progress))
+                self._write(index, Tally(progress=progress))
             except BaseException:
                 self.setup()  # what has been kept ends in the middle of a shard
                 raise
-        yield place
+        yield index
 
-    def _write(self, place: int, tally: Tally) -> None:
-        shards = shards_of(self._job)
+    def _write(self, index: int, tally: Tally) -> None:
+        shards = list_shards(self._job)
         if self._job.rejected:
-            if self._next > place:
+            if self._next > index:
                 self.setup()
-            for earlier in range(self._next, place):
+            for earlier in range(self._next, index):
                 count_shard(self._reached, *shards[earlier], tally)
-            self._next = place + 1
-        write_one(self._reached, *shards[place], tally)
+            self._next = index + 1
+        write_table_shard(self._reached, *shards[index], tally)
 
 
-def shards_of(job: Job) -> list[tuple[TableInput, int]]:
+def list_shards(job: Job) -> list[tuple[TableInput, int]]:
     """Returns all shards of the input: their table, and which of it."""
     return [(entry, index) for entry in job.tables.values() for index in range(len(entry.paths))]
 
@@ -58,10 +58,10 @@ def shards_of(job: Job) -> list[tuple[TableInput, int]]:
 def write_on_beam(job: Job, flags: Sequence[str]) -> None:
     """Has the shards written that are not there yet, by the runner that ``flags`` name."""
     options = beam_options(flags)
-    places = {f"IN {path}": str(path) for entry, i in shards_of(job) for path in [entry.paths[i]]}
-    require_for_cluster(options, {**places, "--output": str(job.output)})
-    shards = enumerate(shards_of(job))
-    missing = [place for place, shard in shards if finished_shard(job, *shard) is None]
+    paths = {f"IN {path}": str(path) for entry, i in list_shards(job) for path in [entry.paths[i]]}
+    require_for_cluster(options, {**paths, "--output": str(job.output)})
+    shards = enumerate(list_shards(job))
+    missing = [index for index, shard in shards if finished_shard(job, *shard) is None]
     if missing:
         step = WriteShard(job)
         with run_pipeline(options) as pipeline:

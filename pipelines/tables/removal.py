@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, groups, keys_of
+from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, groups, compute_keys
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
@@ -33,7 +33,7 @@ LISTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RemovalRequest:
     """What is to go, as sorted 64-bit keys of URLs, digests and ids."""
 
     urls: Keys
@@ -53,7 +53,7 @@ def _url_alias(url: str) -> str:
     return f"url-sha256/{hashlib.sha256(url.encode()).hexdigest()}"
 
 
-def read_wanted(urls: Path | None, sha256: Path | None, ids: Path | None) -> Wanted:
+def read_request(urls: Path | None, sha256: Path | None, ids: Path | None) -> RemovalRequest:
     """Reads the files of one value a line. Raises InputError."""
     lines = {
         flag: [] if path is None else _lines(path, flag)
@@ -63,12 +63,12 @@ def read_wanted(urls: Path | None, sha256: Path | None, ids: Path | None) -> Wan
         if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef"):
             raise InputError(f"--sha256 {sha256}: {digest[:80]} is no SHA-256 in hexadecimal")
     digests = [digest.lower() for digest in lines["--sha256"]]
-    return Wanted(
+    return RemovalRequest(
         urls=_sorted(lines["--urls"]),
         digests=_sorted(digests),
         ids=_sorted([*lines["--image-ids"], *digests]),  # a crawled picture's id is its digest
         url_aliases=_sorted(list(map(_url_alias, lines["--urls"]))),
-        lines={flag[2:].replace("-", "_"): of_flag for flag, of_flag in lines.items()},
+        lines={flag[2:].replace("-", "_"): flag_lines for flag, flag_lines in lines.items()},
     )
 
 
@@ -102,11 +102,11 @@ class Removal:
         """Keeps the rows that name none of them."""
         mask = np.zeros(rows.num_rows, dtype=np.bool_)
         if "image_id" in table.fields:
-            mask |= known_keys(keys_of(rows.column("image_id")), self.images)
+            mask |= known_keys(compute_keys(rows.column("image_id")), self.images)
         if "pair_id" in table.fields:
-            mask |= known_keys(keys_of(rows.column("pair_id")), self.pairs)
+            mask |= known_keys(compute_keys(rows.column("pair_id")), self.pairs)
         if "image_ids" in table.fields:
-            mask |= _any_of(rows.column("image_ids"), self.images)
+            mask |= _match_any(rows.column("image_ids"), self.images)
         return {Reason.EXCLUDED: mask}
 
     def shortened(self, table: Table, rows: pa.Table) -> pa.Table:
@@ -115,53 +115,55 @@ class Removal:
             return rows
         removed = self.pairs if table.name == "negatives" else self.images
         ids, numbers = LISTS[table.name]
-        mask = _any_of(rows.column(ids), removed)
+        mask = _match_any(rows.column(ids), removed)
         if not mask.any():
             return rows
-        changed = [_shorter(row, ids, numbers, removed) for row in rows.to_pylist()]
+        changed = [_shorten_row(row, ids, numbers, removed) for row in rows.to_pylist()]
         return pa.Table.from_pylist(changed, schema=rows.schema)
 
 
-def _any_of(lists: pa.ChunkedArray, keys: Keys) -> Bools:
-    named = [values or [] for values in lists.to_pylist()]
+def _match_any(lists: pa.ChunkedArray, keys: Keys) -> Bools:
+    names_by_row = [values or [] for values in lists.to_pylist()]
     hashes = set(keys.tolist())
-    hits = [any(key64(name) in hashes for name in names) for names in named]
+    hits = [any(key64(name) in hashes for name in names) for names in names_by_row]
     return np.array(hits, dtype=np.bool_)
 
 
-def _shorter(row: Mapping[str, object], ids: str, numbers: str, removed: Keys) -> dict[str, object]:
+def _shorten_row(
+    row: Mapping[str, object], ids: str, numbers: str, removed: Keys
+) -> dict[str, object]:
     names, values = row[ids], row[numbers]
     assert isinstance(names, list)
     hashes = set(removed.tolist())
-    stays = [place for place, name in enumerate(names) if key64(name) not in hashes]
-    shorter = {ids: [names[place] for place in stays]}
+    stays = [index for index, name in enumerate(names) if key64(name) not in hashes]
+    shorter = {ids: [names[index] for index in stays]}
     if isinstance(values, list):
-        shorter[numbers] = [values[place] for place in stays]
+        shorter[numbers] = [values[index] for index in stays]
     return {**row, **shorter}
 
 
-def removal_of(tables: Mapping[str, TableInput], request: Wanted) -> Removal:
+def find_removal(tables: Mapping[str, TableInput], request: RemovalRequest) -> Removal:
     """The pictures that any table names by what is wanted, and the pairs of these pictures.
 
     A picture goes under all its names: with it go those that share an alias or the bytes.
     """
-    named, matches = _pictures(tables, request)
-    images = np.unique(np.concatenate([request.ids, *named]))
+    image_keys, matches = _pictures(tables, request)
+    images = np.unique(np.concatenate([request.ids, *image_keys]))
     while len(more := _same_pictures(tables, images)) > len(images):
         images = more
     pairs = [np.empty(0, np.uint64)]
     if "pairs" in tables:
         columns = ["pair_id", "image_id", "page_url", "image_url"]
         for rows in groups(tables["pairs"], columns):
-            mask = known_keys(keys_of(rows.column("image_id")), images)
+            mask = known_keys(compute_keys(rows.column("image_id")), images)
             for name in ("page_url", "image_url"):
-                mask |= known_keys(keys_of(rows.column(name)), request.urls)
-            pairs.append(keys_of(rows.filter(pa.array(mask)).column("pair_id")))
+                mask |= known_keys(compute_keys(rows.column(name)), request.urls)
+            pairs.append(compute_keys(rows.filter(pa.array(mask)).column("pair_id")))
     pairs_of_these = np.unique(np.concatenate(pairs))
     return Removal(images=images, pairs=pairs_of_these, absent=_absent(request, matches))
 
 
-def _absent(request: Wanted, matches: Keys) -> dict[str, list[str]]:
+def _absent(request: RemovalRequest, matches: Keys) -> dict[str, list[str]]:
     """The lines of each flag none of whose names was found, in their order, each once."""
     keys = set(matches.tolist())
     return {
@@ -185,44 +187,46 @@ def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
             continue
         names = [images]
         for rows in groups(tables[name], ["image_id", column]):
-            known = known_keys(keys_of(rows.column("image_id")), images)
-            names.append(keys_of(rows.filter(pa.array(known)).column(column).drop_null()))
-        shared, others = np.unique(np.concatenate(names)), [images]
+            known = known_keys(compute_keys(rows.column("image_id")), images)
+            names.append(compute_keys(rows.filter(pa.array(known)).column(column).drop_null()))
+        shared, id_arrays = np.unique(np.concatenate(names)), [images]
         for rows in groups(tables[name], ["image_id", column]):
-            known = known_keys(keys_of(rows.column(column)), shared)
-            others.append(keys_of(rows.filter(pa.array(known)).column("image_id")))
-        images = np.unique(np.concatenate([shared, *others]))
+            known = known_keys(compute_keys(rows.column(column)), shared)
+            id_arrays.append(compute_keys(rows.filter(pa.array(known)).column("image_id")))
+        images = np.unique(np.concatenate([shared, *id_arrays]))
     return images
 
 
-def _pictures(tables: Mapping[str, TableInput], request: Wanted) -> tuple[list[Keys], Keys]:
+def _pictures(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[list[Keys], Keys]:
     """The pictures of rows that have what is wanted, and which of it any row has."""
     pictures, matches = list[Keys](), [NO_KEYS]
     for entry in tables.values():
-        asked = {name: request.urls for name in URL_COLUMNS if name in entry.table.fields}
+        keys_by_column = {name: request.urls for name in URL_COLUMNS if name in entry.table.fields}
         if "sha256" in entry.table.fields:
-            asked["sha256"] = request.digests
+            keys_by_column["sha256"] = request.digests
         if entry.table is ALIASES:
-            asked["alias"] = np.union1d(request.url_aliases, request.ids)
+            keys_by_column["alias"] = np.union1d(request.url_aliases, request.ids)
         if len(request.ids):
-            of_rows = ("image_id", "image_ids")
-            asked |= {name: request.ids for name in of_rows if name in entry.table.fields}
-        asked = {name: keys for name, keys in asked.items() if len(keys)}
-        if not asked:
+            id_columns = ("image_id", "image_ids")
+            keys_by_column |= {
+                name: request.ids for name in id_columns if name in entry.table.fields
+            }
+        keys_by_column = {name: keys for name, keys in keys_by_column.items() if len(keys)}
+        if not keys_by_column:
             continue
         has_id = "image_id" in entry.table.fields
-        for rows in groups(entry, list(dict.fromkeys([*(["image_id"] * has_id), *asked]))):
+        for rows in groups(entry, list(dict.fromkeys([*(["image_id"] * has_id), *keys_by_column]))):
             mask = np.zeros(rows.num_rows, dtype=np.bool_)
-            for name, wanted_keys in asked.items():
+            for name, wanted_keys in keys_by_column.items():
                 column = rows.column(name)
-                keys = keys_of(flat(column))
+                keys = compute_keys(flat(column))
                 known = known_keys(keys, wanted_keys)
                 matches.append(np.unique(keys[known]))
                 if name != "image_ids":
                     mask |= known
             if has_id:
                 ids = rows.filter(pa.array(mask)).column("image_id").drop_null()
-                pictures.append(keys_of(ids))
+                pictures.append(compute_keys(ids))
     return pictures, np.unique(np.concatenate(matches))
 
 
@@ -231,7 +235,7 @@ def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 
-def seen_by(checkpoint: Path, removal: Removal) -> tuple[int, int]:
+def count_trained_on(checkpoint: Path, removal: Removal) -> tuple[int, int]:
     """How many of the pictures and pairs that go a checkpoint was trained on.
 
     Raises InputError for a folder that does not say.
@@ -243,7 +247,7 @@ def seen_by(checkpoint: Path, removal: Removal) -> tuple[int, int]:
             f"--checkpoints {checkpoint}: {error}; give a checkpoint's folder"
         ) from None
     counts = [
-        int(np.count_nonzero(known_keys(asked, known)))
-        for asked, known in zip((removal.images, removal.pairs), keys, strict=True)
+        int(np.count_nonzero(known_keys(removed_keys, known)))
+        for removed_keys, known in zip((removal.images, removal.pairs), keys, strict=True)
     ]
     return counts[0], counts[1]

@@ -40,8 +40,8 @@ class Condition:
             if len(nodes) > MAX_NODES:
                 raise ValueError(f"it has {len(nodes)} parts, at most {MAX_NODES}")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            said = error.msg if isinstance(error, SyntaxError) else error
-            raise InputError(f"--where {text[:200]}: {said}; {HINT}") from None
+            message = error.msg if isinstance(error, SyntaxError) else error
+            raise InputError(f"--where {text[:200]}: {message}; {HINT}") from None
         self.columns = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         if not self.columns:
             raise InputError(f"--where {text}: it names no column; {HINT}")
@@ -110,4 +110,4 @@ class Condition:
     def _list(self, node: ast.expr) -> list[Any]:
         if not isinstance(node, ast.List | ast.Tuple) or not node.elts:
             raise InputError(f"--where {self.text}: `in` wants a list of values; {HINT}")
-        return [self._constant(one) for one in node.elts]
+        return [self._constant(element) for element in node.elts]

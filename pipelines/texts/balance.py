@@ -19,29 +19,31 @@ def stray_marks(text: str) -> list[int]:
 
     A straight mark behind a digit may be inches, and an apostrophe is never a quotation mark here.
     """
-    opened: list[tuple[str, int]] = []
+    open_marks: list[tuple[str, int]] = []
     stray: list[int] = []
     for match in _MARKS.finditer(text):
-        mark, place = match[0], match.start()
+        mark, position = match[0], match.start()
         if mark == '"':
-            if opened and opened[-1][0] == '"':
-                opened.pop()
-            elif not (text[place - 1 : place].isdigit() and '"' not in (m for m, _ in opened)):
-                opened.append((mark, place))
-        elif opened and mark in _ENDS.get(opened[-1][0], ""):
-            opened.pop()
+            if open_marks and open_marks[-1][0] == '"':
+                open_marks.pop()
+            elif not (
+                text[position - 1 : position].isdigit() and '"' not in (m for m, _ in open_marks)
+            ):
+                open_marks.append((mark, position))
+        elif open_marks and mark in _ENDS.get(open_marks[-1][0], ""):
+            open_marks.pop()
         elif mark in _ENDS and (mark not in _CLOSING or mark in _BOTH):
-            opened.append((mark, place))
-        elif any(mark in _ENDS.get(other, "") for other, _ in opened):
-            while mark not in _ENDS.get(opened[-1][0], ""):
-                stray.append(opened.pop()[1])
-            opened.pop()
+            open_marks.append((mark, position))
+        elif any(mark in _ENDS.get(other, "") for other, _ in open_marks):
+            while mark not in _ENDS.get(open_marks[-1][0], ""):
+                stray.append(open_marks.pop()[1])
+            open_marks.pop()
         else:
-            stray.append(place)
-    return sorted([*stray, *(place for _, place in opened)])
+            stray.append(position)
+    return sorted([*stray, *(position for _, position in open_marks)])
 
 
-def mended(text: str) -> str | None:
+def remove_stray_mark(text: str) -> str | None:
     """The text without a single stray mark, itself if it has none; None if it has more.
 
     A straight mark in the middle of a text is left to nobody's guess: None.
@@ -49,11 +51,11 @@ def mended(text: str) -> str | None:
     stray = stray_marks(text)
     if len(stray) > MOST_STRAY:
         return None
-    for place in stray:
-        inner = text[place] == '"' and 0 < place < len(text.rstrip(".!?… ")) - 1
+    for position in stray:
+        inner = text[position] == '"' and 0 < position < len(text.rstrip(".!?… ")) - 1
         if inner:
             return None
-        text = f"{text[:place]}{text[place + 1 :]}"
+        text = f"{text[:position]}{text[position + 1 :]}"
     return " ".join(text.split())
 
 

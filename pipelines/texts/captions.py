@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.balance import mended, stray_marks, unwrapped
+from vlmill.pipelines.texts.balance import remove_stray_mark, stray_marks, unwrapped
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.texts.personal import personal_data
 from vlmill.pipelines.texts.sentences import sentences
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import split_words
 from vlmill.schemas.rejects import Reason
 
 _I = re.IGNORECASE
@@ -140,10 +140,10 @@ def _clean_once(text: str, max_chars: int) -> str:
     text = re.sub(r"\s+([,.;:!?])", r"\1", " ".join(text.split()))
     text = _strip_edges(text)
     prefix = _PREFIX.match(text)
-    rest = text[prefix.end() :] if prefix else text
-    if prefix and rest:
+    remainder = text[prefix.end() :] if prefix else text
+    if prefix and remainder:
         # What follows was the middle of a sentence; now it starts one.
-        text = rest[0].upper() + rest[1:] if len(rest[0].upper()) == 1 else rest
+        text = remainder[0].upper() + remainder[1:] if len(remainder[0].upper()) == 1 else remainder
     return text
 
 
@@ -158,7 +158,7 @@ def fault(
     lists: TextLists = NO_LISTS,
 ) -> Reason | None:
     """Says why a sentence is no caption, or returns None."""
-    words = words_of(sentence, language)
+    words = split_words(sentence, language)
     if not words:
         return Reason.NO_TEXT
     if _FILE_NAME.fullmatch(sentence):
@@ -214,7 +214,7 @@ def _is_list(sentence: str, words: list[str]) -> bool:
     return separators >= 3 and separators >= 0.4 * len(words)
 
 
-def caption_of(
+def extract_caption(
     text: str, rules: WebPairRules, language: str | None = None, lists: TextLists = NO_LISTS
 ) -> str | Drop:
     """Returns the caption in ``text``: the first sentence that passes, and the next that fit.
@@ -231,7 +231,7 @@ def caption_of(
     length = 0
     for sentence in whole_sentences(cleaned):
         wrong = fault(sentence, rules, language, lists)
-        length += len(words_of(sentence, language)) if wrong is None else 0
+        length += len(split_words(sentence, language)) if wrong is None else 0
         if wrong is None and length <= rules.max_words:
             passing.append(sentence)
         elif passing:
@@ -240,8 +240,8 @@ def caption_of(
             faults.append(wrong)
     if passing:
         caption = _joined(passing)
-        whole = fault(caption, rules, language, lists)
-        return caption if whole is None else passing[0]
+        caption_fault = fault(caption, rules, language, lists)
+        return caption if caption_fault is None else passing[0]
     return Drop(faults[0] if faults else Reason.NO_TEXT, cleaned or None)
 
 
@@ -253,12 +253,12 @@ def whole_sentences(text: str) -> Iterator[str]:
     parts: list[str] = []
     for sentence in sentences(text):
         parts.append(sentence)
-        whole = _joined(parts)
-        if not stray_marks(whole):
-            yield unwrapped(whole)
+        passage = _joined(parts)
+        if not stray_marks(passage):
+            yield unwrapped(passage)
             parts = []
     for sentence in parts:  # what opens in the first of them never closes
-        yield unwrapped(mended(sentence) or sentence)
+        yield unwrapped(remove_stray_mark(sentence) or sentence)
 
 
 def _joined(parts: list[str]) -> str:

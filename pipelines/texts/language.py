@@ -171,16 +171,18 @@ def _foreign_script(text: str, language: str) -> str | None:
     num_kana, num_han = len(_KANA.findall(text)), len(_HAN.findall(text))
     if language in ("zh", "yue"):
         # Beside Chinese characters a few kana tell that a text is Japanese.
-        return "kana" if num_kana > 0.1 * letters else _in_one_of((_THAI, _HANGUL), text, letters)
+        return (
+            "kana" if num_kana > 0.1 * letters else _check_scripts((_THAI, _HANGUL), text, letters)
+        )
     if language == "ja":
-        return _in_one_of((_THAI, _HANGUL), text, letters)
+        return _check_scripts((_THAI, _HANGUL), text, letters)
     if num_kana + num_han > 0.5 * letters and language != "ko":
         return "Chinese or Japanese letters"
-    others = [s for s, user in ((_THAI, "th"), (_HANGUL, "ko")) if user != language]
-    return _in_one_of(others, text, letters)
+    other_scripts = [s for s, user in ((_THAI, "th"), (_HANGUL, "ko")) if user != language]
+    return _check_scripts(other_scripts, text, letters)
 
 
-def _in_one_of(scripts: Iterable[re.Pattern[str]], text: str, letters: int) -> str | None:
+def _check_scripts(scripts: Iterable[re.Pattern[str]], text: str, letters: int) -> str | None:
     if any(2 * len(script.findall(text)) > letters for script in scripts):
         return "letters of another script"
     return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import split_words
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import PAIRS
@@ -39,13 +39,13 @@ class TextLists:
         """
         if self.vocabulary is None:
             return 0.0
-        counted = [
+        plain_words = [
             word
-            for place, word in enumerate(words)
-            if word[0].isalpha() and not (place and word[0].isupper())
+            for index, word in enumerate(words)
+            if word[0].isalpha() and not (index and word[0].isupper())
         ]
-        unknown = sum(not self._knows(word) for word in counted)
-        return unknown / len(counted) if counted else 0.0
+        unknown = sum(not self._knows(word) for word in plain_words)
+        return unknown / len(plain_words) if plain_words else 0.0
 
     def _knows(self, word: str) -> bool:
         assert self.vocabulary is not None
@@ -93,7 +93,7 @@ def _counted_words(pairs: str) -> frozenset[str]:
     columns = ["text", "language"]
     for batch in iter_batches(pairs, PAIRS, columns=columns, flag="--vocabulary"):
         for text, language in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-            counts.update(folded(word) for word in words_of(text, language))
+            counts.update(folded(word) for word in split_words(text, language))
         if len(counts) > MOST_WORDS:
             counts = Counter({word: count for word, count in counts.items() if count > 1})
     words = frozenset(word for word, count in counts.items() if count >= LEAST_COUNT)

@@ -68,8 +68,8 @@ def is_card(written: str) -> bool:
 def luhn(digits: str) -> bool:
     """Whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
     total = 0
-    for place, digit in enumerate(reversed(digits)):
-        doubled = int(digit) * (1 + place % 2)
+    for index, digit in enumerate(reversed(digits)):
+        doubled = int(digit) * (1 + index % 2)
         total += doubled - 9 if doubled > 9 else doubled
     return total % 10 == 0
 

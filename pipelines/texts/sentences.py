@@ -24,5 +24,5 @@ def sentences(text: str) -> Iterator[str]:
         if head and not _ABBREVIATION.search(head):
             yield head
             start = match.end()
-    if rest := text[start:].strip():
-        yield rest
+    if remainder := text[start:].strip():
+        yield remainder

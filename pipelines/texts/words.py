@@ -22,7 +22,7 @@ _LONGEST = 10_000  # characters that a segmenter gets at once
 Segment = Callable[[str], Iterable[str]]
 
 
-def words_of(text: str, language: str | None = None) -> list[str]:
+def split_words(text: str, language: str | None = None) -> list[str]:
     """The words of a text: runs of letters and digits, with inner apostrophes, dots, hyphens.
 
     With ``language`` zh, ja or th, runs of their scripts are cut into words; else such a run is
@@ -91,9 +91,9 @@ def _thai() -> Segment:
 _SEGMENTERS: dict[str, Callable[[], Segment]] = {"zh": _chinese, "ja": _japanese, "th": _thai}
 
 
-def word_set(listed: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """Words separated by spaces, as a set: long lists stay readable in the source."""
-    return frozenset(listed.split())
+    return frozenset(text.split())
 
 
 def file_words(url: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from vlmill.pipelines.fetching.flags import add_allow_address
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import is_web, path_of
+from vlmill.schemas.files.paths import is_web, to_path
 from vlmill.schemas.files.paths import matches as files_matching
 from vlmill.schemas.files.remote import is_remote
 from vlmill.schemas.net.addresses import parse_networks
@@ -97,9 +97,9 @@ def find_archives(
     if pattern.startswith("@"):
         lines = list(listed(pattern[1:], allowed))
         paths = [placed(line, base, pattern[1:]) for line in lines]
-        return with_sizes(f"--warc {pattern}", paths, allowed)
+        return add_sizes(f"--warc {pattern}", paths, allowed)
     if is_web(pattern) and "*" not in pattern:
-        return with_sizes("--warc", [pattern], allowed)
+        return add_sizes("--warc", [pattern], allowed)
     return _matches(pattern)
 
 
@@ -141,26 +141,28 @@ def _matches(pattern: str) -> list[tuple[str, int]]:
 
 def listed(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines of a list that are not blank. Raises InputError for one that is none."""
-    said = f"--warc @{path}"
+    argument = f"--warc @{path}"
     try:
-        text = _unpacked(path, allowed).decode("utf-8", "surrogateescape")
+        text = _read_unpacked(path, allowed).decode("utf-8", "surrogateescape")
     except (OSError, EOFError, zlib.error, OverflowError) as error:
-        raise InputError(f"{said}: {error}; give a list of archives, one a line") from None
+        raise InputError(f"{argument}: {error}; give a list of archives, one a line") from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        raise InputError(f"{said}: it is empty; give a list of archives, one a line")
+        raise InputError(f"{argument}: it is empty; give a list of archives, one a line")
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_PATH_CHARS or "\0" in line:
-            raise InputError(f"{said}: line {number} is no path: {line[:60]!r}; give one a line")
+            raise InputError(
+                f"{argument}: line {number} is no path: {line[:60]!r}; give one a line"
+            )
     yield from lines
 
 
-def _unpacked(path: str, allowed: Sequence[str]) -> bytes:
+def _read_unpacked(path: str, allowed: Sequence[str]) -> bytes:
     """The bytes of a list, unpacked. Raises OverflowError for what is too large to be one."""
-    with open_web(path, allowed) if is_web(path) else path_of(path).open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+    with open_web(path, allowed) if is_web(path) else to_path(path).open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        stream = gzip.GzipFile(fileobj=file) if packed else file
+        stream = gzip.GzipFile(fileobj=file) if is_gzip else file
         content: bytes = io.BufferedReader(stream).read(MAX_LIST_BYTES + 1)
     if len(content) > MAX_LIST_BYTES:
         raise OverflowError(f"it has more than {MAX_LIST_BYTES >> 20} MiB")
@@ -196,7 +198,7 @@ def index_files(pattern: str) -> list[Path]:
     return paths
 
 
-def with_sizes(said: str, paths: Sequence[str], allowed: Sequence[str]) -> list[tuple[str, int]]:
+def add_sizes(argument: str, paths: Sequence[str], allowed: Sequence[str]) -> list[tuple[str, int]]:
     """Returns (path, bytes) of archives that are named one by one, sorted, each once.
 
     Raises InputError for a local one that is not there, Unreachable for one on the web.
@@ -207,13 +209,13 @@ def with_sizes(said: str, paths: Sequence[str], allowed: Sequence[str]) -> list[
         Progress(total=len(unique), unit="archive", label="sizes", visible=len(unique) > 1) as bar,
     ):
         sizes = []
-        for size in pool.map(partial(_size_of, said, allowed=allowed), unique):
+        for size in pool.map(partial(_get_size, argument, allowed=allowed), unique):
             sizes.append(size)
             bar.advance()
     return list(zip(unique, sizes, strict=True))
 
 
-def _size_of(said: str, path: str, *, allowed: Sequence[str]) -> int:
+def _get_size(argument: str, path: str, *, allowed: Sequence[str]) -> int:
     if is_web(path):
         with open_web(path, allowed) as file:
             return file.total
@@ -221,5 +223,5 @@ def _size_of(said: str, path: str, *, allowed: Sequence[str]) -> int:
         ((_, size),) = _matches(path)
         return size
     if not Path(path).is_file():
-        raise InputError(f"{said}: {path} is no file that is there; see --base")
+        raise InputError(f"{argument}: {path} is no file that is there; see --base")
     return os.path.getsize(path)

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from vlmill.pipelines.fetching.flags import add_manners, manners_of
+from vlmill.pipelines.fetching.flags import add_policy_flags, build_policy
 from vlmill.pipelines.filters.flags import (
     add_filter_arguments,
     add_scoring_arguments,
@@ -22,12 +22,12 @@ from vlmill.schemas.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
-    at_least,
+    int_at_least,
     run_command,
 )
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.files.paths import require_local
 from vlmill.schemas.net.ranged import Unreachable
 
@@ -58,7 +58,7 @@ def parser() -> Parser:
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     add_fetch(p)
     add_filter_arguments(p)
-    p.add_argument("--shards", type=at_least(1), default=1, help="files of each table (1)")
+    p.add_argument("--shards", type=int_at_least(1), default=1, help="files of each table (1)")
     add_workers(p)
     p.add_argument(
         "--format",
@@ -159,7 +159,7 @@ def add_fetch(p: Parser) -> None:
     p.add_argument(
         "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"
     )
-    add_manners(p, ["delay_s"])
+    add_policy_flags(p, ["delay_s"])
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -169,20 +169,20 @@ def run(arguments: Sequence[str]) -> int:
         from vlmill.pipelines.web_pairs.rescoring import rescore
 
         require_local("--output", args.output)
-        with locked(args.output):
+        with lock_output(args.output):
             return rescore(args)
-    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    rules = rules_of(args)
+    rules = build_rules(args)
     filter_files(args)
     require_archives(args)
     if args.fetch:
         if args.contact is None:
             raise InputError("--fetch needs --contact: an e-mail address or a page about you")
-        manners_of(args)
+        build_policy(args)
     parse_languages(rules.language)
     local_workers(args.workers, beam_flags)
     # Beam takes seconds to load: not before the arguments are known to be good.
@@ -200,7 +200,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         raise OSError(f"{error}; with more room at {args.output} this command goes on") from None
 
 
-def rules_of(args: argparse.Namespace) -> WebPairRules:
+def build_rules(args: argparse.Namespace) -> WebPairRules:
     """Builds the rules that the flags change. Raises InputError for values that make none."""
     values = {
         field.name: getattr(args, field.name)

@@ -7,9 +7,9 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
-from vlmill.pipelines.web_pairs.mine import language_of, read_page, source_of
+from vlmill.pipelines.web_pairs.mine import detect_language, read_page, decode_source
 from vlmill.pipelines.web_pairs.mine import measure as measure_picture
-from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
+from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 
 MEGABYTE = 1e6
 
@@ -21,7 +21,7 @@ def measure(
 
     What each record costs alone is done: parsing and language of pages, measuring of pictures.
     """
-    return measured_rate(_megabytes(archives, rules, allowed), "MB", weight=float)
+    return measure_rate(_megabytes(archives, rules, allowed), "MB", weight=float)
 
 
 def _megabytes(
@@ -30,18 +30,18 @@ def _megabytes(
     """Goes on by a record, and yields how far that was in its archive."""
     detector, languages = LanguageDetector(rules.language_detector), parse_languages(rules.language)
     for path, size in archives:
-        at = 0
+        last_offset = 0
         try:
             with reading.open_archive(path, allowed) as file:
                 for _, record in reading.read_archive(file, path, max_bytes=rules.max_record_bytes):
                     if isinstance(record, Drop):
                         continue
                     _examine(record, rules, detector, languages)
-                    yield (record.offset - at) / MEGABYTE
-                    at = record.offset
+                    yield (record.offset - last_offset) / MEGABYTE
+                    last_offset = record.offset
         except reading.BrokenArchive:
             continue  # the run counts it among the rejects
-        yield (size - at) / MEGABYTE
+        yield (size - last_offset) / MEGABYTE
 
 
 def _examine(
@@ -53,14 +53,14 @@ def _examine(
     if record.kind == "picture":
         measure_picture(record, rules, PictureFilters())
         return
-    source = source_of(record, rules)
+    source = decode_source(record, rules)
     if isinstance(source, Drop):
         return
-    if not isinstance(language_of(source, detector, rules, languages), Drop):
+    if not isinstance(detect_language(source, detector, rules, languages), Drop):
         read_page(source, record.url, rules)
 
 
-def estimate_of(archives: Sequence[tuple[str, int]], rate: Rate) -> Estimate:
+def estimate_cost(archives: Sequence[tuple[str, int]], rate: Rate) -> Estimate:
     """Returns the cost of all archives at that rate."""
     megabytes = sum(size for _, size in archives) / MEGABYTE
     return Estimate(

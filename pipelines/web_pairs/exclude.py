@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.net.urls import join_key
@@ -22,7 +22,7 @@ MOST_BYTES = 64 << 20
 COLUMNS = ("image_id", "sha256", "source_url", "image_url")  # of a Parquet file, those that it has
 
 
-class Excluded:
+class Exclusions:
     """Pictures that must not come out. Memory: the lists themselves."""
 
     def __init__(self, names: frozenset[str], looks: Neighbours | None, distance: int) -> None:
@@ -31,14 +31,14 @@ class Excluded:
     @classmethod
     def of(cls, files: Sequence[str], pictures: Sequence[str], distance: int) -> "Excluded":
         """The lists of ``--exclude`` and ``--exclude-hash``, read once a process."""
-        times = tuple(map(_time_of, (*files, *pictures)))
+        times = tuple(map(_get_mtime, (*files, *pictures)))
         return _excluded(tuple(files), tuple(pictures), distance, times)
 
     def has_url(self, key: bytes) -> bool:
         """Whether the URL of this key is on a list."""
         return bool(self._names) and key.hex() in self._names
 
-    def why(self, picture: Picture) -> str | None:
+    def why(self, picture: ArchivedImage) -> str | None:
         """What excludes a picture by itself; None if nothing does."""
         if picture.image_id in self._names:
             return "its id"
@@ -47,7 +47,7 @@ class Excluded:
         return None
 
 
-def _time_of(argument: str) -> int:
+def _get_mtime(argument: str) -> int:
     """When a file was last written; globs and what is missing have no time."""
     return os.stat(argument).st_mtime_ns if os.path.exists(argument) else 0
 
@@ -55,11 +55,11 @@ def _time_of(argument: str) -> int:
 @lru_cache(maxsize=1)
 def _excluded(
     files: tuple[str, ...], pictures: tuple[str, ...], distance: int, _: tuple[int, ...]
-) -> Excluded:
+) -> Exclusions:
     names = frozenset(name for file in files for name in names_in(file))
     hashes = {phash for argument in pictures for phash in hashes_in(argument)}
     array = np.array(sorted(hashes), dtype=np.uint64)
-    return Excluded(names, Neighbours(array, distance) if hashes else None, distance)
+    return Exclusions(names, Neighbours(array, distance) if hashes else None, distance)
 
 
 def names_in(file: str) -> Iterator[str]:

@@ -14,9 +14,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from vlmill.pipelines.fetching.entries import Wanted
+from vlmill.pipelines.fetching.entries import UrlEntry
 from vlmill.pipelines.fetching.lines import Line
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.pipelines.fetching.rounds import rounds_here, run_rounds
 from vlmill.pipelines.fetching.stages import FETCH_LISTED
 from vlmill.pipelines.fetching.tables import write_tables
@@ -26,17 +26,17 @@ from vlmill.pipelines.fetching.work import (
     continued,
     distribute,
     finish_bucket,
-    scratch_of,
+    use_local_scratch,
 )
 from vlmill.pipelines.pages.page import PageImage
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.outputs import WORK, remove_work
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import MAX_KEY
 
@@ -51,7 +51,7 @@ Keys = NDArray[np.uint64]
 
 
 def fetch_missing(
-    job: Job, manners: Manners, run_steps: Callable[[Job, range], None]
+    job: Job, policy: PolitenessPolicy, run_steps: Callable[[Job, range], None]
 ) -> list[tuple[str, int]]:
     """Mines the archives, fetches what their candidates lack; returns all archives with fetched
     pictures, and their sizes.
@@ -60,14 +60,14 @@ def fetch_missing(
     run has fetched for these archives is not asked for again. Memory: 8 bytes for each picture at
     hand and each candidate, and that of a crawl's workers.
     """
-    folders = path_of(job.output) / WORK
-    folder = folders / f"fetch-{_digest_of(job)}"
+    folders = to_path(job.output) / WORK
+    folder = folders / f"fetch-{_compute_digest(job)}"
     if not (folder / DONE).exists():
         prepare_work(job)
         run_steps(job, MINE)
-        fetching = Fetching(output=str(folder), buckets=all_cores(), manners=manners)
+        fetching = Fetching(output=str(folder), buckets=all_cores(), manners=policy)
         folder.mkdir(parents=True, exist_ok=True)
-        with scratch_of(continued(fetching)) as fetching:
+        with use_local_scratch(continued(fetching)) as fetching:
             distribute(fetching, _missing(job, run_steps))
             with rounds_here(fetching, all_cores()) as run_round:
                 run_rounds(fetching, run_round)
@@ -80,59 +80,63 @@ def fetch_missing(
     return [(str(path), path.stat().st_size) for path in sorted(archives)]
 
 
-def _digest_of(job: Job) -> str:
+def _compute_digest(job: Job) -> str:
     """Names the set of archives that the user has given."""
-    fetched = f"{path_of(job.output) / WORK}{os.sep}"
-    given = sorted(f"{a.path}\0{a.size}" for a in job.archives if not a.path.startswith(fetched))
-    return hashlib.blake2b("\n".join(given).encode("utf-8", "replace"), digest_size=8).hexdigest()
+    fetched = f"{to_path(job.output) / WORK}{os.sep}"
+    archive_lines = sorted(
+        f"{a.path}\0{a.size}" for a in job.archives if not a.path.startswith(fetched)
+    )
+    return hashlib.blake2b(
+        "\n".join(archive_lines).encode("utf-8", "replace"), digest_size=8
+    ).hexdigest()
 
 
 def _missing(job: Job, run_steps: Callable[[Job, range], None]) -> Iterator[Line]:
     """Yields the addresses of the pictures that candidates lack."""
-    at_hand = _keys_at_hand(job)
+    available_keys = _find_available_keys(job)
     assumed = replace(job, archives=(*job.archives, ASSUMED))
     names = {kind: assumed.mined / f"{ASSUMED.id.hex()}.mined-{kind}.spool" for kind in _SPOOLS}
     with ExitStack() as stack:
         spools = {kind: stack.enter_context(spool(path)) for kind, path in names.items()}
-        for image in _images_without(job, at_hand):
-            picture = _assumed(image.urls[0])
+        for image in _images_without(job, available_keys):
+            archived = _assumed(image.urls[0])
             key = rows.url_key(image.urls[0])
-            fact = rows.encode(rows.Fact(picture, None))
-            spools["urls"].add(key[0], rows.fact_key(key, picture), fact)
+            fact = rows.encode(rows.Fact(archived, None))
+            spools["urls"].add(key[0], rows.fact_key(key, archived), fact)
     prepare_work(assumed)
     run_steps(assumed, UP_TO_CHOOSE)
     chosen = _sorted_keys(
-        rows.url_key(picture.url)
+        rows.url_key(archived.url)
         for slice_ in range(SLICES)
         for _, value in sorted_rows(assumed.spools("candidates"), slice_)
-        if (picture := rows.pair(value).picture).archive == ASSUMED.path
+        if (archived := rows.pair(value).picture).archive == ASSUMED.path
     )
     for path in names.values():
         path.unlink()
-    say(f"{len(chosen)} candidates lack their pictures")
-    for image in _images_without(job, at_hand):
+    print_status(f"{len(chosen)} candidates lack their pictures")
+    for image in _images_without(job, available_keys):
         if _has(chosen, rows.url_key(image.urls[0])):
             for url in image.urls[:ADDRESSES]:
                 if len(url) <= MAX_KEY:
-                    yield url, Wanted(url=url, source=FETCH_LISTED.name)
+                    yield url, UrlEntry(url=url, source=FETCH_LISTED.name)
 
 
 _SPOOLS = ("pages", "urls", "redirects", "inline", "rejects")
 
 
-def _images_without(job: Job, at_hand: Keys) -> Iterator[PageImage]:
+def _images_without(job: Job, available_keys: Keys) -> Iterator[PageImage]:
     """Yields the pictures on pages of which nothing is at hand under any of their addresses."""
     for slice_ in range(SLICES):
         for _, value in sorted_rows(job.spools("mined-pages"), slice_):
             for image in rows.page(value).images:
                 # Those that stand in their page have a name instead of an address.
                 urls = [url for url in image.urls if not url.startswith("urn:")]
-                if urls and not any(_has(at_hand, rows.url_key(url)) for url in image.urls):
+                if urls and not any(_has(available_keys, rows.url_key(url)) for url in image.urls):
                     yield structs.replace(image, urls=tuple(urls))
 
 
-def _assumed(url: str) -> Picture:
-    return Picture(
+def _assumed(url: str) -> ArchivedImage:
+    return ArchivedImage(
         image_id=hashlib.sha256(url.encode("utf-8", "replace")).hexdigest(),
         url=url,
         width=ASSUMED_SIDE_PX,
@@ -144,7 +148,7 @@ def _assumed(url: str) -> Picture:
     )
 
 
-def _keys_at_hand(job: Job) -> Keys:
+def _find_available_keys(job: Job) -> Keys:
     return _sorted_keys(
         key
         for slice_ in range(SLICES)
@@ -163,5 +167,5 @@ def _short(key: bytes) -> int:
 
 
 def _has(keys: Keys, key: bytes) -> bool:
-    place = int(np.searchsorted(keys, np.uint64(_short(key))))
-    return place < len(keys) and int(keys[place]) == _short(key)
+    index = int(np.searchsorted(keys, np.uint64(_short(key))))
+    return index < len(keys) and int(keys[index]) == _short(key)

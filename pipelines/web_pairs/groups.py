@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.schemas.pictures.hashes import groups_of
+from vlmill.schemas.pictures.hashes import group_hashes
 from vlmill.schemas.rejects import Reason
 
 # Of hashes that are not alone: the least hash of the group, and its leader (see Look).
@@ -42,12 +42,12 @@ def make_groups(looks: Iterable[Look]) -> tuple[npt.NDArray[np.void], dict[str, 
         looks, dtype=np.dtype([("hash", "<u8"), ("pictures", "<i8"), ("rank", RANK)])
     )
     hashes, counts = table["hash"], table["pictures"]
-    groups, number = np.unique(groups_of(hashes), return_inverse=True)
+    groups, number = np.unique(group_hashes(hashes), return_inverse=True)
     sizes = np.bincount(number, weights=counts, minlength=len(groups)).astype(np.int64)
     several = np.flatnonzero(sizes[number] > 1)
     leaders: dict[int, bytes] = {}
-    for at in several.tolist():
-        group, rank = int(number[at]), table["rank"][at].tobytes()
+    for index in several.tolist():
+        group, rank = int(number[index]), table["rank"][index].tobytes()
         leaders[group] = min(rank, leaders.get(group, rank))
     rows = np.empty(len(several), dtype=GROUPS)
     rows["hash"], rows["group"] = hashes[several], groups[number[several]]
@@ -85,12 +85,12 @@ class Groups:
         """The table that a run has left."""
         return cls(np.load(groups_path(folder), mmap_mode="r", allow_pickle=False))
 
-    def of(self, picture: Picture) -> Membership:
+    def of(self, picture: ArchivedImage) -> Membership:
         """The group of a picture; one that is alone has a group of its own."""
-        at = int(np.searchsorted(self._hashes, np.uint64(picture.phash)))
-        if at == len(self._hashes) or int(self._hashes[at]) != picture.phash:
+        index = int(np.searchsorted(self._hashes, np.uint64(picture.phash)))
+        if index == len(self._hashes) or int(self._hashes[index]) != picture.phash:
             return Membership(group=picture.phash, leads=True)
-        row = self._table[at]
+        row = self._table[index]
         leads = row["leader"].tobytes() == bytes.fromhex(picture.image_id)
         return Membership(group=int(row["group"]), leads=leads)
 
@@ -102,7 +102,7 @@ def is_held_out(group: int, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * (1 << 64)
 
 
-def split_of(picture: Picture, groups: Groups, rules: WebPairRules) -> str | Drop:
+def assign_split(picture: ArchivedImage, groups: Groups, rules: WebPairRules) -> str | Drop:
     """The split of a picture's pair, or why the pair is dropped."""
     membership = groups.of(picture)
     if rules.drop_near_duplicates and not membership.leads:

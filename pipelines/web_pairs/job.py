@@ -13,15 +13,15 @@ from typing import Any
 from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.fetching.database import journal_errors
-from vlmill.pipelines.fetching.flags import manners_of
+from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.launch.local import local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
-from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives, with_sizes
-from vlmill.pipelines.web_pairs.cost import estimate_of, measure
+from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives, add_sizes
+from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.shards import JOB
@@ -35,7 +35,7 @@ from vlmill.pipelines.web_pairs.units import (
     prepare_work,
     results,
 )
-from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.command import print_reading_hint
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import remove_leftovers, write_json
@@ -43,7 +43,7 @@ from vlmill.schemas.files.digests import file_input, path_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
-from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.files.paths import to_path, remove_tree
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
@@ -53,18 +53,18 @@ TABLE_NAMES = ("pairs", "images", "rejects")
 
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the job unless its output is there, and says what came out."""
-    run_steps = runner_of(args, beam_flags)
+    run_steps = select_runner(args, beam_flags)
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
-    output = path_of(args.output)
-    index, archives = archives_of(args)
+    output = to_path(args.output)
+    index, archives = resolve_archives(args)
     if args.dry_run:
         rate = measure(archives, rules, args.allow_address)
-        return print_estimate(estimate_of(sized_by(index, archives), rate), output)
-    settings = settings_of(args, rules, filters)
+        return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
+    settings = read_settings(args, rules, filters)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     archives_and_mined = with_mined(archives, mined_before(output))
-    job = job_of(args, rules, archives_and_mined, filters, lists)
+    job = build_job(args, rules, archives_and_mined, filters, lists)
     if state is State.FINISHED and _lists(output, job):
         remove_joins(job)
         return say_result(output, "finished before")
@@ -77,15 +77,17 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         keep_index(job, index)
     if args.fetch:
         with journal_errors():
-            fetched = fetch_missing(job, manners_of(args), run_steps)
-        job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
+            fetched = fetch_missing(job, build_policy(args), run_steps)
+        job = build_job(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
     run_steps(job, range(len(STEPS)))
-    finish(job, settings, inputs_of(args))
+    finish(job, settings, collect_inputs(args))
     return say_result(output, "done")
 
 
-def runner_of(args: argparse.Namespace, beam_flags: Sequence[str]) -> Callable[[Job, range], None]:
+def select_runner(
+    args: argparse.Namespace, beam_flags: Sequence[str]
+) -> Callable[[Job, range], None]:
     """Returns what does steps of a job: processes of this machine, or the runner that flags name.
 
     Raises InputError for flags that neither takes.
@@ -103,13 +105,13 @@ def runner_of(args: argparse.Namespace, beam_flags: Sequence[str]) -> Callable[[
     return lambda job, steps: run_beam(job, options, steps)
 
 
-def archives_of(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
+def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
     """The index if one is given, and (path, bytes) of the archives. Raises InputError."""
     if args.index is None:
         return None, find_archives(args.warc, base=args.base, allowed=args.allow_address)
     index = indexed_archives(args.index, args.base)
-    said = f"--index {args.index}"
-    return index, with_sizes(said, list(index.ranges), args.allow_address)
+    argument = f"--index {args.index}"
+    return index, add_sizes(argument, list(index.ranges), args.allow_address)
 
 
 def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -119,7 +121,7 @@ def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple
     return [(path, index.bytes_of(path)) for path, _ in archives]
 
 
-def settings_of(
+def read_settings(
     args: argparse.Namespace, rules: WebPairRules, filters: PictureFilters
 ) -> dict[str, Any]:
     """What decides the output beside the archives, to which more may come."""
@@ -132,7 +134,7 @@ def settings_of(
         },
         **filters.settings(),
         **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
-        **({"fetch": manners_of(args).as_settings()} if args.fetch else {}),
+        **({"fetch": build_policy(args).as_settings()} if args.fetch else {}),
         "shards": args.shards,
         "format": args.format,
         "exclude": list(args.exclude),
@@ -141,7 +143,7 @@ def settings_of(
     }
 
 
-def job_of(
+def build_job(
     args: argparse.Namespace,
     rules: WebPairRules,
     archives: Sequence[Archive],
@@ -164,13 +166,13 @@ def job_of(
     )
 
 
-def with_mined(named: Sequence[tuple[str, int]], mined: Sequence[Archive]) -> list[Archive]:
+def with_mined(sized_paths: Sequence[tuple[str, int]], mined: Sequence[Archive]) -> list[Archive]:
     """The archives that are named and those that the output has mined before, by their paths.
 
     Raises InputError for one whose size is not what it was.
     """
     archives = {archive.path: archive for archive in mined}
-    for path, size in named:
+    for path, size in sized_paths:
         archive = archives.setdefault(path, Archive(path=path, size=size))
         if archive.size != size:
             raise InputError(
@@ -186,18 +188,18 @@ def _lists(output: Path, job: Job) -> bool:
     Raises InputError if it is of more of them: what they left has been removed, and their pairs
     would be gone.
     """
-    listed = read_manifest(output)["settings"]["archives"]
+    manifest_archives = read_manifest(output)["settings"]["archives"]
     archives = [[archive.path, archive.size] for archive in job.archives]
-    if lost := [path for path, size in listed if [path, size] not in archives]:
+    if lost := [path for path, size in manifest_archives if [path, size] not in archives]:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise InputError(
             f"--output {output} is also of {lost[0]}{more}, of which its work/archives has nothing "
             "any more: name all archives in --warc, or give another folder"
         )
-    return bool(listed == archives)
+    return bool(manifest_archives == archives)
 
 
-def inputs_of(args: argparse.Namespace) -> list[Input]:
+def collect_inputs(args: argparse.Namespace) -> list[Input]:
     """What the job has read, for its manifest."""
     files = {
         **{flag: [path] if path else [] for flag, path in filter_files(args).items()},
@@ -219,7 +221,7 @@ def archives_input(args: argparse.Namespace) -> Input:
 
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Writes funnel, metrics, report and, last, the manifest; the joins are needed no more."""
-    output, tallies = path_of(job.output), Counter[Tally]()
+    output, tallies = to_path(job.output), Counter[Tally]()
     metrics: dict[str, list[dict[str, Any]]] = {}
     shards: list[Shard] = []
     for step in STEPS:
@@ -234,8 +236,8 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     if job.webdataset:
         webdataset.write_index(output, [part["tar"] for part in written])
     write_json(output / "funnel.json", funnel)
-    counted = {"archives": len(archives), **mined, **metrics["groups"][0]}
-    write_json(output / "metrics.json", counted)
+    summary = {"archives": len(archives), **mined, **metrics["groups"][0]}
+    write_json(output / "metrics.json", summary)
     write_shown(job, written)
     write_report(output, {**settings, "archives": len(archives)})
     settings = {**settings, "archives": archives}
@@ -246,7 +248,7 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
 
 def remove_killed(job: Job) -> None:
     """Removes what workers left that were killed while the run went on with others."""
-    for folder in (job.mined, path_of(job.output)):
+    for folder in (job.mined, to_path(job.output)):
         remove_leftovers(folder)
 
 
@@ -262,5 +264,5 @@ def say_result(output: Path, done: str) -> int:
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     rejects = rejects_said(reject_counts(output))
     print(f"{done}: {rows['pairs']} pairs, {rows['images']} images, {rejects}: {output}")
-    say_how_to_read(output, TABLE_NAMES[0])
+    print_reading_hint(output, TABLE_NAMES[0])
     return 0 if rows["pairs"] or not rows["rejects"] else 1

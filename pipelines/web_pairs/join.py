@@ -12,13 +12,13 @@ from vlmill.pipelines.choice.survey import Site, survey_site
 from vlmill.pipelines.counting.funnel import DOMINANT, JOIN, TEXTS, Drop, Stage
 from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.pages.page import Page
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.texts.language import LanguageDetector, caption_language
 from vlmill.pipelines.web_pairs import rows
-from vlmill.pipelines.web_pairs.exclude import Excluded
+from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter, Tape, sorted_rows, spool
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
 from vlmill.schemas.rejects import Reason
 
 # Why a picture on a page is dropped tells where: before anybody has looked at it, or at its texts.
@@ -58,14 +58,14 @@ def forward_slice(edges: Iterable[Row], urls: Iterable[Row], forwarded: SpoolWri
         for key, value in urls
         if key[rows.KEY : rows.KEY + 1] == rows.FACT
     )
-    target, rest, value = next(facts, (b"", b"", b""))
+    target, suffix, value = next(facts, (b"", b"", b""))
     for key, _ in edges:
         while target and target < key[: rows.KEY]:
             # Later facts of one URL are worse: the first of each is what is compared.
-            target, rest, value = next(facts, (b"", b"", b""))
+            target, suffix, value = next(facts, (b"", b"", b""))
         if target == key[: rows.KEY]:
             source = key[rows.KEY :]
-            forwarded.add(source[0], source + rest, value)
+            forwarded.add(source[0], source + suffix, value)
 
 
 def join_urls(job: Job, unit: Unit) -> Result:
@@ -85,7 +85,7 @@ def join_urls(job: Job, unit: Unit) -> Result:
     return Result()
 
 
-def noting_excluded(stream: Iterable[Row], excluded: Excluded, ids: SpoolWriter) -> Iterator[Row]:
+def noting_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWriter) -> Iterator[Row]:
     """Passes rows on, and leaves the ids of pictures that lie under excluded URLs.
 
     Their bytes may lie under other URLs, too.
@@ -101,15 +101,15 @@ def noting_excluded(stream: Iterable[Row], excluded: Excluded, ids: SpoolWriter)
 
 def join_slice(stream: Iterable[Row], matches: SpoolWriter) -> None:
     """Gives each page that asks for a URL the best of what lies there; rows come sorted."""
-    at, rank, value = b"", b"", b""
+    url_key, rank, value = b"", b"", b""
     for key, content in stream:
         if key[rows.KEY : rows.KEY + 1] == rows.FACT:
-            if key[: rows.KEY] != at:  # the first fact of a URL is its best
-                at, rank, value = key[: rows.KEY], key[rows.KEY + 1 :], content
-        elif key[: rows.KEY] == at:
-            place = key[rows.KEY + 1 :]
+            if key[: rows.KEY] != url_key:  # the first fact of a URL is its best
+                url_key, rank, value = key[: rows.KEY], key[rows.KEY + 1 :], content
+        elif key[: rows.KEY] == url_key:
+            request = key[rows.KEY + 1 :]
             # Of equals the URL that the page names first wins: its number comes behind the rank.
-            page, order, number = place[: rows.PLACE], place[rows.PLACE : -1], place[-1:]
+            page, order, number = request[: rows.PLACE], request[rows.PLACE : -1], request[-1:]
             matches.add(page[0], page + rows.MATCH + order + rank + number, value)
 
 
@@ -121,7 +121,7 @@ def choose_texts(job: Job, unit: Unit) -> Result:
     """
     paths = [*job.spools("mined-pages"), *job.spools("matches")]
     with ExitStack() as stack:
-        counts = stack.enter_context(counted(job, job.joins / f"{unit.name}.rejects.spool"))
+        counts = stack.enter_context(open_counts(job, job.joins / f"{unit.name}.rejects.spool"))
         writer = stack.enter_context(spool(job.joins / f"{unit.name}.candidates.spool"))
         chooser = Chooser(job, counts, writer)
         for slice_ in unit.slices:
@@ -135,20 +135,20 @@ def choose_of_host(stream: Iterable[Row], folder: Path, chooser: "Chooser") -> N
     """Surveys the pages of one host and chooses from them; keeps them on disk if they are many."""
     tape, repeats = Tape(folder), chooser.rules.max_repeats_on_page
     try:
-        site = survey_site(pages_of(stream, tape.add, repeats), chooser.rules)
-        for joined in pages_of(tape, None, repeats):
+        site = survey_site(join_pages(stream, tape.add, repeats), chooser.rules)
+        for joined in join_pages(tape, None, repeats):
             chooser.take(joined, site)
     finally:
         tape.close()
 
 
-def pages_of(
+def join_pages(
     stream: Iterable[Row], keep: Callable[[Row], None] | None, most_repeats: int
 ) -> Iterator[JoinedPage]:
     """Yields pages with the pictures that lie under their URLs, the best of each place."""
     for _, group in groupby(stream, key=lambda row: row[0][: rows.PLACE]):
         page: Page | None = None
-        at_hand: dict[int, list[Picture | Drop]] = {}
+        outcomes: dict[int, list[ArchivedImage | Drop]] = {}
         for row in group:
             if keep is not None:
                 keep(row)
@@ -157,32 +157,32 @@ def pages_of(
                 page = rows.page(value)
                 continue
             order = int.from_bytes(key[rows.PLACE + 1 : rows.PLACE + 3], "big")
-            at_hand.setdefault(order, []).append(rows.fact(value).outcome)
+            outcomes.setdefault(order, []).append(rows.fact(value).outcome)
         assert page is not None, "a match without its page"
-        yield JoinedPage(page=page, pictures=shown_pictures(at_hand, most_repeats))
+        yield JoinedPage(page=page, pictures=select_images(outcomes, most_repeats))
 
 
-def shown_pictures(
-    at_hand: Mapping[int, Sequence[Picture | Drop]], most_repeats: int
-) -> dict[int, Picture | Drop]:
+def select_images(
+    outcomes: Mapping[int, Sequence[ArchivedImage | Drop]], most_repeats: int
+) -> dict[int, ArchivedImage | Drop]:
     """The picture of each place: the first of those that lie under its URLs, which is the largest.
 
     Unless it stands in for many, until a script has loaded them, and another is at hand.
     """
-    places = Counter(
+    counts = Counter(
         image_id
-        for pictures in at_hand.values()
+        for pictures in outcomes.values()
         for image_id in {p.image_id for p in pictures if not isinstance(p, Drop)}
     )
     return {
-        order: min(pictures, key=lambda picture: _stands_in(picture, places, most_repeats))
-        for order, pictures in at_hand.items()
+        order: min(pictures, key=lambda picture: _stands_in(picture, counts, most_repeats))
+        for order, pictures in outcomes.items()
     }
 
 
-def _stands_in(picture: Picture | Drop, places: Counter[str], most_repeats: int) -> int:
+def _stands_in(picture: ArchivedImage | Drop, counts: Counter[str], most_repeats: int) -> int:
     """0 for a picture of its own, 1 for one that too many places have, 2 for none."""
-    return 2 if isinstance(picture, Drop) else int(places[picture.image_id] > most_repeats)
+    return 2 if isinstance(picture, Drop) else int(counts[picture.image_id] > most_repeats)
 
 
 class Chooser:
@@ -201,8 +201,8 @@ class Chooser:
                 key = image.urls[0] if image.urls else image.src
                 self._drop(f"{joined.page.url} {key}", choice)
                 continue
-            picture = joined.pictures[choice.order]
-            assert isinstance(picture, Picture), "a choice without its picture"
+            archived = joined.pictures[choice.order]
+            assert isinstance(archived, ArchivedImage), "a choice without its picture"
             for stage in (JOIN, DOMINANT, TEXTS):
                 self._counts.passed(stage)
             best = self._in_language(choice, joined.page.language)
@@ -210,7 +210,7 @@ class Chooser:
                 self._drop(f"{joined.page.url} {image.src}", best)
                 continue
             candidate = Pair(
-                picture=picture,
+                picture=archived,
                 text=best.text,
                 text_source=best.source,
                 score=best.score,
@@ -236,10 +236,10 @@ class Chooser:
     def _drop(self, key: str, drop: Drop) -> None:
         for stage in stages_before(drop.reason):
             self._counts.passed(stage)
-        self._counts.dropped(stage_of(drop.reason), key, drop)
+        self._counts.dropped(get_stage(drop.reason), key, drop)
 
 
-def stage_of(reason: Reason) -> Stage:
+def get_stage(reason: Reason) -> Stage:
     """The stage that drops a picture of a page for this reason."""
     return JOIN if reason in AT_JOIN else TEXTS if reason in AT_TEXTS else DOMINANT
 
@@ -247,4 +247,4 @@ def stage_of(reason: Reason) -> Stage:
 def stages_before(reason: Reason) -> tuple[Stage, ...]:
     """The stages that it has passed by then."""
     stages = (JOIN, DOMINANT, TEXTS)
-    return stages[: stages.index(stage_of(reason))]
+    return stages[: stages.index(get_stage(reason))]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import split_words
 from vlmill.pipelines.web_pairs.pair import Pair
 
 SAMPLES = 50
@@ -31,7 +31,7 @@ class PairMetrics:
         """Counts a pair."""
         picture = pair.picture
         values = {
-            "words": len(words_of(pair.text, pair.language)),
+            "words": len(split_words(pair.text, pair.language)),
             "score": score_bin(pair.score),
             "side": min(picture.width, picture.height) // SIDE_BIN,
             "shape": int(picture.width / picture.height / SHAPE_BIN),
@@ -44,8 +44,8 @@ class PairMetrics:
         for name, value in values.items():
             self.counts.setdefault(name, Counter())[value] += 1
         about = {name: row[name] for name in SAMPLE_COLUMNS}
-        place = {"archive": picture.archive, "offset": picture.offset}
-        self.samples.append((drawn(row["pair_id"]), {**about, **place}))
+        location = {"archive": picture.archive, "offset": picture.offset}
+        self.samples.append((drawn(row["pair_id"]), {**about, **location}))
         if len(self.samples) > 20 * SAMPLES:
             self._cut()
 
@@ -80,16 +80,16 @@ class RejectExamples:
             examples = self._examples.setdefault(kind, [])
             examples.append((drawn(row["key"]), row))
             if len(examples) > 20 * EXAMPLES:
-                examples[:] = first_of(examples)
+                examples[:] = select_first(examples)
             yield row
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for the unit's record."""
         kinds = sorted(self._examples.items())
-        return {"examples": [example for _, each in kinds for example in first_of(each)]}
+        return {"examples": [example for _, each in kinds for example in select_first(each)]}
 
 
-def first_of(
+def select_first(
     examples: Iterable[tuple[str, dict[str, Any]]],
 ) -> list[tuple[str, dict[str, Any]]]:
     """Returns the first examples by their hashes."""

@@ -31,12 +31,12 @@ from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.pages import markup
 from vlmill.pipelines.pages import page as html
-from vlmill.pipelines.pages.pictures import Picture, examine_picture
+from vlmill.pipelines.pages.pictures import ArchivedImage, examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
 from vlmill.schemas.net.opt_outs import first_opt_out
 from vlmill.schemas.rejects import Reason
 
@@ -75,13 +75,13 @@ class Miner:
             self._take_redirect(record)
 
     def _take_page(self, record: Record) -> None:
-        source = source_of(record, self._rules)
+        source = decode_source(record, self._rules)
         if isinstance(source, Drop):
             self._counts.dropped(PAGES, record.url, source)
             return
         self._counts.passed(PAGES)
         # Before the page is parsed, which takes longer than telling its language.
-        language = language_of(source, self._detector, self._rules, self._languages)
+        language = detect_language(source, self._detector, self._rules, self._languages)
         if isinstance(language, Drop):
             self._counts.dropped(LANGUAGE, record.url, language)
             return
@@ -95,28 +95,28 @@ class Miner:
             self._take_inline(url, data)
         if page.num_beyond:
             # One for all, or a page of 8 MiB would leave a million rejects.
-            most = self._rules.max_images_per_page
-            drop = Drop(Reason.TOO_MANY, f"{page.num_beyond} pictures after {most}")
+            limit = self._rules.max_images_per_page
+            drop = Drop(Reason.TOO_MANY, f"{page.num_beyond} pictures after {limit}")
             self._counts.dropped(JOIN, page.url, drop)
         page = replace(page, language=language, inline=())
-        place = rows.place_of(page.url, self._archive, record.offset)
-        self._spools["pages"].add(place[0], place + rows.PAGE, rows.encode(page))
+        page_key = rows.page_key(page.url, self._archive, record.offset)
+        self._spools["pages"].add(page_key[0], page_key + rows.PAGE, rows.encode(page))
         for image in page.images:
             order = image.order.to_bytes(2, "big")
             for number, url in enumerate(image.urls):
                 key = rows.url_key(url)
-                row = key + rows.REQUEST + place + order + bytes((number,))
+                row = key + rows.REQUEST + page_key + order + bytes((number,))
                 self._spools["urls"].add(key[0], row)
 
     def _take_inline(self, url: str, data: bytes) -> None:
         record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
         outcome = measure(record, self._rules, self._job.filters)
         self._take_picture(INLINE_PICTURES, url, outcome)
-        if isinstance(outcome, Picture):
-            shard = rows.shard_of(outcome.image_id, self._job.shards)
+        if isinstance(outcome, ArchivedImage):
+            shard = rows.assign_shard(outcome.image_id, self._job.shards)
             self._spools["inline"].add(shard, bytes.fromhex(outcome.image_id), data)
 
-    def _take_picture(self, stage: Stage, url: str, outcome: Picture | Drop) -> None:
+    def _take_picture(self, stage: Stage, url: str, outcome: ArchivedImage | Drop) -> None:
         if isinstance(outcome, Drop):
             self._counts.dropped(stage, url, outcome)
             row = rows.Fact(None, outcome)
@@ -142,7 +142,7 @@ class Miner:
         self._targets.clear()
 
 
-def source_of(record: Record, rules: WebPairRules) -> str | Drop:
+def decode_source(record: Record, rules: WebPairRules) -> str | Drop:
     """Decodes a page's bytes, or says why it is dropped."""
     if len(record.body) > rules.max_page_bytes:
         return Drop(Reason.TOO_LARGE, f"{len(record.body)} bytes")
@@ -167,7 +167,7 @@ def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
     )
 
 
-def language_of(
+def detect_language(
     source: str,
     detector: LanguageDetector,
     rules: WebPairRules,
@@ -191,7 +191,7 @@ def language_of(
     return language
 
 
-def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> Picture | Drop:
+def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> ArchivedImage | Drop:
     """A picture's facts and its place, or why it is dropped."""
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         return Drop(why)
@@ -203,7 +203,7 @@ def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> Pic
     if (drop := filters.drop_of(record.body, max_pixels=rules.max_pixels)) is not None:
         return drop
     assert facts.phash is not None
-    return Picture(
+    return ArchivedImage(
         image_id=facts.image_id,
         url=record.url,
         width=facts.width,
@@ -215,7 +215,7 @@ def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> Pic
     )
 
 
-def records_of(
+def read_records(
     path: str, ranges: Ranges | None, job: Job, counts: Counts
 ) -> Iterator[tuple[str, Record | Drop]]:
     """Yields an archive's records, or those of ``ranges``.
@@ -244,10 +244,10 @@ def mine(job: Job, unit: Unit) -> Result:
         return job.mined / f"{unit.name}.mined-{kind}.spool"
 
     with ExitStack() as stack:
-        counts = stack.enter_context(counted(job, path("rejects")))
+        counts = stack.enter_context(open_counts(job, path("rejects")))
         spools = {kind: stack.enter_context(spool(path(kind))) for kind in SPOOLS}
         miner = Miner(archive.id, job, spools, counts)
-        for key, record in records_of(archive.path, ranges, job, counts):
+        for key, record in read_records(archive.path, ranges, job, counts):
             miner.take(key, record)
         miner.finish()
     num_bytes = archive.size if ranges is None else int(ranges[:, 1].sum())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlmill.pipelines.web_pairs.spool import (
     Row,
-    blocks_of,
+    read_blocks,
     cut_keys,
     sorted_rows,
     spool,
@@ -20,7 +20,7 @@ KINDS = ("pairs", "images", "rejects")
 PART_BYTES = 16 << 20  # of a shard's rows: so many are sorted, and held, by one worker
 
 
-def paths_of(job: Job, kind: str) -> list[Path]:
+def list_spools(job: Job, kind: str) -> list[Path]:
     """Returns the spools that hold a kind's rows by shards."""
     if kind != "rejects":
         return job.spools(kind)
@@ -29,13 +29,13 @@ def paths_of(job: Job, kind: str) -> list[Path]:
     return [*job.spools("mined-rejects"), *joins]
 
 
-def parts_of(job: Job, shard: int) -> int:
+def count_parts(job: Job, shard: int) -> int:
     """Into how many ranges of keys a shard's rows are cut, by their bytes."""
     size = sum(
         block.unpacked
         for kind in KINDS
-        for path in paths_of(job, kind)
-        for block in blocks_of(path).get(shard, ())
+        for path in list_spools(job, kind)
+        for block in read_blocks(path).get(shard, ())
     )
     return max(1, size // PART_BYTES)
 
@@ -45,17 +45,17 @@ def order_units(job: Job) -> list[Unit]:
     return [
         Unit(name=f"order-{shard:05d}-{part:05d}", number=shard, slices=range(part, part + 1))
         for shard in range(job.shards)
-        for part in range(parts_of(job, shard))
+        for part in range(count_parts(job, shard))
     ]
 
 
 def order(job: Job, unit: Unit) -> Result:
     """Leaves a part of a shard's rows sorted; of a shard of one part nothing."""
     shard, part = unit.number, unit.slices.start
-    parts = parts_of(job, shard)
+    parts = count_parts(job, shard)
     if parts > 1:
         for kind in KINDS:
-            paths = paths_of(job, kind)
+            paths = list_spools(job, kind)
             between = cut_keys(paths, shard, parts)[part]
             with spool(_ordered(job, shard, part, kind)) as writer:
                 for key, value in sorted_rows(paths, shard, between=between):
@@ -65,9 +65,9 @@ def order(job: Job, unit: Unit) -> Result:
 
 def ordered_rows(job: Job, kind: str, shard: int) -> Iterator[Row]:
     """Yields the rows of a shard in order."""
-    parts = parts_of(job, shard)
+    parts = count_parts(job, shard)
     if parts == 1:
-        return sorted_rows(paths_of(job, kind), shard)
+        return sorted_rows(list_spools(job, kind), shard)
     # Written sorted, each spool's runs lie in order.
     return unsorted_rows([_ordered(job, shard, part, kind) for part in range(parts)], 0)
 

@@ -4,15 +4,15 @@ import unicodedata
 from dataclasses import dataclass
 
 from vlmill.pipelines.choice.joined import TextSource
-from vlmill.pipelines.pages.pictures import Picture
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.pages.pictures import ArchivedImage
+from vlmill.pipelines.texts.words import split_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A picture with one of its texts."""
 
-    picture: Picture
+    picture: ArchivedImage
     text: str
     text_source: TextSource
     score: float
@@ -24,4 +24,4 @@ class Pair:
 def text_key(text: str) -> str:
     """Texts with the same key count as one: lower case, no punctuation or accents, one space."""
     folded = unicodedata.normalize("NFKD", text.casefold())
-    return " ".join(words_of("".join(c for c in folded if not unicodedata.combining(c))))
+    return " ".join(split_words("".join(c for c in folded if not unicodedata.combining(c))))

@@ -5,12 +5,12 @@ from itertools import groupby, islice
 
 from vlmill.pipelines.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs.mine import INLINE
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import sorted_rows
 from vlmill.pipelines.web_pairs.units import Job
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 
 BATCH = 10_000  # pictures of an archive that are asked for at once
 
@@ -35,8 +35,8 @@ def read_pictures(
                     yield pair, split, _checked(pair.picture, body)
 
 
-def _checked(picture: Picture, body: bytes | Drop) -> bytes:
-    if isinstance(body, Drop) or image_id_of(body) != picture.image_id:
+def _checked(picture: ArchivedImage, body: bytes | Drop) -> bytes:
+    if isinstance(body, Drop) or compute_image_id(body) != picture.image_id:
         raise OSError(
             f"{picture.archive} has changed since it was mined, at byte {picture.offset}; "
             "give --fresh to mine all archives again"
@@ -51,4 +51,4 @@ def _inline(
     pictures = sorted_rows(job.spools("mined-inline"), shard)
     for pair, split in pairs:
         key = bytes.fromhex(pair.picture.image_id)
-        yield pair, split, next(data for at, data in pictures if at == key)
+        yield pair, split, next(data for image_key, data in pictures if image_key == key)

@@ -39,15 +39,15 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
 
     ``scores`` take the place of those that were mined, in the histogram and under the samples.
     """
-    funnel, metrics, shown = (
+    funnel, metrics, content = (
         json.loads((output / name).read_text(encoding="utf-8"))
         for name in ("funnel.json", "metrics.json", SHOWN)
     )
-    counts = {name: Counter(dict(items)) for name, items in shown["counts"].items()}
-    samples = shown["samples"]
+    counts = {name: Counter(dict(items)) for name, items in content["counts"].items()}
+    samples = content["samples"]
     if scores is not None:
         counts["score"] = scores.counts
-        samples = [one | {"score": scores.of_samples[one["pair_id"]]} for one in samples]
+        samples = [sample | {"score": scores.of_samples[sample["pair_id"]]} for sample in samples]
     write_page(
         output / "report.html",
         "Web pairs",
@@ -62,7 +62,7 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
             Section(title="Counted besides", body=_counted(metrics)),
             Section(
                 title="Sample rejects",
-                body=html_table(["stage", "reason", "key", "detail"], shown["rejects"]),
+                body=html_table(["stage", "reason", "key", "detail"], content["rejects"]),
                 intro="A few of each stage and reason, drawn by chance.",
             ),
             Section(title="Settings", body=settings_table(settings)),
@@ -81,17 +81,17 @@ class Scores:
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
     """Returns the scores that stand in shards of ``pairs`` now. Memory: a row group."""
-    shown = json.loads((output / SHOWN).read_text(encoding="utf-8"))
-    ids = {sample["pair_id"] for sample in shown["samples"]}
-    counts, of_samples = Counter[Any](), dict[str, float]()
+    content = json.loads((output / SHOWN).read_text(encoding="utf-8"))
+    ids = {sample["pair_id"] for sample in content["samples"]}
+    counts, sample_scores = Counter[Any](), dict[str, float]()
     for path in shards:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=["pair_id", "score"]):
                 pair_ids, scores = (column.to_pylist() for column in batch.columns)
                 counts.update(map(score_bin, scores))
                 pairs = zip(pair_ids, scores, strict=True)
-                of_samples |= {name: score for name, score in pairs if name in ids}
-    return Scores(counts=counts, of_samples=of_samples)
+                sample_scores |= {name: score for name, score in pairs if name in ids}
+    return Scores(counts=counts, of_samples=sample_scores)
 
 
 def _funnel(funnel: Sequence[Mapping[str, Any]]) -> Markup:
@@ -102,7 +102,7 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
     def bins(name: str, width: float, title: str, label: str) -> Markup:
         return binned_columns(counts.get(name, Counter()), width, title=title, label=label)
 
-    def most(name: str, title: str) -> Markup:
+    def draw_top(name: str, title: str) -> Markup:
         return bar_chart(dict(counts.get(name, Counter()).most_common(MOST_BARS)), title=title)
 
     charts = [
@@ -110,11 +110,11 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
         bins("score", SCORE_BIN, "Score", "score"),
         bins("side", SIDE_BIN, "Shorter side of a picture", "pixels"),
         bins("shape", SHAPE_BIN, "Shape", "width / height"),
-        most("language", "Languages"),
-        most("text_source", "Where texts come from"),
-        most("license", "Licences that pages state"),
-        most("split", "Splits"),
-        most("host", "Hosts with most pairs"),
+        draw_top("language", "Languages"),
+        draw_top("text_source", "Where texts come from"),
+        draw_top("license", "Licences that pages state"),
+        draw_top("split", "Splits"),
+        draw_top("host", "Hosts with most pairs"),
     ]
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 

@@ -23,15 +23,15 @@ from vlmill.pipelines.filters.agreement import agreement_score
 from vlmill.pipelines.filters.facts import FactsReader, Sources, open_sources
 from vlmill.pipelines.filters.scorer import PairFacts, Scorer
 from vlmill.pipelines.web_pairs.report import SHOWN, read_scores, write_report
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path, sync, write_json
 from vlmill.schemas.files.digests import file_input, table_input
-from vlmill.schemas.files.inputs import Input, recorded
+from vlmill.schemas.files.inputs import Input, make_records
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING
-from vlmill.schemas.files.reading import producer_of, read_group
+from vlmill.schemas.files.reading import read_producer, read_group
 from vlmill.schemas.files.shards import Shard, ShardWriter, describe_shard, shard_name
 from vlmill.schemas.tables import PAIRS, REGIONS
 
@@ -59,7 +59,9 @@ class Scoring:
             return [round(value, 6) for value in values.tolist()]
         mined = np.where(np.isnan(first), UNKNOWN, first).tolist()
         both = zip(mined, facts, strict=True)
-        return [agreement_score(score, one, classes, attributes) for score, one in both]
+        return [
+            agreement_score(score, pair_facts, classes, attributes) for score, pair_facts in both
+        ]
 
 
 def rescore(args: argparse.Namespace) -> int:
@@ -81,7 +83,7 @@ def rescore(args: argparse.Namespace) -> int:
         _make_shards(output, manifest, scoring)
         _plan_manifest(output, manifest["shards"], scoring.about)
         _publish(output)
-        say(f"{output}: the scores as they were mined stay in {FIRST_SCORES}")
+        print_status(f"{output}: the scores as they were mined stay in {FIRST_SCORES}")
     return _say_scores(output, scoring.about["threshold"])
 
 
@@ -92,7 +94,7 @@ def _scoring(
     scorer = None if args.scorer is None else Scorer.load(args.scorer)
     about = {
         "by": "agreement with regions" if scorer is None else "scorer",
-        "inputs": recorded(_inputs(args), output),
+        "inputs": make_records(_inputs(args), output),
         "threshold": min_score if scorer is None else scorer.threshold,
     }
     return Scoring(sources=sources, scorer=scorer, about=json.loads(json.dumps(about)))
@@ -120,16 +122,16 @@ def _make_shards(output: Path, manifest: dict[str, Any], scoring: Scoring) -> No
         total=sum(shard.rows for shard in shards), unit="pair", label="scoring again"
     ) as progress:
         for shard in shards:
-            if _made(output, shard).exists():
+            if _new_shard_path(output, shard).exists():
                 progress.advance(shard.rows)
                 continue
             first = _first_scores(output, shard, mined="scoring" not in manifest)
             _make_shard(output, shard, first, scoring, reader, progress)
     if summary := reader.summary(progress.done):
-        say(summary)
+        print_status(summary)
 
 
-def _made(output: Path, shard: Shard) -> Path:
+def _new_shard_path(output: Path, shard: Shard) -> Path:
     return output / RESCORING / shard.name / shard_name(PAIRS, 0, 1)
 
 
@@ -165,8 +167,8 @@ def _make_shard(
     progress: Progress,
 ) -> None:
     path = output / shard.name
-    producer = {**producer_of(path), "scoring": scoring.about}
-    writer = ShardWriter(_made(output, shard).parent, PAIRS, 0, 1, producer=producer)
+    producer = {**read_producer(path), "scoring": scoring.about}
+    writer = ShardWriter(_new_shard_path(output, shard).parent, PAIRS, 0, 1, producer=producer)
     done = 0
     with pq.ParquetFile(path) as file, writer:
         for group in range(file.num_row_groups):
@@ -178,15 +180,15 @@ def _make_shard(
                 scores += scoring.scores(facts, before)
                 progress.advance(len(facts))
             done += table.num_rows
-            place = table.schema.get_field_index("score")
-            writer.write(table.set_column(place, "score", pa.array(scores, pa.float64())))
+            column_index = table.schema.get_field_index("score")
+            writer.write(table.set_column(column_index, "score", pa.array(scores, pa.float64())))
 
 
 def _plan_manifest(output: Path, shards: Sequence[Shard], scoring: dict[str, Any]) -> None:
     """Writes the manifest that will be valid once the new shards are in their places."""
     content = json.loads((output / MANIFEST).read_text(encoding="utf-8"))
     new = [
-        replace(describe_shard(_made(output, shard), PAIRS.name), name=shard.name)
+        replace(describe_shard(_new_shard_path(output, shard), PAIRS.name), name=shard.name)
         if shard.table == PAIRS.name
         else shard
         for shard in shards
@@ -209,9 +211,9 @@ def _publish(output: Path) -> None:
     content = json.loads((work / NEXT).read_text(encoding="utf-8"))
     (output / MANIFEST).unlink(missing_ok=True)
     for shard in content["shards"]:
-        made = work / shard["name"] / shard_name(PAIRS, 0, 1)
-        if made.exists():
-            os.replace(made, output / shard["name"])
+        new_path = work / shard["name"] / shard_name(PAIRS, 0, 1)
+        if new_path.exists():
+            os.replace(new_path, output / shard["name"])
     sync(output)
     _write_report(output, content)
     write_json(output / MANIFEST, content)
@@ -221,7 +223,7 @@ def _publish(output: Path) -> None:
 def _write_report(output: Path, manifest: dict[str, Any]) -> None:
     """Writes the page with the scores that the shards have now, and what they were made by."""
     if not (output / SHOWN).exists():  # the tables of another tool, or of an earlier version
-        say(f"{output} has no {SHOWN}: its report is not written again")
+        print_status(f"{output} has no {SHOWN}: its report is not written again")
         return
     pairs = [output / shard["name"] for shard in manifest["shards"] if shard["table"] == PAIRS.name]
     settings, scoring = manifest["settings"], manifest["scoring"]

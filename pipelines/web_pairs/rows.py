@@ -11,7 +11,7 @@ import msgspec
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.page import Page
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
 from vlmill.schemas.net.urls import join_key
 
@@ -25,11 +25,11 @@ PAGE, MATCH = b"\0", b"\1"
 class Fact(msgspec.Struct, array_like=True, frozen=True):
     """What lies under a URL: a picture, or why there is none."""
 
-    picture: Picture | None
+    picture: ArchivedImage | None
     drop: Drop | None
 
     @property
-    def outcome(self) -> Picture | Drop:
+    def outcome(self) -> ArchivedImage | Drop:
         """The one that there is."""
         outcome = self.picture or self.drop
         assert outcome is not None
@@ -53,12 +53,12 @@ def url_key(url: str) -> bytes:
     return bytes.fromhex(join_key(url))
 
 
-def place_of(url: str, archive: bytes, offset: int) -> bytes:
+def page_key(url: str, archive: bytes, offset: int) -> bytes:
     """Returns a page's name: pages of one host stand together, in the order of their archives."""
     return hashed(urlsplit(url).netloc) + archive + offset.to_bytes(8, "big")
 
 
-def fact_key(key: bytes, outcome: Picture | Drop) -> bytes:
+def fact_key(key: bytes, outcome: ArchivedImage | Drop) -> bytes:
     """Facts of one URL sort the largest picture first, and what is none last."""
     if isinstance(outcome, Drop):
         return key + FACT + b"\1"
@@ -85,7 +85,7 @@ def bytes_key(pair: Pair) -> bytes:
     return archive + number_key(picture.offset) + bytes.fromhex(picture.image_id)
 
 
-def hash_row(picture: Picture, image_key: bytes) -> tuple[int, bytes]:
+def hash_row(picture: ArchivedImage, image_key: bytes) -> tuple[int, bytes]:
     """Slice and key of a picture by its perceptual hash: of one hash the largest comes first."""
     phash = number_key(picture.phash)
     return phash[0], phash + number_key(MOST_PIXELS - picture.width * picture.height) + image_key
@@ -96,7 +96,7 @@ def number_key(value: int) -> bytes:
     return value.to_bytes(8, "big")
 
 
-def shard_of(key: str, shards: int) -> int:
+def assign_shard(key: str, shards: int) -> int:
     """Returns the shard of a row: the same on every machine, and even."""
     return zlib.crc32(key.encode("utf-8", "surrogatepass")) % shards
 
@@ -106,10 +106,10 @@ def reject_row(row: dict[str, object], shards: int) -> tuple[int, bytes]:
     detail = row["detail"]
     tail = "" if detail is None else f"\1{detail}"
     line = f"{row['stage']}\0{row['reason']}\0{row['key']}\0{tail}"
-    return shard_of(str(row["key"]), shards), line.encode()
+    return assign_shard(str(row["key"]), shards), line.encode()
 
 
-def reject_of(line: bytes) -> dict[str, object]:
+def decode_reject(line: bytes) -> dict[str, object]:
     """Returns a row of ``rejects`` from its bytes."""
     stage, reason, key, tail = line.decode().split("\0")
     return {"stage": stage, "key": key, "reason": reason, "detail": tail[1:] if tail else None}

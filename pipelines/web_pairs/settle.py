@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from vlmill.pipelines.counting.funnel import BEST_TEXT, EXCLUDE, SHARED_TEXT, Drop
 from vlmill.pipelines.counting.steps import Counts
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted, range_units
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts, range_units
 from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 
 IMAGE_KEY = 32  # bytes of an image_id
@@ -32,14 +32,14 @@ def best_texts(job: Job, unit: Unit) -> Result:
     paths = job.spools("candidates")
     excluded = excluder(job)
     with ExitStack() as stack:
-        counts = stack.enter_context(counted(job, job.joins / f"{unit.name}.rejects.spool"))
+        counts = stack.enter_context(open_counts(job, job.joins / f"{unit.name}.rejects.spool"))
         best = stack.enter_context(spool(job.joins / f"{unit.name}.best.spool"))
         texts = stack.enter_context(spool(job.joins / f"{unit.name}.texts.spool"))
         counter = TextCounter(texts)
         for slice_ in unit.slices:
             stream = sorted_rows(paths, slice_)
             for key, group in groupby(stream, key=lambda row: row[0][:IMAGE_KEY]):
-                pair = best_of(group, excluded, counts)
+                pair = select_best(group, excluded, counts)
                 if pair is not None:
                     counter.add(rows.shared_key(pair.text))
                     best.add(slice_, key, rows.encode(pair))
@@ -47,19 +47,19 @@ def best_texts(job: Job, unit: Unit) -> Result:
     return Result(tallies=counts.tallies)
 
 
-def excluder(job: Job) -> Callable[[Picture], str | None]:
+def excluder(job: Job) -> Callable[[ArchivedImage], str | None]:
     """Returns what says why a picture is excluded: by a list, or as it lies under a URL of one."""
     excluded = job.excluded
     ids = {key.decode() for key, _ in sorted_rows(job.spools("excluded"), 0)}
 
-    def why(picture: Picture) -> str | None:
+    def why(picture: ArchivedImage) -> str | None:
         return "its URL" if picture.image_id in ids else excluded.why(picture)
 
     return why
 
 
-def best_of(
-    group: Iterable[Row], excluded: Callable[[Picture], str | None], counts: Counts
+def select_best(
+    group: Iterable[Row], excluded: Callable[[ArchivedImage], str | None], counts: Counts
 ) -> Pair | None:
     """The first candidate of a picture, which is its best, unless the picture is excluded."""
     best: Pair | None = None
@@ -131,30 +131,32 @@ class SharedTexts:
         if keys is None:
             return False
         value = np.array(key, dtype=keys.dtype)
-        at = int(np.searchsorted(keys, value))
-        return at < len(keys) and bool(keys[at] == value)
+        index = int(np.searchsorted(keys, value))
+        return index < len(keys) and bool(keys[index] == value)
 
 
 def settle(job: Job, unit: Unit) -> Result:
     """Drops pairs of shared texts; leaves the others by shards, and their hashes for the groups."""
     paths, shared = job.spools("best"), SharedTexts(job)
     with ExitStack() as stack:
-        counts = stack.enter_context(counted(job, job.joins / f"{unit.name}.rejects.spool"))
+        counts = stack.enter_context(open_counts(job, job.joins / f"{unit.name}.rejects.spool"))
         hashes = stack.enter_context(spool(job.joins / f"{unit.name}.hashes.spool"))
         pairs = stack.enter_context(spool(job.joins / f"{unit.name}.pairs.spool"))
         images = stack.enter_context(spool(job.joins / f"{unit.name}.images.spool"))
         for slice_ in unit.slices:
             for key, value in sorted_rows(paths, slice_):
                 pair = rows.pair(value)
-                pair_id = pair_id_of(pair.picture.image_id, pair.text)
+                pair_id = compute_pair_id(pair.picture.image_id, pair.text)
                 if rows.shared_key(pair.text) in shared:
                     detail = f"{pair.picture.url} {pair.text}"
                     counts.dropped(SHARED_TEXT, pair_id, Drop(Reason.SHARED_TEXT, detail))
                     continue
                 counts.passed(SHARED_TEXT)
-                pairs.add(rows.shard_of(pair_id, job.shards), pair_id.encode(), value)
+                pairs.add(rows.assign_shard(pair_id, job.shards), pair_id.encode(), value)
                 images.add(
-                    rows.shard_of(pair.picture.image_id, job.shards), rows.bytes_key(pair), value
+                    rows.assign_shard(pair.picture.image_id, job.shards),
+                    rows.bytes_key(pair),
+                    value,
                 )
                 hashes.add(*rows.hash_row(pair.picture, key))
     return Result(tallies=counts.tallies)
@@ -164,13 +166,13 @@ def group_pictures(job: Job, unit: Unit) -> Result:
     """Leaves the groups of pictures that look alike, and how many there are."""
     paths = job.spools("hashes")
     stream = (row for slice_ in range(SLICES) for row in sorted_rows(paths, slice_))
-    groups, metrics = make_groups(looks_of(stream))
+    groups, metrics = make_groups(read_looks(stream))
     with atomic_path(groups_path(job.joins)) as path, path.open("wb") as file:
         np.save(file, groups, allow_pickle=False)
     return Result(metrics=metrics)
 
 
-def looks_of(stream: Iterable[Row]) -> Iterator[Look]:
+def read_looks(stream: Iterable[Row]) -> Iterator[Look]:
     """Yields each hash with the number of its pictures and the largest of them."""
     for phash, group in groupby(stream, key=lambda row: row[0][:8]):
         ranks = (key[8:] for key, _ in group)

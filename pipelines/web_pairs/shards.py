@@ -5,17 +5,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import NEAR_DUPLICATES, Drop
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows, webdataset
-from vlmill.pipelines.web_pairs.groups import Groups, split_of
+from vlmill.pipelines.web_pairs.groups import Groups, assign_split
 from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
 from vlmill.pipelines.web_pairs.order import ordered_rows
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.picture_bytes import read_pictures
 from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
 from vlmill.schemas.files.shards import Shard, ShardWriter
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 
 GROUP_BYTES = 16 << 20
@@ -31,12 +31,12 @@ def write_shard(job: Job, unit: Unit) -> Result:
     """
     groups, metrics, examples = Groups.read(job.joins), PairMetrics(), RejectExamples()
     rejects_path = job.joins / f"{unit.name}.rejects.spool"
-    with counted(job, rejects_path) as counts:
+    with open_counts(job, rejects_path) as counts:
 
         def settled(kind: str) -> Iterator[tuple[Pair, str | Drop]]:
             for _, value in ordered_rows(job, kind, unit.number):
                 pair = rows.pair(value)
-                yield pair, split_of(pair.picture, groups, job.rules)
+                yield pair, assign_split(pair.picture, groups, job.rules)
 
         def pair_rows() -> Iterator[dict[str, Any]]:
             for pair, split in settled("pairs"):
@@ -72,13 +72,13 @@ def write_shard(job: Job, unit: Unit) -> Result:
 def reject_rows(stream: Iterable[Row]) -> Iterator[dict[str, Any]]:
     """Rows of ``rejects`` from their bytes."""
     for line, _ in stream:
-        yield rows.reject_of(line)
+        yield rows.decode_reject(line)
 
 
 def pair_row(pair: Pair, split: str) -> dict[str, Any]:
     """Makes a row of ``pairs``."""
     return {
-        "pair_id": pair_id_of(pair.picture.image_id, pair.text),
+        "pair_id": compute_pair_id(pair.picture.image_id, pair.text),
         "image_id": pair.picture.image_id,
         "text": pair.text,
         "language": pair.language or None,
@@ -92,7 +92,7 @@ def pair_row(pair: Pair, split: str) -> dict[str, Any]:
     }
 
 
-def image_row(picture: Picture, data: bytes) -> dict[str, Any]:
+def image_row(picture: ArchivedImage, data: bytes) -> dict[str, Any]:
     """Makes a row of ``images``."""
     return {
         "image_id": picture.image_id,
@@ -116,7 +116,7 @@ def write_images(job: Job, number: int, stream: Iterable[dict[str, Any]]) -> Sha
 
 
 def _write(
-    job: Job, table: Table, number: int, stream: Iterable[dict[str, Any]], size_of: Any
+    job: Job, table: Table, number: int, stream: Iterable[dict[str, Any]], get_size: Any
 ) -> Shard:
     producer = {"job": JOB, "rules": job.rules.as_settings()}
     writer = ShardWriter(job.output, table, number, job.shards, producer=producer)
@@ -125,7 +125,7 @@ def _write(
         size = 0
         for row in stream:
             group.append(row)
-            size += size_of(row)
+            size += get_size(row)
             if size > GROUP_BYTES or len(group) == GROUP_ROWS:
                 writer.write(group)
                 group, size = [], 0

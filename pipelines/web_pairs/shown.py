@@ -10,13 +10,13 @@ from typing import Any
 
 from vlmill.pipelines.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.web_pairs.metrics import SAMPLE_COLUMNS, SAMPLES, first_of, sum_counts
+from vlmill.pipelines.web_pairs.metrics import SAMPLE_COLUMNS, SAMPLES, select_first, sum_counts
 from vlmill.pipelines.web_pairs.mine import INLINE
 from vlmill.pipelines.web_pairs.report import SHOWN
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.schemas.console.report import thumbnail_uri
 from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.rejects import Rejected
 
 
@@ -26,18 +26,18 @@ def write_shown(job: Job, written: Sequence[Mapping[str, Any]]) -> None:
     ``written`` are the metrics of the shards.
     """
     samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
-    shown = [_with_picture(about, job) for _, about in samples[:SAMPLES]]
+    sample_rows = [_with_picture(about, job) for _, about in samples[:SAMPLES]]
     counts = {
         name: sorted(counter.items(), key=lambda item: str(item[0]))
         for name, counter in sum_counts(written).items()
     }
-    content = {"counts": counts, "samples": shown, "rejects": list(_reject_rows(written))}
-    write_json(path_of(job.output) / SHOWN, content)
+    content = {"counts": counts, "samples": sample_rows, "rejects": list(_reject_rows(written))}
+    write_json(to_path(job.output) / SHOWN, content)
 
 
 def _with_picture(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    shown = {name: sample[name] for name in SAMPLE_COLUMNS}
-    return shown | {"picture": _thumbnail(sample, job)}
+    row = {name: sample[name] for name in SAMPLE_COLUMNS}
+    return row | {"picture": _thumbnail(sample, job)}
 
 
 def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
@@ -59,5 +59,5 @@ def _reject_rows(written: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
         for drawn, row in part["examples"]:
             kinds.setdefault((row["stage"], row["reason"]), []).append((drawn, row))
     for kind, examples in sorted(kinds.items()):
-        for _, row in first_of(examples):
+        for _, row in select_first(examples):
             yield [*kind, row["key"][:100], (row["detail"] or "")[:160]]

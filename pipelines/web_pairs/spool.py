@@ -122,35 +122,35 @@ def _codec() -> pa.Codec:
 
 def _write_block(file: BinaryIO, slice_: int, rows: Sequence[Row]) -> Block:
     unpacked = msgspec.msgpack.encode(rows)
-    packed = _codec().compress(unpacked, asbytes=True)
+    block_bytes = _codec().compress(unpacked, asbytes=True)
     offset = file.tell()
-    file.write(packed)
+    file.write(block_bytes)
     first, last = rows[0][0][:KEY_BYTES], rows[-1][0][:KEY_BYTES]
-    return Block(slice_, offset, len(packed), len(unpacked), first, last)
+    return Block(slice_, offset, len(block_bytes), len(unpacked), first, last)
 
 
 def _read_block(file: BinaryIO, block: Block) -> list[Row]:
     file.seek(block.offset)
-    packed = file.read(block.length)
-    return _rows.decode(_codec().decompress(packed, block.unpacked, asbytes=True))
+    block_bytes = file.read(block.length)
+    return _rows.decode(_codec().decompress(block_bytes, block.unpacked, asbytes=True))
 
 
-def blocks_of(path: Path) -> dict[int, list[Block]]:
+def read_blocks(path: Path) -> dict[int, list[Block]]:
     """Returns a spool's blocks by their slices.
 
     In a store each question costs a request: there a footer that was read counts until
     :func:`forget_footers`.
     """
-    return _blocks_of(path, 0 if is_remote(path) else path.stat().st_mtime_ns)
+    return _read_footer(path, 0 if is_remote(path) else path.stat().st_mtime_ns)
 
 
 def forget_footers() -> None:
     """Lets footers be read again: a new run may have written other spools under the same names."""
-    _blocks_of.cache_clear()
+    _read_footer.cache_clear()
 
 
 @lru_cache(maxsize=OPEN_FOOTERS)
-def _blocks_of(path: Path, _: int) -> dict[int, list[Block]]:
+def _read_footer(path: Path, _: int) -> dict[int, list[Block]]:
     with path.open("rb") as file:
         file.seek(-_FOOTER_SIZE, 2)
         size = int.from_bytes(file.read(_FOOTER_SIZE), "little")
@@ -163,7 +163,7 @@ def _blocks_of(path: Path, _: int) -> dict[int, list[Block]]:
 
 def unpacked_bytes(paths: Iterable[Path]) -> int:
     """Returns how many bytes the rows of spools have."""
-    return sum(b.unpacked for path in paths for part in blocks_of(path).values() for b in part)
+    return sum(b.unpacked for path in paths for part in read_blocks(path).values() for b in part)
 
 
 def sorted_rows(
@@ -190,10 +190,10 @@ def sorted_rows(
             size += len(row[0]) + len(row[1]) + ROW_OVERHEAD
             if size > sort_bytes:
                 rows.sort()
-                runs.append(_run_of(stack, rows, folder))
+                runs.append(_make_run(stack, rows, folder))
                 rows, size = [], 0
                 if len(runs) >= MERGED_RUNS:
-                    runs = [_run_of(stack, heapq.merge(*runs), folder)]
+                    runs = [_make_run(stack, heapq.merge(*runs), folder)]
         rows.sort()
         yield from heapq.merge(*runs, rows) if runs else rows
 
@@ -204,7 +204,7 @@ def unsorted_rows(
     """Yields the rows of one slice with keys ``between`` two, as they lie in the files."""
     low, high = between
     for path in paths:
-        blocks = [b for b in blocks_of(path).get(slice_, ()) if b.may_hold(between)]
+        blocks = [b for b in read_blocks(path).get(slice_, ()) if b.may_hold(between)]
         if not blocks:
             continue
         with path.open("rb") as file:
@@ -221,7 +221,7 @@ def cut_keys(paths: Sequence[Path], slice_: int, number: int) -> list[Between]:
 
     They follow from the files alone.
     """
-    blocks = [block for path in paths for block in blocks_of(path).get(slice_, ())]
+    blocks = [block for path in paths for block in read_blocks(path).get(slice_, ())]
     starts = sorted((block.first, block.unpacked) for block in blocks)
     total, before, cuts = sum(size for _, size in starts), 0, list[bytes]()
     for key, size in starts:
@@ -243,7 +243,7 @@ class _Run:
             yield from _read_block(self.file, block)
 
 
-def _run_of(stack: ExitStack, rows: Iterable[Row], folder: Path | None) -> _Run:
+def _make_run(stack: ExitStack, rows: Iterable[Row], folder: Path | None) -> _Run:
     file: BinaryIO = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
     return _Run(file, list(write_blocks(file, 0, rows)))
 

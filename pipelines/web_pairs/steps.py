@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
-from vlmill.pipelines.launch.local import workers_of
+from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, sum_tallies, timed
+from vlmill.pipelines.launch.local import open_workers
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.order import order, order_units
@@ -59,7 +59,7 @@ class Step:
         if result is None:
             return Numbers()
         written = sum(shard.bytes for shard in result.shards)
-        return numbers + numbers_of(result.tallies, num_bytes=written + result.num_bytes)
+        return numbers + sum_tallies(result.tallies, num_bytes=written + result.num_bytes)
 
 
 def _ranged(name: str, work: Work) -> Step:
@@ -82,7 +82,7 @@ STEPS = (
 
 def run_here(job: Job, workers: int, steps: range = range(len(STEPS))) -> None:
     """Does everything in so many processes of this machine: what Beam does elsewhere."""
-    with workers_of(workers, job, __name__) as pool:
+    with open_workers(workers, job, __name__) as pool:
         for number in steps:
             step = STEPS[number]
             units = step.units(job)

@@ -22,7 +22,7 @@ from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
-from vlmill.pipelines.web_pairs.exclude import Excluded
+from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.rows import reject_row
 from vlmill.pipelines.web_pairs.spool import (
     SLICES,
@@ -38,7 +38,7 @@ from vlmill.schemas.files.atomic import (
     write_json,
 )
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.files.paths import to_path, remove_tree
 from vlmill.schemas.files.shards import Shard
 
 # Of what archives left: the joins are cut into so many ranges. A thousand pages, 4 s of choosing
@@ -85,12 +85,12 @@ class Job:
     @property
     def mined(self) -> Path:
         """Returns the folder of what archives left."""
-        return path_of(self.output) / WORK / "archives"
+        return to_path(self.output) / WORK / "archives"
 
     @property
     def index(self) -> Path:
         """The folder of the places that an index names, a file for each archive."""
-        return path_of(self.output) / WORK / "index"
+        return to_path(self.output) / WORK / "index"
 
     def ranges_of(self, archive: Archive) -> Ranges | None:
         """The records of an archive that the index names; None for all that it has.
@@ -104,16 +104,16 @@ class Job:
         return ranges
 
     @property
-    def excluded(self) -> Excluded:
+    def excluded(self) -> Exclusions:
         """What ``--exclude`` and ``--exclude-hash`` name."""
-        return Excluded.of(self.exclude, self.exclude_hash, self.rules.max_distance)
+        return Exclusions.of(self.exclude, self.exclude_hash, self.rules.max_distance)
 
     @cached_property
     def joins(self) -> Path:
         """The folder of the joins over this set of archives."""
         names = sorted((archive.id.hex(), archive.size) for archive in self.archives)
         digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8)
-        return path_of(self.output) / WORK / f"joins-{digest.hexdigest()}"
+        return to_path(self.output) / WORK / f"joins-{digest.hexdigest()}"
 
     def spools(self, kind: str) -> list[Path]:
         """The spools of a kind, which units have left; not those that others are writing now."""
@@ -175,7 +175,7 @@ def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> Re
     return result
 
 
-def result_of(record: Mapping[str, Any]) -> Result:
+def parse_result(record: Mapping[str, Any]) -> Result:
     """What a record says."""
     return Result(
         tallies=Counter({(stage, what): count for stage, what, count in record["tallies"]}),
@@ -186,11 +186,11 @@ def result_of(record: Mapping[str, Any]) -> Result:
 
 def results(folder: Path, units: Sequence[Unit]) -> Iterator[Result]:
     """The results of units. Raises FileNotFoundError for one that is not done."""
-    return (result_of(read_record(record_path(folder, unit))) for unit in units)
+    return (parse_result(read_record(record_path(folder, unit))) for unit in units)
 
 
 @contextmanager
-def counted(job: Job, path: Path) -> Iterator[Counts]:
+def open_counts(job: Job, path: Path) -> Iterator[Counts]:
     """Gives the counts of a unit, whose rejects go into the spool at ``path``, by shard."""
     with spool(path) as rejects:
         yield Counts(keeper(rejects, job.shards))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmill.schemas.files.atomic import atomic_path, write_json
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 
 INDEX = "webdataset.json"
 EXTENSIONS = {"jpeg": "jpg"}  # of the others the format's own name
@@ -30,7 +30,7 @@ def tar_name(number: int, total: int) -> str:
 
 def write_tar(folder: str, number: int, total: int, samples: Iterable[Sample]) -> dict[str, Any]:
     """Writes one tar; returns its line of the index. Memory: one picture."""
-    path = path_of(folder) / tar_name(number, total)
+    path = to_path(folder) / tar_name(number, total)
     count = 0
     with atomic_path(path) as temporary:
         with tarfile.open(temporary, "w") as tar:

@@ -39,11 +39,11 @@ MOST_NAME_CHARS = 30
 
 def bar_chart(values: Mapping[str, float], *, title: str) -> Markup:
     """Draws a horizontal bar for each value, the first on top; one below 0 has its figure alone."""
-    most = max(0, *values.values(), 0) or 1
-    room = WIDTH - NAMES - COUNTS
+    maximum = max(0, *values.values(), 0) or 1
+    bar_width = WIDTH - NAMES - COUNTS
     rows = [
-        _row(at, name, _figure(value), [(room * max(value, 0) / most, CHART_FILL)])
-        for at, (name, value) in enumerate(values.items())
+        _row(index, name, _figure(value), [(bar_width * max(value, 0) / maximum, CHART_FILL)])
+        for index, (name, value) in enumerate(values.items())
     ]
     return _rows(title, rows)
 
@@ -54,24 +54,30 @@ def _figure(value: float) -> str:
 
 def funnel_bars(funnel: Sequence[Mapping[str, Any]]) -> Markup:
     """Draws which share of each stage of a funnel went on; stages count different things."""
-    room = WIDTH - NAMES - COUNTS
+    bar_width = WIDTH - NAMES - COUNTS
     rows = []
-    for at, stage in enumerate(funnel):
+    for index, stage in enumerate(funnel):
         share = stage["out"] / stage["in"] if stage["in"] else 0.0
-        dropped = (1 - share) * room if stage["in"] else 0.0
-        parts = [(room * share, CHART_FILL), (dropped, CHART_SECOND)]
+        dropped = (1 - share) * bar_width if stage["in"] else 0.0
+        parts = [(bar_width * share, CHART_FILL), (dropped, CHART_SECOND)]
         name = f"{stage['stage']}: {stage['out']:,} of {stage['in']:,}"
-        rows.append(_row(at, name, f"{share:.1%}" if stage["in"] else "", parts))
+        rows.append(_row(index, name, f"{share:.1%}" if stage["in"] else "", parts))
     return _rows("What each stage let through", rows)
 
 
-def _row(at: int, name: str, count: str, widths: Sequence[tuple[float, str]]) -> dict[str, Any]:
+def _row(index: int, name: str, count: str, widths: Sequence[tuple[float, str]]) -> dict[str, Any]:
     parts, x = [], float(NAMES)
     for width, fill in widths:
         parts.append({"x": round(x, 1), "width": round(width, 1), "fill": fill})
         x += width
     short = name if len(name) <= MOST_NAME_CHARS else f"{name[: MOST_NAME_CHARS - 1]}…"
-    return {"name": short, "count": count, "parts": parts, "y": 20 + ROW * at, "end": round(x, 1)}
+    return {
+        "name": short,
+        "count": count,
+        "parts": parts,
+        "y": 20 + ROW * index,
+        "end": round(x, 1),
+    }
 
 
 def _rows(title: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -90,10 +96,10 @@ def binned_columns(
 
 def histogram(values: Sequence[float], *, title: str, label: str) -> Markup:
     """Draws how many values are in each of 20 bins between the least and the most of them."""
-    least, most = min(values, default=0.0), max(values, default=0.0)
-    width = (most - least) / NUM_BINS or 1.0
-    counts = Counter(min(int((value - least) / width), NUM_BINS - 1) for value in values)
-    return _columns(counts, lambda number: least + number * width, title, label)
+    minimum, maximum = min(values, default=0.0), max(values, default=0.0)
+    width = (maximum - minimum) / NUM_BINS or 1.0
+    counts = Counter(min(int((value - minimum) / width), NUM_BINS - 1) for value in values)
+    return _columns(counts, lambda number: minimum + number * width, title, label)
 
 
 def _columns(
@@ -101,13 +107,13 @@ def _columns(
 ) -> Markup:
     """Draws counts by the number of their bin, of which ``edge`` tells where it begins."""
     first, last = min(counts, default=0), max(counts, default=0)
-    most = max(counts.values(), default=0) or 1
+    max_count = max(counts.values(), default=0) or 1
     width = COLUMNS_WIDTH / (last - first + 1)
     bars = [
         {
             "x": round((number - first) * width, 1),
             "width": round(max(width - 1, 0.5), 1),
-            "height": round(COLUMNS_HEIGHT * count / most, 1),
+            "height": round(COLUMNS_HEIGHT * count / max_count, 1),
             "about": f"{edge(number):.6g}: {count:,}",
         }
         for number, count in sorted(counts.items())

@@ -17,7 +17,7 @@ from typing import NoReturn, TextIO
 import vlmill
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.extras import missing_line
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import is_remote
 
 
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.register("type", float, finite)
+        self.register("type", float, finite_float)
         self.add_argument("--version", action=ShowVersions, help="print versions and exit")
 
     def error(self, message: str) -> NoReturn:
@@ -61,15 +61,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def place(text: str) -> Path:
+def path_or_url(text: str) -> Path:
     """The type of an argument that is a path of this machine or a place in a store."""
     try:
-        return path_of(text)
+        return to_path(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def at_least(lowest: int) -> Callable[[str], int]:
+def int_at_least(lowest: int) -> Callable[[str], int]:
     """The type of an argument that is a whole number from ``lowest``."""
 
     def number(text: str) -> int:
@@ -81,16 +81,16 @@ def at_least(lowest: int) -> Callable[[str], int]:
     return number
 
 
-def finite(text: str) -> float:
+def finite_float(text: str) -> float:
     """The type of an argument that is a number: every check of a range lets ``nan`` through."""
     if not math.isfinite(value := float(text)):
         raise argparse.ArgumentTypeError(f"{text!r}: want a finite number")
     return value
 
 
-def from_zero(text: str) -> float:
+def non_negative_float(text: str) -> float:
     """The type of an argument that is a number, 0 or more."""
-    if (value := finite(text)) < 0:
+    if (value := finite_float(text)) < 0:
         raise argparse.ArgumentTypeError(f"{text!r}: want a number from 0")
     return value
 
@@ -106,7 +106,7 @@ def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that says when the lock of a killed run is taken over."""
     parser.add_argument(
         "--lock-seconds",
-        type=from_zero,
+        type=non_negative_float,
         metavar="S",
         help="of an --output in a store: a run that has not renewed its lock for so long is taken "
         "for killed (120); 0: at once",
@@ -156,14 +156,16 @@ def _is_read(output: TextIO) -> bool:
     return False
 
 
-def say(line: str) -> None:
+def print_status(line: str) -> None:
     """Tell the user on standard error; standard output is for the result."""
     print(line, file=sys.stderr, flush=True)
 
 
-def say_how_to_read(folder: str | Path, table: str) -> None:
+def print_reading_hint(folder: str | Path, table: str) -> None:
     """Tells how another program reads one table of a job's local folder, which holds several."""
     if is_remote(folder):
         return
     pattern = f"{folder}/{table}-*.parquet"
-    say(f"each table by itself: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)")
+    print_status(
+        f"each table by itself: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)"
+    )

@@ -106,22 +106,26 @@ def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
     if estimate.memory:
         facts.append(("memory", estimate.memory))
     free = "unknown" if free_bytes is None else size_words(free_bytes)
-    room = "" if free_bytes is None or estimate.least_bytes <= free_bytes else ": NOT ENOUGH"
-    facts.append(("free", f"{free} at --output{room}"))
+    shortage = "" if free_bytes is None or estimate.least_bytes <= free_bytes else ": NOT ENOUGH"
+    facts.append(("free", f"{free} at --output{shortage}"))
     if estimate.note:
         facts.append(("note", estimate.note))
     return [f"{name:{WIDTH}} {value}" for name, value in facts] + ["dry run: nothing was written"]
 
 
 def _output_words(estimate: Estimate) -> str:
-    least, most = estimate.least_bytes, estimate.most_bytes
+    min_bytes, max_bytes = estimate.least_bytes, estimate.most_bytes
     if estimate.about_bytes is not None:
         return f"about {size_words(estimate.about_bytes)}, if all is like the first items"
-    if most is None:
-        return f"at least {size_words(least)}" if least else "unknown until it is made"
-    if least == most:
-        return size_words(most)
-    return f"{size_words(least)} to {size_words(most)}" if least else f"up to {size_words(most)}"
+    if max_bytes is None:
+        return f"at least {size_words(min_bytes)}" if min_bytes else "unknown until it is made"
+    if min_bytes == max_bytes:
+        return size_words(max_bytes)
+    return (
+        f"{size_words(min_bytes)} to {size_words(max_bytes)}"
+        if min_bytes
+        else f"up to {size_words(max_bytes)}"
+    )
 
 
 def free_bytes(folder: str | Path) -> int | None:
@@ -134,18 +138,18 @@ def free_bytes(folder: str | Path) -> int | None:
     return shutil.disk_usage(path).free
 
 
-def require_room(least_bytes: int, folder: str | Path, *, force: bool) -> None:
+def require_disk_space(min_bytes: int, folder: str | Path, *, force: bool) -> None:
     """Raises InputError if the disk of ``folder`` cannot take what a run writes in any case."""
     free = free_bytes(folder)
-    if force or free is None or least_bytes <= free:
+    if force or free is None or min_bytes <= free:
         return
     raise InputError(
-        f"--output {folder}: the run writes at least {size_words(least_bytes)}, {size_words(free)} "
+        f"--output {folder}: the run writes at least {size_words(min_bytes)}, {size_words(free)} "
         "are free there; give another disk, or --force to try"
     )
 
 
-def rate_of_times(times: Sequence[float], unit: str) -> Rate:
+def compute_rate(times: Sequence[float], unit: str) -> Rate:
     """The rate of items that ended at ``times[1:]``; the first one, which loads what is needed,
     counts where there is no other.
     """
@@ -153,7 +157,7 @@ def rate_of_times(times: Sequence[float], unit: str) -> Rate:
     return Rate(items=len(times) - 1 - start, seconds=times[-1] - times[start], unit=unit)
 
 
-def measured_rate(
+def measure_rate(
     items: Iterable[Any],
     unit: str,
     *,

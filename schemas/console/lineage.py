@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.digests import measured
-from vlmill.schemas.files.inputs import Input, inputs_of, located
+from vlmill.schemas.files.digests import measure_path
+from vlmill.schemas.files.inputs import Input, parse_inputs, resolve_path
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.paths import is_web, matches, path_of
+from vlmill.schemas.files.paths import is_web, matches, to_path
 from vlmill.schemas.files.remote import is_remote
 
 CHECKPOINT = "checkpoint.json"
@@ -35,18 +35,18 @@ class Node:
     again: bool = False  # its inputs stand in the tree already
 
 
-def record_of(folder: str | Path) -> tuple[str | None, list[Input] | None]:
+def read_record(folder: str | Path) -> tuple[str | None, list[Input] | None]:
     """The job that wrote a folder and its inputs; None for what no record says.
 
     Raises InputError for a record that is damaged.
     """
     for name in (MANIFEST, CHECKPOINT):
-        path = path_of(folder) / name
+        path = to_path(folder) / name
         if not path.is_file():
             continue
         content = _read_json(path)
         try:
-            inputs = inputs_of(content["inputs"]) if "inputs" in content else None
+            inputs = parse_inputs(content["inputs"]) if "inputs" in content else None
         except (ValueError, TypeError) as error:
             raise InputError(f"{path} is damaged ({error}); write the folder again") from None
         job = content.get("job")
@@ -71,34 +71,38 @@ def lineage(folder: str | Path) -> tuple[Node, ...]:
 
     Raises InputError if the folder's own record is damaged; damage further on is a node's state.
     """
-    _, inputs = record_of(folder)
+    _, inputs = read_record(folder)
     return _nodes(inputs or [], str(folder), {_real(str(folder))}, MOST_LEVELS)
 
 
-def _nodes(inputs: Sequence[Input], folder: str, seen: set[str], levels: int) -> tuple[Node, ...]:
-    return tuple(_node(entry, located(entry.path, folder), seen, levels) for entry in inputs)
+def _nodes(
+    inputs: Sequence[Input], folder: str, visited: set[str], levels: int
+) -> tuple[Node, ...]:
+    return tuple(
+        _node(entry, resolve_path(entry.path, folder), visited, levels) for entry in inputs
+    )
 
 
-def _node(entry: Input, path: str, seen: set[str], levels: int) -> Node:
-    state, detail = state_of(entry, path)
+def _node(entry: Input, path: str, visited: set[str], levels: int) -> Node:
+    state, detail = check_state(entry, path)
     if entry.job is None or state == MISSING or not levels:
         return Node(entry=entry, path=path, state=state, detail=detail)
     nodes: list[Node] = []
     again = False
-    for folder in folders_of(path):
-        place = _real(folder)
-        again = again or place in seen
-        if place in seen:
+    for folder in list_folders(path):
+        real_path = _real(folder)
+        again = again or real_path in visited
+        if real_path in visited:
             continue
-        seen.add(place)
+        visited.add(real_path)
         try:
-            _, inputs = record_of(folder)
+            _, inputs = read_record(folder)
         except InputError as error:
             state, detail = CHANGED, str(error)
             continue
         if inputs is None:
             detail = detail or "an older vlmill wrote it, which recorded no inputs"
-        nodes += _nodes(inputs or [], folder, seen, levels - 1)
+        nodes += _nodes(inputs or [], folder, visited, levels - 1)
     return Node(
         entry=entry, path=path, state=state, detail=detail, inputs=tuple(nodes), again=again
     )
@@ -109,23 +113,23 @@ def _real(folder: str) -> str:
     return folder if is_remote(folder) else os.path.realpath(folder)
 
 
-def folders_of(path: str) -> list[str]:
+def list_folders(path: str) -> list[str]:
     """The folders in which an input's files lie."""
-    if path_of(path).is_dir():
+    if to_path(path).is_dir():
         return [path]
     return sorted({str(file.parent) for file in matches(path, recursive=True)})
 
 
-def state_of(entry: Input, path: str) -> tuple[str, str]:
+def check_state(entry: Input, path: str) -> tuple[str, str]:
     """Whether an input is what it was, and if not, what differs."""
     if entry.digest is None or is_web(path):
         return UNCHECKED, "its files lie elsewhere"
     try:
-        now = measured(path, entry.rule, entry.table)
+        now = measure_path(path, entry.rule, entry.table)
     except (FileNotFoundError, NotADirectoryError):
         return MISSING, ""
     except (InputError, OSError) as error:
-        return (CHANGED, str(error)) if path_of(path).exists() else (MISSING, "")
+        return (CHANGED, str(error)) if to_path(path).exists() else (MISSING, "")
     if now.digest == entry.digest:
         return OK, ""
     counts = [
@@ -140,7 +144,7 @@ def state_of(entry: Input, path: str) -> tuple[str, str]:
     return CHANGED, ", ".join(counts) or "as large as it was, with another content"
 
 
-def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
+def format_lines(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
     """Yields the tree as indented lines."""
     for node in nodes:
         entry = node.entry
@@ -150,7 +154,7 @@ def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
         again = "; its inputs stand above" if node.again else ""
         what = f"{'  ' * depth}{entry.flag} {_short(node.path)}{rows}{job}"
         yield f"{what}: {node.state}{detail}{again}"
-        yield from lines_of(node.inputs, depth + 1)
+        yield from format_lines(node.inputs, depth + 1)
 
 
 def _short(path: str) -> str:

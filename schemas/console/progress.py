@@ -61,8 +61,8 @@ class Progress:
         self.rejects += rejects
         self._notes.update(notes)
         if self._bar is not None:
-            shown = {"rejects": str(self.rejects), **self._notes} if self.rejects else self._notes
-            self._bar.set_postfix(shown, refresh=False)
+            postfix = {"rejects": str(self.rejects), **self._notes} if self.rejects else self._notes
+            self._bar.set_postfix(postfix, refresh=False)
             self._bar.update(count)
         elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._print_line()
@@ -76,8 +76,8 @@ class Progress:
     def line(self, seconds: float) -> str:
         """Returns the plain line after ``seconds`` of work."""
         rate = (self.done - self._started_with) / seconds if seconds > 0 else 0.0
-        of_total = "" if self.total is None else f"/{self.total}"
-        parts = [f"{self.label}: {self.done}{of_total} {self.unit}s", f"{rate:.3g}/s"]
+        total_suffix = "" if self.total is None else f"/{self.total}"
+        parts = [f"{self.label}: {self.done}{total_suffix} {self.unit}s", f"{rate:.3g}/s"]
         if self.total is not None and rate > 0 and self.done < self.total:
             parts.append(f"{(self.total - self.done) / rate:.0f} s left")
         if self.rejects:

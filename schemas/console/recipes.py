@@ -17,20 +17,20 @@ def add_recipes_arguments(parser: argparse.ArgumentParser) -> None:
 def run_recipes(
     arguments: argparse.Namespace,
     names: Collection[str],
-    named: Callable[[str], Any],
-    described: Callable[[], Iterable[str]],
+    find_recipe: Callable[[str], Any],
+    describe_recipes: Callable[[], Iterable[str]],
     notes: Iterable[str] = (),
 ) -> int:
     """Prints the lines of all recipes, or one recipe below comments; returns the exit status, 0.
 
-    Raises InputError where no recipe is named, as ``named`` does for one that is unknown.
+    Raises InputError where no recipe is named, as ``find_recipe`` does for one that is unknown.
     """
     if arguments.action == "list":
-        print("\n".join(described()))
+        print("\n".join(describe_recipes()))
         return 0
     if arguments.name is None:
         raise InputError(f"recipes show: name a recipe; there are {', '.join(names)}")
-    recipe = named(arguments.name)
+    recipe = find_recipe(arguments.name)
     for note in notes:
         print(f"# {note}")
     print(to_yaml(recipe), end="")

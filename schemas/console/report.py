@@ -153,8 +153,8 @@ def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]
     for batch in iter_batches(
         images, IMAGES, columns=["image_id", "bytes"], batch_rows=64, flag="--images"
     ):
-        shown = batch.filter(pc.is_in(batch.column("image_id"), value_set=ids))
-        for row in shown.to_pylist():
+        matching_rows = batch.filter(pc.is_in(batch.column("image_id"), value_set=ids))
+        for row in matching_rows.to_pylist():
             try:
                 if row["bytes"] is not None:
                     uris[row["image_id"]] = thumbnail_uri(row["bytes"])

@@ -14,11 +14,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that ask a run to stop: Slurm
 class StopRequest:
     """Says whether one of STOP_SIGNALS has come while it lasts; a second one changes nothing.
 
-    ``any_of`` tells all processes of a run whether one of them was asked.
+    ``reduce_any`` tells all processes of a run whether one of them was asked.
     """
 
-    def __init__(self, any_of: Callable[[bool], bool]) -> None:
-        self._any_of = any_of
+    def __init__(self, reduce_any: Callable[[bool], bool]) -> None:
+        self._any_of = reduce_any
         self._came = False
         self._before: dict[signal.Signals, Any] = {}  # the handlers that are put back
 
@@ -43,11 +43,11 @@ class StopRequest:
         return self._any_of(self._came)
 
 
-def any_of(accelerator: "Accelerator", ours: bool) -> bool:
+def any_of(accelerator: "Accelerator", flag: bool) -> bool:
     """Says whether something holds in any process; all processes have to call this."""
     if accelerator.num_processes == 1:
-        return ours
+        return flag
     import torch  # of the runs that train, which have loaded it
 
-    said = torch.tensor([float(ours)], device=accelerator.device)
-    return bool(accelerator.reduce(said, reduction="sum").item())
+    flag_tensor = torch.tensor([float(flag)], device=accelerator.device)
+    return bool(accelerator.reduce(flag_tensor, reduction="sum").item())

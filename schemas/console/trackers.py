@@ -17,7 +17,7 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.extras import missing_line
 from vlmill.schemas.files.atomic import write_json
@@ -106,7 +106,7 @@ class Trackers:
                 what(tracker)
             except Exception as error:
                 self._appending.remove(tracker)
-                say(
+                print_status(
                     f"warning: {tracker.name} has failed and shows no more of the run, whose log "
                     f"has all of it: {_in_a_line(error)}"
                 )

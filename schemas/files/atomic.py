@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vlmill.schemas.files.copies import FULL, cache_folder, no_room
-from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.files.copies import FULL, cache_folder, disk_full_error
+from vlmill.schemas.files.paths import to_path, remove_tree
 from vlmill.schemas.files.remote import RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -32,7 +32,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     processes may write the same path: the last rename wins, and both files were whole. For a place
     in a store the file is one of this machine, and is uploaded.
     """
-    path = path_of(path)
+    path = to_path(path)
     if isinstance(path, RemotePath):
         with temporary_folder() as folder:
             yield folder / path.name
@@ -82,7 +82,7 @@ def atomic_folder(
     empty. ``last`` names the file by which readers know that all are there: in a store it goes
     first and comes last.
     """
-    path = path_of(path)
+    path = to_path(path)
     if isinstance(path, RemotePath):
         with temporary_folder() as folder:
             yield folder
@@ -108,7 +108,7 @@ def atomic_folder(
 @contextmanager
 def local_folder(path: str | Path) -> Iterator[Path]:
     """A folder to map files in: ``path`` itself, or for a place in a store a temporary one."""
-    path = path_of(path)
+    path = to_path(path)
     if not isinstance(path, RemotePath):
         yield path
         return
@@ -130,7 +130,7 @@ def temporary_folder() -> Iterator[Path]:
         yield folder
     except OSError as error:
         if error.errno in FULL and error.filename is None:
-            raise no_room(error) from None
+            raise disk_full_error(error) from None
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -152,13 +152,13 @@ def _upload_folder(folder: Path, path: RemotePath, *, replace: bool, last: str |
 
 def has_folder(path: str | Path) -> bool:
     """Whether a folder that :func:`atomic_folder` makes is there, whole."""
-    path = path_of(path)
+    path = to_path(path)
     return (path / WHOLE).exists() if isinstance(path, RemotePath) else path.exists()
 
 
 def remove_folder(path: str | Path) -> None:
     """Deletes a folder that :func:`atomic_folder` has made, if it is there: its mark first."""
-    path = path_of(path)
+    path = to_path(path)
     if isinstance(path, RemotePath):
         (path / WHOLE).unlink(missing_ok=True)
     remove_tree(path)
@@ -196,7 +196,7 @@ def remove_leftovers(folder: str | Path) -> list[Path]:
 
     In a store that is parts of uploads which nobody has finished, if the store keeps any.
     """
-    folder = path_of(folder)
+    folder = to_path(folder)
     if isinstance(folder, RemotePath):
         return folder.abort_uploads()
     leftovers = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.files.manifest import read_manifest
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import Reason
@@ -26,7 +26,7 @@ def content_problems(folder: str | Path) -> list[str]:
     of ``regions`` are left to their reader. Memory: the ids of a table, some 100 bytes each, and a
     batch of rows. Raises InputError for a folder whose run has not finished.
     """
-    folder = path_of(folder)
+    folder = to_path(folder)
     shards: Sequence[Shard] = read_manifest(folder)["shards"]
     there = {shard.table for shard in shards}
     image_ids = set(_values(folder, IMAGES, "image_id")) if IMAGES.name in there else None
@@ -40,10 +40,10 @@ def content_problems(folder: str | Path) -> list[str]:
     problems: list[str] = []
     for name in sorted(there & checks.keys()):
         table, key, wrong = checks[name]
-        told = list(_told(_rows(folder, table), key, wrong))
-        problems += [f"{folder}, {name}: {line}" for line in told[:MOST_TOLD]]
-        if len(told) > MOST_TOLD:
-            problems.append(f"{folder}, {name}: {len(told) - MOST_TOLD} more problems")
+        table_problems = list(_find_problems(_rows(folder, table), key, wrong))
+        problems += [f"{folder}, {name}: {line}" for line in table_problems[:MOST_TOLD]]
+        if len(table_problems) > MOST_TOLD:
+            problems.append(f"{folder}, {name}: {len(table_problems) - MOST_TOLD} more problems")
     return problems
 
 
@@ -57,15 +57,15 @@ def _rows(folder: Path, table: Table) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _told(
+def _find_problems(
     rows: Iterable[Row], key: str | None, wrong: Callable[[Row], str | None]
 ) -> Iterator[str]:
-    seen: set[str] = set()
+    seen_keys: set[str] = set()
     for row in rows:
-        if key is not None and row[key] in seen:
+        if key is not None and row[key] in seen_keys:
             yield f"{key} {row[key]} comes twice"
         if key is not None:
-            seen.add(row[key])
+            seen_keys.add(row[key])
         if problem := wrong(row):
             yield problem
 
@@ -101,8 +101,8 @@ def _wrong_neighbours(row: Row) -> str | None:
         return None
     if len(ids) != len(distances):
         return f"{row['image_id']}: {len(ids)} neighbours and {len(distances)} distances"
-    places = list(zip(distances, ids, strict=True))
-    if any(before >= after for before, after in pairwise(places)):
+    neighbours = list(zip(distances, ids, strict=True))
+    if any(before >= after for before, after in pairwise(neighbours)):
         return f"{row['image_id']}: its neighbours are not in order of distance and id"
     return None
 

@@ -25,7 +25,7 @@ from vlmill.schemas.tables import (
 REMEDY = "write the table again by its contract (docs/tables.md)"
 
 
-def footer_of(path: Path) -> pq.FileMetaData:
+def read_parquet_footer(path: Path) -> pq.FileMetaData:
     """Returns a file's footer. Raises InputError for what is no Parquet."""
     try:
         return pq.read_metadata(readable(path))
@@ -39,7 +39,7 @@ def check_file(path: Path, spec: Table) -> None:
     Its metadata must say so, it must have the contract's columns with their types (further ones do
     not count), and its statistics no nulls where the contract has none.
     """
-    footer = footer_of(path)
+    footer = read_parquet_footer(path)
     try:
         schema = footer.schema.to_arrow_schema()
     except (ValueError, pa.ArrowException) as error:  # ValueError: names that are no UTF-8
@@ -76,8 +76,8 @@ def _listed_nulls(footer: pq.FileMetaData, spec: Table) -> str | None:
         if column.path not in required or not column.max_definition_level:
             continue
         groups = (footer.row_group(g).column(number) for g in range(footer.num_row_groups))
-        listed = [group.statistics for group in groups if group.is_stats_set]
-        if nulls := sum(s.null_count for s in listed if s.has_null_count):
+        statistics = [group.statistics for group in groups if group.is_stats_set]
+        if nulls := sum(s.null_count for s in statistics if s.has_null_count):
             return values_fault(Counter({NULLS: nulls}), required[column.path], spec)
     return None
 

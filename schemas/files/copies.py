@@ -27,16 +27,16 @@ LOCK = ".lock"
 
 def cache_folder() -> Path:
     """Returns the folder of copies and of other files that only spare time."""
-    if own := os.environ.get(FOLDER):
-        return Path(own)
+    if configured_folder := os.environ.get(FOLDER):
+        return Path(configured_folder)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base, "vlmill")
 
 
-def no_room(error: OSError) -> OSError:
+def disk_full_error(error: OSError) -> OSError:
     """The error of a full disk below :func:`cache_folder`, with the place and the remedy."""
-    said = f"{error.strerror}; make room, or let {FOLDER} be a folder of another disk"
-    return OSError(error.errno, said, str(cache_folder()))
+    message = f"{error.strerror}; make room, or let {FOLDER} be a folder of another disk"
+    return OSError(error.errno, message, str(cache_folder()))
 
 
 def bound_bytes() -> int:
@@ -62,7 +62,7 @@ def local_copy(url: str, size: int, version: str, download: Callable[[Path], Non
         with _one_at_a_time(folder / f".{name[:2]}{LOCK}"):
             if not _is_whole(path, size):
                 with _one_at_a_time(folder / LOCK):
-                    _make_room(folder, size, url)
+                    _evict_copies(folder, size, url)
                 _fetch(path, download)
     os.utime(path)
     return path
@@ -85,7 +85,7 @@ def _fetch(path: Path, download: Callable[[Path], None]) -> None:
         raise
 
 
-def _make_room(folder: Path, size: int, said: str) -> None:
+def _evict_copies(folder: Path, size: int, url: str) -> None:
     """Deletes old copies, and what kills have left, until ``size`` bytes more are within bounds."""
     now, bound = time.time(), bound_bytes()
     entries = sorted((e.stat().st_mtime, e.stat().st_size, e.path) for e in _entries(folder))
@@ -98,7 +98,7 @@ def _make_room(folder: Path, size: int, said: str) -> None:
             total -= length
     if total + size > bound:
         raise InputError(
-            f"{said}: its {size} bytes do not fit beside the {total} of copies in use in "
+            f"{url}: its {size} bytes do not fit beside the {total} of copies in use in "
             f"{folder.parent}; let {BOUND} ({bound}) be larger, or {FOLDER} be another folder"
         )
 

@@ -20,7 +20,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.inputs import Input, Rule
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.files.outputs import PLAN
-from vlmill.schemas.files.paths import is_web, matches, path_of, readable
+from vlmill.schemas.files.paths import is_web, matches, to_path, readable
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.shards import Shard
@@ -43,7 +43,7 @@ class Measure:
 def table_input(flag: str, argument: str | Path, spec: Table) -> Input:
     """The record of a table argument. Raises InputError if it holds no such table."""
     paths = find_shards(argument, spec, flag)
-    jobs = sorted({job for job in map(_job_of, {path.parent for path in paths}) if job})
+    jobs = sorted({job for job in map(_read_job, {path.parent for path in paths}) if job})
     rule: Rule = "manifest" if _listed(paths) is not None else "ends"
     return _record(flag, str(argument), rule, spec.name, job=", ".join(jobs) or None)
 
@@ -56,14 +56,14 @@ def file_input(flag: str, path: str | Path, *, job: str | None = None) -> Input:
 def path_input(flag: str, argument: str | Path, *, job: str | None = None) -> Input:
     """The record of a file or a glob by sizes and ends; of a folder or of many by the listing."""
     path = str(argument)
-    many = not is_web(path) and (path_of(path).is_dir() or len(_matches(path)) > MANY_FILES)
+    many = not is_web(path) and (to_path(path).is_dir() or len(_matches(path)) > MANY_FILES)
     return _record(flag, path, "listing" if many else "ends", None, job=job)
 
 
 def _record(flag: str, path: str, rule: Rule, table: str | None, *, job: str | None) -> Input:
     if is_web(path):
         return Input(flag=flag, path=path, rule=rule, digest=None, files=0, bytes=0, table=table)
-    measure = measured(path, rule, table)
+    measure = measure_path(path, rule, table)
     return Input(
         flag=flag,
         path=path,
@@ -77,7 +77,7 @@ def _record(flag: str, path: str, rule: Rule, table: str | None, *, job: str | N
     )
 
 
-def measured(path: str, rule: Rule, table: str | None = None) -> Measure:
+def measure_path(path: str, rule: Rule, table: str | None = None) -> Measure:
     """Applies a rule to a path; of a ``table``, to its shards there.
 
     Raises InputError or OSError where there is nothing to measure.
@@ -98,7 +98,7 @@ def _by_manifest(path: str, spec: Table | None) -> Measure:
             raise InputError(f"{file} has {file.stat().st_size} bytes, {MANIFEST} says otherwise")
     lines = [f"{s.name} {s.rows} {s.bytes} {s.sha256}" for s in shards]
     return Measure(
-        digest=_digest_of(lines),
+        digest=_hash_lines(lines),
         files=len(shards),
         bytes=sum(s.bytes for s in shards),
         rows=sum(s.rows for s in shards),
@@ -115,12 +115,12 @@ def _listed(paths: Sequence[Path]) -> list[Shard] | None:
     return [entries[path] for path in paths] if entries.keys() >= set(paths) else None
 
 
-def _job_of(folder: Path) -> str | None:
+def _read_job(folder: Path) -> str | None:
     return read_manifest(folder)["job"] if (folder / MANIFEST).is_file() else None
 
 
 def _by_content(path: str, _: Table | None) -> Measure:
-    file = path_of(path)
+    file = to_path(path)
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return Measure(digest=digest, files=1, bytes=file.stat().st_size)
@@ -140,11 +140,11 @@ def _by_ends(path: str, spec: Table | None) -> Measure:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     lines = [f"{file.name} {file.stat().st_size} {_ends(file)}" for file in files]
     size = sum(file.stat().st_size for file in files)
-    return Measure(digest=_digest_of(lines), files=len(files), bytes=size, rows=rows)
+    return Measure(digest=_hash_lines(lines), files=len(files), bytes=size, rows=rows)
 
 
 def _matches(path: str) -> list[Path]:
-    file = path_of(path)
+    file = to_path(path)
     if file.is_file():
         return [file]
     return [match for match in matches(path, recursive=True) if match.is_file()]
@@ -160,16 +160,16 @@ def _ends(file: Path) -> str:
 
 
 def _by_listing(path: str, _: Table | None) -> Measure:
-    named = ((file.name, file.stat().st_size) for file in _matches(path))
-    is_folder = path_of(path).is_dir()
-    files = sorted(_walk(path) if is_folder else named)
+    matched_files = ((file.name, file.stat().st_size) for file in _matches(path))
+    is_folder = to_path(path).is_dir()
+    files = sorted(_walk(path) if is_folder else matched_files)
     if not files and not is_folder:
         raise FileNotFoundError(f"{path}: no such folder")
     lines, size = [], 0
     for name, count in files:
         lines.append(f"{name!r} {count}")
         size += count
-    return Measure(digest=_digest_of(lines), files=len(lines), bytes=size)
+    return Measure(digest=_hash_lines(lines), files=len(lines), bytes=size)
 
 
 def _walk(folder: str) -> Iterator[tuple[str, int]]:
@@ -178,9 +178,9 @@ def _walk(folder: str) -> Iterator[tuple[str, int]]:
     Hidden ones do not count, nor what a job has written there: the output of the very run whose
     input this is may lie inside.
     """
-    place = path_of(folder)
-    if isinstance(place, RemotePath):
-        yield from _walk_store(place)
+    root = to_path(folder)
+    if isinstance(root, RemotePath):
+        yield from _walk_store(root)
         return
     for base, folders, names in os.walk(folder):
         folders[:] = [
@@ -196,14 +196,14 @@ def _walk(folder: str) -> Iterator[tuple[str, int]]:
 
 def _walk_store(folder: RemotePath) -> Iterator[tuple[str, int]]:
     sizes = {str(path).removeprefix(f"{folder}/"): s.st_size for path, s in folder.below()}
-    ours = [name.removesuffix(PLAN) for name in sizes if name.endswith(f"/{PLAN}")]
+    output_folders = [name.removesuffix(PLAN) for name in sizes if name.endswith(f"/{PLAN}")]
     for name, size in sizes.items():
         hidden = any(part.startswith(".") for part in name.split("/"))
-        if not hidden and not name.startswith(tuple(ours)):
+        if not hidden and not name.startswith(tuple(output_folders)):
             yield name, size
 
 
-def _digest_of(lines: Sequence[str]) -> str:
+def _hash_lines(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
 
 

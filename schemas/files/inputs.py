@@ -37,7 +37,7 @@ class Input:
     job: str | None = None
 
 
-def recorded(inputs: Sequence[Input], folder: str | Path) -> list[dict[str, Any]]:
+def make_records(inputs: Sequence[Input], folder: str | Path) -> list[dict[str, Any]]:
     """Returns the records to write into ``folder``: relative paths become relative to it.
 
     Absolute paths and URLs stay: a folder of runs and tables that is moved as a whole keeps its
@@ -56,17 +56,17 @@ def _relative(path: str, folder: str | Path) -> str:
     return os.path.relpath(os.path.abspath(path), os.path.realpath(folder))
 
 
-def located(path: str, folder: str | Path) -> str:
+def resolve_path(path: str, folder: str | Path) -> str:
     """Where the recorded ``path`` of a record in ``folder`` points to."""
     if is_remote(path) or os.path.isabs(path):
         return path
     if is_remote(folder):  # the record was copied there with what lies beside it
-        scheme, _, place = str(folder).partition("://")
-        return f"{scheme}://{posixpath.normpath(posixpath.join(place, path))}"
+        scheme, _, location = str(folder).partition("://")
+        return f"{scheme}://{posixpath.normpath(posixpath.join(location, path))}"
     return os.path.normpath(os.path.join(os.path.realpath(folder), path))
 
 
-def inputs_of(records: Any) -> list[Input]:
+def parse_inputs(records: Any) -> list[Input]:
     """Inputs of a record's plain values. Raises ValueError for values that are none."""
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ValueError("inputs must be a list of objects")
@@ -76,8 +76,8 @@ def inputs_of(records: Any) -> list[Input]:
     for entry in inputs:
         texts = (entry.flag, entry.path, entry.digest or "", entry.table or "", entry.job or "")
         counts = (entry.files, entry.bytes, entry.rows or 0)
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in counts)
-        if not all(isinstance(text, str) for text in texts) or not whole:
+        are_integers = all(isinstance(n, int) and not isinstance(n, bool) for n in counts)
+        if not all(isinstance(text, str) for text in texts) or not are_integers:
             raise ValueError(f"input {entry.flag}: a field has another type")
         if entry.rule not in get_args(Rule):
             raise ValueError(f"input {entry.flag}: rule {entry.rule!r} is none of {get_args(Rule)}")

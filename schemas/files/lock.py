@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath, is_remote
-from vlmill.schemas.files.remote_lock import SECONDS, held
+from vlmill.schemas.files.remote_lock import SECONDS, hold_lock_object
 
 LOCK = ".vlmill-lock"
 # The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
@@ -36,17 +36,17 @@ _MOMENTS, _MOMENT_S = 20, 0.05  # to wait for a lock that is held for a moment o
 
 
 @contextmanager
-def locked(
+def lock_output(
     output: str | Path | None,
     *,
-    beside: bool = False,
+    alongside: bool = False,
     flag: str = "--output",
     part: str | None = None,
     seconds: float | None = None,
 ) -> Iterator[None]:
     """Hold the lock of an output; None is that of a command which writes nothing.
 
-    The lock is a file in the output's folder, or ``beside`` an output that is renamed into its
+    The lock is a file in the output's folder, or ``alongside`` an output that is renamed into its
     place as a whole. Folders that are made for it go again if nothing else has come into them.
     ``part`` names the part of the output that a process makes beside others: each part is locked by
     itself, and a run of the whole is refused while one is made.
@@ -61,21 +61,30 @@ def locked(
     if is_remote(output):
         if part is not None:
             raise InputError(f"{flag} {output}: parts need a folder that all of them see; give one")
-        place = _place(path_of(output), beside)
-        assert isinstance(place, RemotePath)
-        with held(place, f"{flag} {output}", _self(), SECONDS if seconds is None else seconds):
+        lock_path = _get_lock_path(to_path(output), alongside)
+        assert isinstance(lock_path, RemotePath)
+        with hold_lock_object(
+            lock_path, f"{flag} {output}", _self(), SECONDS if seconds is None else seconds
+        ):
             yield
         return
-    path, said = _place(Path(os.path.abspath(output)), beside), f"{flag} {output}"
+    path, display_name = (
+        _get_lock_path(Path(os.path.abspath(output)), alongside),
+        f"{flag} {output}",
+    )
     shared = part is not None
     folders = (path.parent, *path.parent.parents)
     missing = [folder for folder in folders if not os.path.exists(folder)]
     try:
         with ExitStack() as stack:
-            stack.enter_context(_held(path, said, fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+            stack.enter_context(
+                _hold_lock(path, display_name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            )
             if shared:
-                of_part = path.with_name(f"{path.name}-{part}")
-                stack.enter_context(_held(of_part, f"part {part} of {said}", fcntl.LOCK_EX))
+                part_path = path.with_name(f"{path.name}-{part}")
+                stack.enter_context(
+                    _hold_lock(part_path, f"part {part} of {display_name}", fcntl.LOCK_EX)
+                )
             yield
     finally:
         for folder in missing:
@@ -87,14 +96,16 @@ def locked(
 def alone(output: str | Path) -> Iterator[None]:
     """Waits for the other parts of an output that are in such a block; one at a time is."""
     path = Path(output, f"{LOCK}-alone")
-    with _held(path, f"--output {output}", fcntl.LOCK_EX, wait=True):
+    with _hold_lock(path, f"--output {output}", fcntl.LOCK_EX, wait=True):
         yield
 
 
 @contextmanager
-def _held(path: Path, said: str, operation: int, *, wait: bool = False) -> Iterator[None]:
+def _hold_lock(
+    path: Path, display_name: str, operation: int, *, wait: bool = False
+) -> Iterator[None]:
     """Holds a lock's file; it goes with its last holder."""
-    descriptor = _take(path, said, operation if wait else operation | fcntl.LOCK_NB)
+    descriptor = _take_lock(path, display_name, operation if wait else operation | fcntl.LOCK_NB)
     try:
         yield
     finally:
@@ -118,8 +129,8 @@ def _is_last(descriptor: int) -> bool:
     return True
 
 
-def _place(output: Path, beside: bool) -> Path:
-    if beside and output.name:  # the root has none
+def _get_lock_path(output: Path, alongside: bool) -> Path:
+    if alongside and output.name:  # the root has none
         return output.with_name(f"{LOCK}-{output.name}")
     return output / LOCK
 
@@ -129,10 +140,10 @@ def _is_later_rank() -> bool:
     return next(ranks, "0").strip() not in ("", "0", "-1")
 
 
-def _take(path: Path, said: str, operation: int) -> int:
+def _take_lock(path: Path, display_name: str, operation: int) -> int:
     moments = _MOMENTS if operation & fcntl.LOCK_SH else 0
     while True:
-        descriptor = _open(path, said)
+        descriptor = _open_lock_file(path, display_name)
         try:
             fcntl.flock(descriptor, operation)
         except BlockingIOError:
@@ -144,14 +155,14 @@ def _take(path: Path, said: str, operation: int) -> int:
             holder = _holder(descriptor)
             os.close(descriptor)
             raise InputError(
-                f"{said} is being written by {holder}; wait until it has ended, or give another"
+                f"{display_name} is being written by {holder}; wait until it has ended, or give another"
             ) from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 os.close(descriptor)
                 raise
             warnings.warn(
-                f"{said} lies where files cannot be locked; start no second run",
+                f"{display_name} lies where files cannot be locked; start no second run",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -163,7 +174,7 @@ def _take(path: Path, said: str, operation: int) -> int:
     return descriptor
 
 
-def _open(path: Path, said: str) -> int:
+def _open_lock_file(path: Path, display_name: str) -> int:
     for _ in range(_ATTEMPTS):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,19 +183,19 @@ def _open(path: Path, said: str) -> int:
             continue
         except (FileExistsError, NotADirectoryError):
             raise InputError(
-                f"{said} cannot be written, as {_file_of(path.parent)} is a file; give another"
+                f"{display_name} cannot be written, as {_find_obstacle(path.parent)} is a file; give another"
             ) from None
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
             raise InputError(
-                f"{said} cannot be written ({error.strerror}: {error.filename}); give a place "
+                f"{display_name} cannot be written ({error.strerror}: {error.filename}); give a place "
                 "that you may write to"
             ) from None
-    raise InputError(f"{said} cannot be written: no folder can be made there; give another")
+    raise InputError(f"{display_name} cannot be written: no folder can be made there; give another")
 
 
-def _file_of(folder: Path) -> Path:
+def _find_obstacle(folder: Path) -> Path:
     """What stands in the way of ``folder``: itself, or a parent that is no folder."""
     return next(p for p in (folder, *folder.parents) if os.path.lexists(p))
 

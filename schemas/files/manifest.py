@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.inputs import Input, inputs_of, recorded
-from vlmill.schemas.files.paths import path_of
-from vlmill.schemas.files.places import ShardPlaces, binary_columns, misplaced
+from vlmill.schemas.files.inputs import Input, parse_inputs, make_records
+from vlmill.schemas.files.paths import to_path
+from vlmill.schemas.files.places import ShardByteRanges, binary_columns, find_misplaced
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard
 from vlmill.schemas.tables import TABLES, check_version, conform
 
@@ -38,14 +38,14 @@ def write_manifest(
     ``inputs`` are what the job has read, ``about`` what else it has to tell, by names of its own.
     """
     write_json(
-        path_of(folder) / MANIFEST,
+        to_path(folder) / MANIFEST,
         {
             **(about or {}),
             "manifest": 1,
             "software": SOFTWARE,
             "job": job,
             "settings": dict(settings),
-            "inputs": recorded(inputs, folder),
+            "inputs": make_records(inputs, folder),
             "shards": [dataclasses.asdict(s) for s in sorted(shards, key=lambda s: s.name)],
         },
     )
@@ -56,11 +56,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
     ``inputs`` are :class:`~vlmill.schemas.files.inputs.Input`; none of an older vlmill's manifest.
     """
-    path = path_of(folder) / MANIFEST
+    path = to_path(folder) / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content["shards"] = [Shard(**shard) for shard in content["shards"]]
-        content["inputs"] = inputs_of(content.get("inputs", []))
+        content["inputs"] = parse_inputs(content.get("inputs", []))
     except FileNotFoundError:
         raise InputError(
             f"{folder} has no {MANIFEST}: the run that writes it has not finished; run it again"
@@ -78,12 +78,14 @@ def verify_folder(folder: str | Path) -> list[str]:
     every row obeys the table's contract, that binary values lie where the shard says, and that no
     shard lies there that is not listed.
     """
-    folder = path_of(folder)
+    folder = to_path(folder)
     shards: list[Shard] = read_manifest(folder)["shards"]
     problems = [problem for shard in shards for problem in _verify_shard(folder, shard)]
-    listed = {shard.name for shard in shards}
+    listed_names = {shard.name for shard in shards}
     for name in TABLES:
-        stray = sorted(p.name for p in folder.glob(f"{name}-*.parquet") if p.name not in listed)
+        stray = sorted(
+            p.name for p in folder.glob(f"{name}-*.parquet") if p.name not in listed_names
+        )
         problems += [f"{folder / n}: not in the manifest" for n in stray]
     return problems
 
@@ -104,13 +106,16 @@ def _verify_shard(folder: Path, shard: Shard) -> list[str]:
         path = Path(os.fspath(path))  # of a store: its copy, which is mapped
         file, spec = pq.ParquetFile(path), TABLES[shard.table]
         check_version(file.schema_arrow.metadata, spec, str(path))
-        places, mapped = ShardPlaces(path, file.metadata), pa.memory_map(str(path)).read_buffer()
+        byte_ranges, mapped = (
+            ShardByteRanges(path, file.metadata),
+            pa.memory_map(str(path)).read_buffer(),
+        )
         problems = []
         for group in range(file.num_row_groups):
             table = conform(file.read_row_group(group), spec)
             problems += [
                 f"{path}: row group {group}: values of {name} are not where its metadata says"
-                for name in misplaced(places, group, table, binary_columns(spec), mapped)
+                for name in find_misplaced(byte_ranges, group, table, binary_columns(spec), mapped)
             ]
     except (OSError, ValueError, KeyError) as error:
         return [f"{path}: {error}"]

@@ -22,7 +22,7 @@ from vlmill.schemas.files.atomic import (
     write_json,
 )
 from vlmill.schemas.files.lock import LOCK
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath, is_remote
 
 LISTING = "_mirror.json"
@@ -35,8 +35,8 @@ def push(folder: str | Path) -> None:
     """Brings the store up to date if ``folder`` is, or lies in, a mirror's work folder; else does
     nothing.
     """
-    for place in (Path(folder), *Path(folder).parents):
-        if mirror := _mirrors.get(place):
+    for parent in (Path(folder), *Path(folder).parents):
+        if mirror := _mirrors.get(parent):
             mirror.push()
 
 
@@ -66,7 +66,7 @@ def require_one_process(output: str | Path) -> None:
 
 
 @contextmanager
-def mirrored(
+def mirror_output(
     output: str | Path, *, without: tuple[str, ...] = (), last: str | None = None
 ) -> Iterator[Path]:
     """Gives the folder to work in: ``output`` itself, or for a place in a store a temporary one.
@@ -77,14 +77,14 @@ def mirrored(
     calls has locked the output. Raises InputError for a place that holds what no such run has
     written; errors that name the folder are raised with the place's name.
     """
-    place = path_of(output)
-    if not isinstance(place, RemotePath):
-        yield place
+    store_path = to_path(output)
+    if not isinstance(store_path, RemotePath):
+        yield store_path
         return
     with temporary_folder() as base:
-        folder = base / (place.name or "run")
+        folder = base / (store_path.name or "run")
         folder.mkdir()
-        mirror = Mirror(place, folder, without, last)
+        mirror = Mirror(store_path, folder, without, last)
         mirror.pull()
         _mirrors[folder] = mirror
         try:
@@ -100,9 +100,9 @@ class Mirror:
     """A place in a store and the folder that it mirrors."""
 
     def __init__(
-        self, place: RemotePath, folder: Path, without: tuple[str, ...], last: str | None
+        self, store_path: RemotePath, folder: Path, without: tuple[str, ...], last: str | None
     ) -> None:
-        self.place, self.folder, self._without, self._last = place, folder, set(without), last
+        self.place, self.folder, self._without, self._last = store_path, folder, set(without), last
         self._listed: dict[str, tuple[int, str]] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
 
@@ -156,11 +156,11 @@ class Mirror:
             if not _is_manifest(name):
                 self._upload(name)
         last = [name for name in changed if _is_manifest(name)]
-        listed = {name: entry for name, entry in self._listed.items() if name in stamps}
+        entries = {name: entry for name, entry in self._listed.items() if name in stamps}
         for name in last:
-            listed[name] = _described(self.folder / name)
-        self._listed = listed
-        write_json(self.place / LISTING, {"files": listed})
+            entries[name] = _describe_file(self.folder / name)
+        self._listed = entries
+        write_json(self.place / LISTING, {"files": entries})
         for name in gone:
             (self.place / name).unlink(missing_ok=True)
         for name in last:
@@ -171,14 +171,16 @@ class Mirror:
         file, remote = self.folder / name, self.place / name
         assert isinstance(remote, RemotePath)
         remote.upload(file)
-        self._listed[name] = _described(file)
+        self._listed[name] = _describe_file(file)
 
     def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Files with what tells that they have changed; links are followed."""
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
-            ours = any(part.startswith(TEMPORARY_PREFIX) or part == LOCK for part in name.parts)
-            if path.is_file() and not ours and not self._without.intersection(name.parts):
+            is_internal = any(
+                part.startswith(TEMPORARY_PREFIX) or part == LOCK for part in name.parts
+            )
+            if path.is_file() and not is_internal and not self._without.intersection(name.parts):
                 status = path.stat()
                 yield name.as_posix(), (status.st_size, status.st_mtime_ns)
 
@@ -190,7 +192,7 @@ def _is_manifest(name: str) -> bool:
     return Path(name).name == MANIFEST
 
 
-def _described(file: Path) -> tuple[int, str]:
+def _describe_file(file: Path) -> tuple[int, str]:
     size = file.stat().st_size
     return size, _digest(file, size)
 

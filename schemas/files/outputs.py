@@ -14,7 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.paths import path_of, remove_tree
+from vlmill.schemas.files.paths import to_path, remove_tree
 from vlmill.schemas.labels import LABELS_FILE
 from vlmill.schemas.tables import TABLES
 
@@ -51,22 +51,22 @@ def prepare_output(
     job: str,
     settings: Mapping[str, Any],
     fresh: bool = False,
-    others: bool = False,
+    shared: bool = False,
 ) -> State:
     """Makes ``folder`` ready for a run of ``job`` and says what it holds.
 
     Who calls has locked the folder (:mod:`vlmill.schemas.files.lock`), so that temporary files are
     leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
-    wrote. ``others`` may be at work there on their parts: their temporary files stay. A plan alone
+    wrote. ``shared`` may be at work there on their parts: their temporary files stay. A plan alone
     is of a run that was refused before it had made anything: it gives way to this one's. Raises
     InputError if the folder holds another run's output or a stranger's files.
     """
-    folder = path_of(folder)
+    folder = to_path(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if not others:
+    if not shared:
         remove_leftovers(folder)
     if fresh:
         remove_output(folder)
@@ -82,7 +82,7 @@ def prepare_output(
     try:
         _same_plan(folder, plan)
     except InputError:
-        if others or entries != [PLAN]:
+        if shared or entries != [PLAN]:
             raise
         write_json(folder / PLAN, plan)
         return State.NEW

@@ -27,7 +27,7 @@ def is_web(path: str) -> bool:
     return is_http or (path.startswith("s3://") and not has_credentials())
 
 
-def path_of(argument: str | Path) -> Path:
+def to_path(argument: str | Path) -> Path:
     """The path that an argument names: a ``Path``, or a :class:`RemotePath` for a URL.
 
     Raises InputError for a URL of a scheme that is no store's.
@@ -52,14 +52,14 @@ def expand_braces(argument: str) -> list[str]:
     part of the name. Raises InputError for over MOST_NAMES.
     """
     names = [""]
-    rest = argument
-    while match := _BRACES.search(rest):
+    remainder = argument
+    while match := _BRACES.search(remainder):
         parts = _choices(match[1], argument)
         if len(names) * len(parts) > MOST_NAMES:
             raise InputError(f"{argument}: the braces stand for over {MOST_NAMES} names")
-        names = [f"{name}{rest[: match.start()]}{part}" for name in names for part in parts]
-        rest = rest[match.end() :]
-    return [f"{name}{rest}" for name in names]
+        names = [f"{name}{remainder[: match.start()]}{part}" for name in names for part in parts]
+        remainder = remainder[match.end() :]
+    return [f"{name}{remainder}" for name in names]
 
 
 def _choices(text: str, argument: str) -> list[str]:
@@ -82,8 +82,8 @@ def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
 
     A glob that matches nothing may have braces: :func:`expand_braces`.
     """
-    if (found := _matches(argument, recursive=recursive)) or "{" not in str(argument):
-        return found
+    if (paths := _matches(argument, recursive=recursive)) or "{" not in str(argument):
+        return paths
     names = expand_braces(str(argument))
     return [path for name in names for path in _matches(name, recursive=recursive)]
 
@@ -91,20 +91,20 @@ def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
 def _matches(argument: str | Path, *, recursive: bool) -> list[Path]:
     if not is_remote(argument):
         return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
-    place = path_of(argument)
-    assert isinstance(place, RemotePath)
-    return place.matches()
+    remote_path = to_path(argument)
+    assert isinstance(remote_path, RemotePath)
+    return remote_path.matches()
 
 
 def readable(path: str | Path) -> Any:
     """What pyarrow is to open for ``path``: a local path itself, of a store a stream of ranges."""
-    path = path_of(path)
+    path = to_path(path)
     return path.open("rb") if isinstance(path, RemotePath) else path
 
 
 def remove_tree(folder: str | Path) -> None:
     """Deletes a folder with all that is in it, if it is there."""
-    folder = path_of(folder)
+    folder = to_path(folder)
     if isinstance(folder, RemotePath):
         folder.remove_all()
     else:

@@ -43,7 +43,7 @@ Sizes = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 
 
-class Places(NamedTuple):
+class ByteRanges(NamedTuple):
     """A row group's values of a column: [rows] each, sizes :data:`NULL` where there is none.
 
     Empty values have any offset.
@@ -63,7 +63,7 @@ def length_prefix(size: int) -> bytes:
     return size.to_bytes(LENGTH_BYTES, "little")
 
 
-class PlacesWriter:
+class ByteRangesWriter:
     """Collects the places of a shard's values, row group by row group."""
 
     def __init__(self, path: Path, spec: Table) -> None:
@@ -88,18 +88,24 @@ class PlacesWriter:
                 continue
             sizes = [NULL if value is None else value.size for value in values]
             self._sizes[name].append(np.array(sizes, dtype=np.int32))
-            ends = [0, *(at + value.size for at, value in zip(offsets, filled, strict=True))]
+            ends = [
+                0,
+                *(offset + value.size for offset, value in zip(offsets, filled, strict=True)),
+            ]
             self._gaps[name].append(np.array(offsets, dtype=np.int64) - ends[: len(offsets)])
             begin = max(begin, ends[-1])  # columns follow each other in the schema's order
 
     def metadata(self) -> dict[str, str]:
         """What the file's metadata says; empty if no place is known."""
-        listed = {
-            name: {"sizes": _packed(sizes, "<i4"), "gaps": _packed(self._gaps[name], "<i8")}
+        columns = {
+            name: {
+                "sizes": _encode_numbers(sizes, "<i4"),
+                "gaps": _encode_numbers(self._gaps[name], "<i8"),
+            }
             for name, sizes in self._sizes.items()
             if any((part != UNKNOWN).any() for part in sizes)
         }
-        return {KEY: json.dumps(listed, sort_keys=True)} if listed else {}
+        return {KEY: json.dumps(columns, sort_keys=True)} if columns else {}
 
 
 def find_values(
@@ -115,15 +121,15 @@ def find_values(
     if sum(value.size for value in values) < MIN_BYTES:
         return None
     contents = pa.py_buffer(written)
-    head, at = _head(values[0]), begin
+    head, position = _head(values[0]), begin
     for _ in range(MAX_TRIES):
-        at = written.find(head, at, end)
-        if at < 0:
+        position = written.find(head, position, end)
+        if position < 0:
             return None
-        offsets = _follow(values, written, contents, at, end, rows)
+        offsets = _follow(values, written, contents, position, end, rows)
         if offsets is not None:
             return offsets
-        at += 1
+        position += 1
     return None
 
 
@@ -131,20 +137,20 @@ def _follow(
     values: Sequence[pa.Buffer],
     written: mmap.mmap,
     contents: pa.Buffer,
-    at: int,
+    position: int,
     end: int,
     rows: int,
 ) -> list[int] | None:
-    """The places of ``values`` if the first one's length stands at ``at``."""
+    """The places of ``values`` if the first one's length stands at ``position``."""
     offsets = []
     for value in values:
         head = _head(value)
-        start = written.find(head, at, min(end, at + _between_values(rows) + len(head)))
+        start = written.find(head, position, min(end, position + _between_values(rows) + len(head)))
         offset = start + LENGTH_BYTES
         if start < 0 or not _equal(contents, offset, value):
             return None
         offsets.append(offset)
-        at = offset + value.size
+        position = offset + value.size
     return offsets
 
 
@@ -164,13 +170,13 @@ def _between_values(rows: int) -> int:
     return PAGE_BYTES + (1 + LENGTH_BYTES) * rows
 
 
-def _packed(parts: Sequence[npt.NDArray[Any]], kind: str) -> str:
+def _encode_numbers(parts: Sequence[npt.NDArray[Any]], kind: str) -> str:
     joined = np.concatenate([np.empty(0, dtype=kind), *parts]).astype(kind)
     compressed = pa.compress(joined.tobytes(), codec="zstd", asbytes=True)
     return base64.b64encode(compressed).decode()
 
 
-def _unpacked(text: str, kind: str, count: int) -> npt.NDArray[Any]:
+def _decode_numbers(text: str, kind: str, count: int) -> npt.NDArray[Any]:
     size = count * np.dtype(kind).itemsize
     compressed = base64.b64decode(text, validate=True)
     content = pa.decompress(compressed, decompressed_size=size, codec="zstd", asbytes=True)
@@ -179,7 +185,7 @@ def _unpacked(text: str, kind: str, count: int) -> npt.NDArray[Any]:
     return np.frombuffer(content, dtype=kind)
 
 
-class ShardPlaces:
+class ShardByteRanges:
     """The places that a shard's metadata gives, as far as they fit its footer.
 
     Takes 4 bytes a row and 8 a value of each column that is asked for. Raises InputError where the
@@ -202,7 +208,7 @@ class ShardPlaces:
     def _damaged(self, error: Exception) -> InputError:
         return InputError(f"{self._path} is damaged: its metadata {KEY} cannot be read ({error})")
 
-    def of(self, group: int, name: str) -> Places | None:
+    def of(self, group: int, name: str) -> ByteRanges | None:
         """Where a row group's values of a column lie; None where pyarrow has to read them."""
         if name not in self._listed or not self._is_plain(group, name):
             return None
@@ -210,7 +216,7 @@ class ShardPlaces:
         if sizes.min(initial=0) < NULL:
             return None
         offsets = self._offsets(group, name, sizes, gaps)
-        return None if offsets is None else Places(offsets, sizes.copy())
+        return None if offsets is None else ByteRanges(offsets, sizes.copy())
 
     def lists(self, group: int, name: str) -> bool:
         """Whether the metadata gives places for a row group's values, be they right or wrong."""
@@ -228,9 +234,9 @@ class ShardPlaces:
         try:
             if self._rows[-1] > MAX_ROWS:
                 raise ValueError(f"{self._rows[-1]} rows")
-            sizes = _unpacked(self._listed[name]["sizes"], "<i4", self._rows[-1])
+            sizes = _decode_numbers(self._listed[name]["sizes"], "<i4", self._rows[-1])
             filled = np.concatenate([[0], np.cumsum(sizes > 0)])
-            gaps = _unpacked(self._listed[name]["gaps"], "<i8", int(filled[-1]))
+            gaps = _decode_numbers(self._listed[name]["gaps"], "<i8", int(filled[-1]))
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise self._damaged(error) from None
         return sizes, gaps, filled[self._rows]
@@ -258,40 +264,44 @@ class ShardPlaces:
         offsets = np.zeros(len(sizes), dtype=np.int64)
         if begin < 0 or length < 0 or end > self._size_bytes:
             return None
-        most = _between_values(len(sizes))
+        max_gap = _between_values(len(sizes))
         if not len(filled):
-            return offsets if length <= most else None
-        if gaps[0] < begin + LENGTH_BYTES or gaps[0] > begin + most:
+            return offsets if length <= max_gap else None
+        if gaps[0] < begin + LENGTH_BYTES or gaps[0] > begin + max_gap:
             return None
-        if ((gaps[1:] < LENGTH_BYTES) | (gaps[1:] > most)).any():
+        if ((gaps[1:] < LENGTH_BYTES) | (gaps[1:] > max_gap)).any():
             return None
         ends = np.cumsum(gaps + sizes[filled])
         # Every gap and size is bounded now, so that no sum can have come round. Behind the last
         # value there is nothing, or what empty and missing values take.
         after = sizes[filled[-1] + 1 :]
-        least = LENGTH_BYTES * int((after == 0).sum())
-        if not least <= end - ends[-1] <= (most if len(after) else 0):
+        min_tail = LENGTH_BYTES * int((after == 0).sum())
+        if not min_tail <= end - ends[-1] <= (max_gap if len(after) else 0):
             return None
         offsets[filled] = ends - sizes[filled]
         return offsets
 
 
-def misplaced(
-    places: ShardPlaces, group: int, table: pa.Table, names: Sequence[str], mapped: pa.Buffer
+def find_misplaced(
+    shard_ranges: ShardByteRanges,
+    group: int,
+    table: pa.Table,
+    names: Sequence[str],
+    mapped: pa.Buffer,
 ) -> list[str]:
     """Which of a row group's columns have places that do not hold what pyarrow reads."""
     return [
         name
         for name in names
-        if places.lists(group, name)
-        and not _hold(places.of(group, name), table.column(name), mapped)
+        if shard_ranges.lists(group, name)
+        and not _hold(shard_ranges.of(group, name), table.column(name), mapped)
     ]
 
 
-def _hold(places: Places | None, column: pa.ChunkedArray, mapped: pa.Buffer) -> bool:
-    if places is None:
+def _hold(byte_ranges: ByteRanges | None, column: pa.ChunkedArray, mapped: pa.Buffer) -> bool:
+    if byte_ranges is None:
         return False
-    for value, offset, size in zip(column, *(part.tolist() for part in places), strict=True):
+    for value, offset, size in zip(column, *(part.tolist() for part in byte_ranges), strict=True):
         if not value.is_valid:
             if size != NULL:
                 return False

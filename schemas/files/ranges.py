@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from vlmill.schemas.files.positioned import PositionedFile
-from vlmill.schemas.files.stores import asked, filesystem
+from vlmill.schemas.files.stores import retry_request, filesystem
 
 
 class Ranges(PositionedFile):
@@ -25,7 +25,7 @@ class Ranges(PositionedFile):
         end = min(self._position + len(buffer), self._size)
         if end <= self._position:
             return 0
-        content = asked(self._url, lambda: self._range(end))
+        content = retry_request(self._url, lambda: self._range(end))
         buffer[: len(content)] = content
         self._position = end
         return len(content)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contract import check_file, check_values, footer_of
+from vlmill.schemas.files.contract import check_file, check_values, read_parquet_footer
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.files.paths import matches, path_of, readable
+from vlmill.schemas.files.paths import matches, to_path, readable
 from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
 
 if TYPE_CHECKING:
@@ -28,16 +28,18 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
     (``--pairs``) is named in errors. Raises InputError if nothing is found or a file is not what
     the table's contract says (:func:`~vlmill.schemas.files.contract.check_file`).
     """
-    text, path = str(argument), path_of(argument)
-    said = f"{flag} {text}".strip()
+    text, path = str(argument), to_path(argument)
+    display_name = f"{flag} {text}".strip()
     if path.is_dir():
-        paths = _in_folder(path, spec, said)
+        paths = _in_folder(path, spec, display_name)
         # One folder may hold several tables, so a name decides and not each file's content.
     else:
         paths = [path] if path.is_file() else matches(text)
     paths = [p for p in paths if p.is_file() and not p.name.startswith(".")]
     if not paths:
-        raise InputError(f"{said}: no table of {spec.name} there; give a folder, a file or a glob")
+        raise InputError(
+            f"{display_name}: no table of {spec.name} there; give a folder, a file or a glob"
+        )
     for file in paths:
         check_file(file, spec)
     return paths
@@ -55,31 +57,33 @@ def require_tables(arguments: Mapping[str, str | None]) -> None:
             find_shards(argument, TABLES[name], flag)
 
 
-def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:
+def _in_folder(folder: Path, spec: Table, display_name: str) -> list[Path]:
     if (folder / MANIFEST).exists():
-        listed = [s for s in read_manifest(folder)["shards"] if s.table == spec.name]
-        missing = [s.name for s in listed if not (folder / s.name).is_file()]
+        listed_shards = [s for s in read_manifest(folder)["shards"] if s.table == spec.name]
+        missing = [s.name for s in listed_shards if not (folder / s.name).is_file()]
         if missing:
-            raise InputError(f"{said}: {missing[0]} is listed in {MANIFEST}, but missing")
-        return sorted(folder / s.name for s in listed)
+            raise InputError(f"{display_name}: {missing[0]} is listed in {MANIFEST}, but missing")
+        return sorted(folder / s.name for s in listed_shards)
     if (folder / "_plan.json").exists():
-        raise InputError(f"{said}: the run that writes this folder has not finished; run it again")
+        raise InputError(
+            f"{display_name}: the run that writes this folder has not finished; run it again"
+        )
     return sorted(folder.glob(f"{spec.name}-*.parquet"))
 
 
-def producer_of(path: str | Path) -> dict[str, Any]:
+def read_producer(path: str | Path) -> dict[str, Any]:
     """Returns what a shard's metadata says of its producer: software, settings, fingerprints."""
-    return _json_metadata(path_of(path), b"vlmill.producer")
+    return _json_metadata(to_path(path), b"vlmill.producer")
 
 
-def arrays_of(path: str | Path) -> dict[str, Any]:
+def read_array_formats(path: str | Path) -> dict[str, Any]:
     """Returns dtype and width of a shard's binary arrays."""
-    return _json_metadata(path_of(path), b"vlmill.arrays")
+    return _json_metadata(to_path(path), b"vlmill.arrays")
 
 
 def _json_metadata(path: Path, key: bytes) -> dict[str, Any]:
     try:
-        value = json.loads((footer_of(path).metadata or {}).get(key, b"{}"))
+        value = json.loads((read_parquet_footer(path).metadata or {}).get(key, b"{}"))
     except ValueError as error:
         raise InputError(f"{path}: its metadata {key.decode()} is no JSON ({error})") from None
     if not isinstance(value, dict):

@@ -19,11 +19,11 @@ from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.copies import local_copy
 from vlmill.schemas.files.ranges import Ranges
 from vlmill.schemas.files.stores import (
-    asked,
-    asked_to_write,
+    retry_request,
+    retry_write,
     filesystem,
-    no_bucket,
-    scheme_of,
+    bucket_missing_error,
+    parse_scheme,
 )
 
 # Called with the place of each upload, which they may refuse: the lock's (`remote_lock`).
@@ -67,9 +67,9 @@ class RemotePath(_Base):
     url: str
 
     def __init__(self, url: str) -> None:
-        scheme = scheme_of(url)
-        rest = url.partition("://")[2].strip("/")
-        self.url = f"{scheme}://{rest}"
+        scheme = parse_scheme(url)
+        location = url.partition("://")[2].strip("/")
+        self.url = f"{scheme}://{location}"
 
     @property
     def _key(self) -> PurePosixPath:
@@ -145,7 +145,7 @@ class RemotePath(_Base):
             store = filesystem(self.url)
             return getattr(store, method)(store._strip_protocol(self.url), *args, **kwargs)
 
-        return asked(self.url, request)
+        return retry_request(self.url, request)
 
     def _info(self) -> dict[str, Any] | None:
         try:
@@ -173,10 +173,10 @@ class RemotePath(_Base):
     def _listed(self) -> list[dict[str, Any]]:
         """What lies directly below, without the marks that consoles make of folders."""
         try:
-            listed = self.ask("ls", detail=True)
+            entries = self.ask("ls", detail=True)
         except FileNotFoundError:
             return []
-        return [entry for entry in listed if self._named(entry["name"].rstrip("/")) != self]
+        return [entry for entry in entries if self._named(entry["name"].rstrip("/")) != self]
 
     def iterdir(self) -> Generator["RemotePath", None, None]:
         for entry in self._listed():
@@ -211,7 +211,7 @@ class RemotePath(_Base):
         except FileNotFoundError:  # of Cloud Storage
             names = {}
         if not names and not self._at(self._key.parts[0]).exists():
-            raise no_bucket(self.url)
+            raise bucket_missing_error(self.url)
         return sorted(self._named(name) for name, info in names.items() if info["type"] == "file")
 
     def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:
@@ -235,7 +235,7 @@ class RemotePath(_Base):
         for check in BEFORE_UPLOADS:
             check(self.url)
         size = file.stat().st_size
-        asked_to_write(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
+        retry_write(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
         status: Status = self.stat()
         if status.st_size != size:
             raise StoreFailed(
@@ -255,7 +255,7 @@ class RemotePath(_Base):
             if (arrived := file.stat().st_size) != size:
                 raise ConnectionError(f"{arrived} of {size} bytes have arrived")
 
-        asked(self.url, request)
+        retry_request(self.url, request)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
@@ -274,19 +274,19 @@ class RemotePath(_Base):
 
         Cloud Storage forgets them after a week.
         """
-        if scheme_of(self.url) != "s3":
+        if parse_scheme(self.url) != "s3":
             return []
         bucket, _, key = str(self._key).partition("/")
 
         def ask(method: str, **about: str) -> Any:
-            return asked(
+            return retry_request(
                 self.url, lambda: filesystem(self.url).call_s3(method, Bucket=bucket, **about)
             )
 
-        listed = ask("list_multipart_uploads", Prefix=f"{key}/").get("Uploads", [])
-        for upload in listed:
+        uploads = ask("list_multipart_uploads", Prefix=f"{key}/").get("Uploads", [])
+        for upload in uploads:
             ask("abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"])
-        return [self._at(f"{bucket}/{upload['Key']}") for upload in listed]
+        return [self._at(f"{bucket}/{upload['Key']}") for upload in uploads]
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing: a folder is there as soon as something lies in it."""

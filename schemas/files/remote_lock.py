@@ -20,7 +20,13 @@ from typing import Any
 
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.remote import BEFORE_UPLOADS, RemotePath
-from vlmill.schemas.files.stores import Unmet, asked, asked_to_write, filesystem, scheme_of
+from vlmill.schemas.files.stores import (
+    ConditionFailed,
+    retry_request,
+    retry_write,
+    filesystem,
+    parse_scheme,
+)
 
 SECONDS = 120.0
 RENEWALS = 4  # in this time
@@ -37,20 +43,22 @@ def require_held(url: str) -> None:
 
 
 @contextmanager
-def held(path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> Iterator[None]:
+def hold_lock_object(
+    path: RemotePath, display_name: str, owner: dict[str, Any], seconds: float
+) -> Iterator[None]:
     """Holds the lock object at ``path``, renewing it in a thread.
 
     Raises InputError if another run holds it.
     """
-    if scheme_of(path.url) == "hdfs":
+    if parse_scheme(path.url) == "hdfs":
         warnings.warn(
-            f"{said} lies where files cannot be locked; start no second run",
+            f"{display_name} lies where files cannot be locked; start no second run",
             RuntimeWarning,
             stacklevel=4,
         )
         yield
         return
-    lock = _Lock(path, said, owner, seconds)
+    lock = _Lock(path, display_name, owner, seconds)
     lock.take()
     folder = str(path.parent)
     _held[folder] = lock
@@ -66,8 +74,10 @@ def held(path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> 
 
 
 class _Lock:
-    def __init__(self, path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> None:
-        self.path, self.said, self.seconds = path, said, seconds
+    def __init__(
+        self, path: RemotePath, display_name: str, owner: dict[str, Any], seconds: float
+    ) -> None:
+        self.path, self.said, self.seconds = path, display_name, seconds
         self._every = max(LEAST_SECONDS, seconds / RENEWALS)
         self.owner = {**owner, "id": uuid.uuid4().hex}
         self.ended, self._writing = threading.Event(), threading.Lock()
@@ -87,13 +97,13 @@ class _Lock:
                 return
             if age < self.seconds:
                 raise InputError(
-                    f"{self.said} is being written by {said_of(holder)}; wait until it has ended "
+                    f"{self.said} is being written by {describe_holder(holder)}; wait until it has ended "
                     f"(its lock was renewed {age:.0f} s ago and counts for {self.seconds:.0f} s), "
                     "or give another"
                 )
             if self._put(version):
                 print(
-                    f"note: {self.said}: took over the lock of {said_of(holder)}, which has not "
+                    f"note: {self.said}: took over the lock of {describe_holder(holder)}, which has not "
                     f"renewed it for {age:.0f} s",
                     file=sys.stderr,
                 )
@@ -107,8 +117,8 @@ class _Lock:
         content = json.dumps({**self.owner, "renewed": renewed}).encode()
         try:
             url = self.path.url
-            self.version = asked_to_write(url, lambda: _put_if(url, content, version))
-        except Unmet:
+            self.version = retry_write(url, lambda: _put_if(url, content, version))
+        except ConditionFailed:
             return False
         self.renewed = begun
         return True
@@ -133,7 +143,7 @@ class _Lock:
             if lock is not None and lock[0].get("id") == self.owner["id"]:
                 self.version = lock[1]  # an answer that got lost
                 return
-            self.lost_to = "another run" if lock is None else said_of(lock[0])
+            self.lost_to = "another run" if lock is None else describe_holder(lock[0])
             print(f"warning: {self.said}: {self.lost_to} has taken over", file=sys.stderr)
 
     def require(self) -> None:
@@ -153,7 +163,7 @@ class _Lock:
                 self.path.unlink(missing_ok=True)
 
 
-def said_of(holder: dict[str, Any]) -> str:
+def describe_holder(holder: dict[str, Any]) -> str:
     """Who holds a lock, in words."""
     try:
         return "process {pid} on {host} since {since} ({command})".format(**holder)
@@ -163,9 +173,9 @@ def said_of(holder: dict[str, Any]) -> str:
 
 def _read(path: RemotePath) -> tuple[dict[str, Any], str, float] | None:
     """What the object holds, its version, and its age in seconds; None if it is not there."""
-    get = _get_s3 if scheme_of(path.url) == "s3" else _get_gs
+    get = _get_s3 if parse_scheme(path.url) == "s3" else _get_gs
     try:
-        content, version, age = asked(path.url, lambda: get(path.url))
+        content, version, age = retry_request(path.url, lambda: get(path.url))
     except FileNotFoundError:
         return None
     try:
@@ -176,7 +186,7 @@ def _read(path: RemotePath) -> tuple[dict[str, Any], str, float] | None:
 
 
 def _put_if(url: str, content: bytes, version: str | None) -> str:
-    put = _put_s3 if scheme_of(url) == "s3" else _put_gs
+    put = _put_s3 if parse_scheme(url) == "s3" else _put_gs
     return put(url, content, version)
 
 
@@ -199,8 +209,8 @@ def _get_s3(url: str) -> tuple[bytes, str, float]:
     bucket, key = _bucket_and_key(url)
     head = store.call_s3("head_object", Bucket=bucket, Key=key)
     # By the store's own clock: ours may differ.
-    said = head["ResponseMetadata"]["HTTPHeaders"].get("date")
-    now = parsedate_to_datetime(said) if said else datetime.now(UTC)
+    date_header = head["ResponseMetadata"]["HTTPHeaders"].get("date")
+    now = parsedate_to_datetime(date_header) if date_header else datetime.now(UTC)
     return store.cat_file(url), str(head["ETag"]), (now - head["LastModified"]).total_seconds()
 
 

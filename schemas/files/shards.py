@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 import vlmill
 from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.files.paths import path_of, readable
-from vlmill.schemas.files.places import PlacesWriter, binary_columns
+from vlmill.schemas.files.paths import to_path, readable
+from vlmill.schemas.files.places import ByteRangesWriter, binary_columns
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
 # Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN,
@@ -87,11 +87,11 @@ class ShardWriter:
         arrays: Mapping[str, Any] | None = None,
         compression: str = "none",
     ) -> None:
-        self.spec, self.path = spec, path_of(folder) / shard_name(spec, index, total)
+        self.spec, self.path = spec, to_path(folder) / shard_name(spec, index, total)
         self._metadata = file_metadata(spec, producer or {}, arrays or {})
         self._compression = compression
         self._stack = ExitStack()
-        self._places: PlacesWriter | None = None
+        self._places: ByteRangesWriter | None = None
         self._rows, self._finite = 0, True
         self.shard: Shard | None = None
 
@@ -111,15 +111,15 @@ class ShardWriter:
             )
         )
         if self._compression == "none":
-            self._places = PlacesWriter(self._temporary, self.spec)
+            self._places = ByteRangesWriter(self._temporary, self.spec)
         self._stack.push(self._keep_facts)
         return self
 
     def _describe(self, kind: type[BaseException] | None, *_: object) -> None:
         """Reads the file that is about to appear: in a store it would have to come back."""
         if kind is None:
-            described = describe_shard(self._temporary, self.spec.name, self._rows)
-            self._described = dataclasses.replace(described, name=self.path.name)
+            shard = describe_shard(self._temporary, self.spec.name, self._rows)
+            self._described = dataclasses.replace(shard, name=self.path.name)
 
     def _keep_facts(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -184,11 +184,11 @@ def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
     """Describes the shards of a part that an earlier run has finished, the last of which appeared
     last; none if one is missing or damaged: the part is made again.
     """
-    listed = list(files)
+    entries = list(files)
     try:
-        if listed and not listed[-1][1].exists():
+        if entries and not entries[-1][1].exists():
             return []
-        return [describe_shard(path, table.name) for table, path in listed]
+        return [describe_shard(path, table.name) for table, path in entries]
     except (OSError, pa.ArrowException):
         return []
 

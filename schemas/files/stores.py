@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.extras import install_command
-from vlmill.schemas.files.copies import FULL, no_room
+from vlmill.schemas.files.copies import FULL, disk_full_error
 
 Answer = TypeVar("Answer")
 
@@ -59,19 +59,19 @@ _OURS = (TypeError, AttributeError, AssertionError, LookupError, NotImplementedE
 _log = logging.getLogger(__name__)
 
 
-class Unmet(Exception):
+class ConditionFailed(Exception):
     """A conditional write was not done: another one came first."""
 
 
-def scheme_of(url: str) -> str:
+def parse_scheme(url: str) -> str:
     """The scheme of a place, one of :data:`SCHEMES`. Raises InputError for another."""
-    scheme, _, rest = url.partition("://")
+    scheme, _, location = url.partition("://")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise InputError(
             f"{url}: {scheme}:// is none of {known}; give one of these or a local path"
         )
-    if not rest.strip("/"):
+    if not location.strip("/"):
         raise InputError(f"{url} names no bucket; give {scheme}://BUCKET/FOLDER")
     return scheme
 
@@ -81,7 +81,7 @@ def filesystem(url: str) -> Any:
 
     Raises InputError if its library is not installed.
     """
-    scheme = scheme_of(url)
+    scheme = parse_scheme(url)
     try:
         import fsspec  # takes 0.2 s, and its libraries seconds: for remote places alone
 
@@ -99,7 +99,7 @@ def _options(scheme: str, url: str) -> dict[str, Any]:
     return {"host": host, "port": int(port or 8020)}
 
 
-def asked(url: str, action: Callable[[], Answer]) -> Answer:
+def retry_request(url: str, action: Callable[[], Answer]) -> Answer:
     """What ``action``, some request for ``url``, answers; tried again while the store fails.
 
     Raises InputError for what a user can mend (no bucket, no credentials, no access),
@@ -112,8 +112,8 @@ def asked(url: str, action: Callable[[], Answer]) -> Answer:
         try:
             return action()
         except Exception as error:
-            if (told := _told(url, error)) is not None:
-                raise told from None
+            if (final_error := _translate_error(url, error)) is not None:
+                raise final_error from None
             if time.monotonic() - start + wait > patience:
                 raise StoreFailed(
                     f"{url}: the store has failed for {time.monotonic() - start:.0f} s "
@@ -126,41 +126,41 @@ def asked(url: str, action: Callable[[], Answer]) -> Answer:
 
 def has_credentials() -> bool:
     """Whether S3 may be asked with a signature; who has none reads what anybody may read."""
-    named = any(os.environ.get(name) for name in _OF_S3)
-    return named or Path("~/.aws/credentials").expanduser().is_file()
+    has_variables = any(os.environ.get(name) for name in _OF_S3)
+    return has_variables or Path("~/.aws/credentials").expanduser().is_file()
 
 
-def no_bucket(url: str) -> InputError:
+def bucket_missing_error(url: str) -> InputError:
     """The error of a place whose bucket is missing."""
     bucket = url.partition("://")[2].partition("/")[0]
     return InputError(f"{url}: there is no bucket {bucket}; make it, or give another")
 
 
-def asked_to_write(url: str, action: Callable[[], Answer]) -> Answer:
+def retry_write(url: str, action: Callable[[], Answer]) -> Answer:
     """As :func:`asked`, for a request that needs nothing but the bucket to be there."""
     try:
-        return asked(url, action)
+        return retry_request(url, action)
     except FileNotFoundError:
-        raise no_bucket(url) from None
+        raise bucket_missing_error(url) from None
 
 
-def _told(url: str, error: Exception) -> Exception | None:
+def _translate_error(url: str, error: Exception) -> Exception | None:
     """What to raise for an error that another try would not mend; None for one that it may."""
-    if isinstance(error, (InputError, StoreFailed, Unmet, *_OURS)):
+    if isinstance(error, (InputError, StoreFailed, ConditionFailed, *_OURS)):
         return error
     if isinstance(error, OSError) and error.errno in FULL:  # of this machine, not the store's
-        return no_room(error)
-    code, status = _code_of(error)
+        return disk_full_error(error)
+    code, status = _read_error_code(error)
     if code in _UNMET or status in _UNMET or isinstance(error, FileExistsError):
-        return Unmet(url)
-    scheme = scheme_of(url)
+        return ConditionFailed(url)
+    scheme = parse_scheme(url)
     if type(error).__name__ in _NO_CREDENTIALS:
         return InputError(
             f"{url}: no credentials ({_in_a_line(error)}); set {_CREDENTIALS[scheme]} "
             "(docs/storage.md)"
         )
     if code == "NoSuchBucket" or "bucket does not exist" in str(error).lower():
-        return no_bucket(url)
+        return bucket_missing_error(url)
     if isinstance(error, FileNotFoundError) or status == 404:
         return FileNotFoundError(errno.ENOENT, "no such file", url)
     if isinstance(error, PermissionError) or status in (401, 403):
@@ -174,10 +174,10 @@ def _told(url: str, error: Exception) -> Exception | None:
     return None
 
 
-def _code_of(error: Exception) -> tuple[str | None, int | None]:
+def _read_error_code(error: Exception) -> tuple[str | None, int | None]:
     """The store's own code of an error, and its HTTP status, where it has them."""
-    for one in (error, error.__cause__):
-        response = getattr(one, "response", None)
+    for cause in (error, error.__cause__):
+        response = getattr(cause, "response", None)
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return response.get("Error", {}).get("Code"), status

@@ -21,7 +21,7 @@ import pycurl
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request, user_agent
-from vlmill.schemas.net.names import Found, Names, dns_lookup
+from vlmill.schemas.net.names import LookupOutcome, Names, dns_lookup
 from vlmill.schemas.net.transfer import Transfer, host_to_look_up, usable_url
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -45,7 +45,7 @@ class Client:
         self.settings = settings
         self._user_agent, self._ca_file = user_agent(settings.contact), ca_file(settings)
         self._epoll = select.epoll()
-        self._bell = Bell()
+        self._bell = Wakeup()
         self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._names = Names(
             settings.names or dns_lookup(),
@@ -141,7 +141,7 @@ class Client:
         answer = Answer(request=request, failure=reason, detail=detail, started=time.time())
         self._answers.append(answer)
 
-    def _go_on(self, request: Request, url: str, outcome: Found) -> None:
+    def _go_on(self, request: Request, url: str, outcome: LookupOutcome) -> None:
         """Starts what has its addresses, or answers why it has none."""
         if outcome.addresses:
             self._begin(request, url, outcome.addresses)
@@ -167,7 +167,9 @@ class Client:
     def _seconds_until(self, end: float) -> float:
         """Tells how long to wait for sockets: until ``end``, libcurl's timer or a lookup's."""
         ends = (end, self._timer, self._names.next_deadline())
-        return max(0.0, min(one for one in ends if one is not None) - time.monotonic())
+        return max(
+            0.0, min(deadline for deadline in ends if deadline is not None) - time.monotonic()
+        )
 
     def _serve(self, seconds: float) -> None:
         """Lets libcurl read and write what is ready, or what its timer says."""
@@ -213,7 +215,7 @@ class Client:
         self._timer = None if milliseconds < 0 else time.monotonic() + milliseconds / 1_000
 
 
-class Bell:
+class Wakeup:
     """Wakes a thread that waits for sockets; other threads may ring it, also after its end."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ _TRY_SECONDS, _TRIES = 2.0, 3  # of each server; c-ares waits longer at each try
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class LookupOutcome:
     """What a lookup came to: addresses, or none and why."""
 
     host: str
@@ -33,7 +33,7 @@ class Found:
     is_late: bool = False  # given up after a time; the host may be there
 
 
-Done = Callable[[Found], None]
+Done = Callable[[LookupOutcome], None]
 Lookup = Callable[[str, Done], None]
 """Starts to look a host up, and calls back with the outcome, once, from any thread."""
 
@@ -46,11 +46,11 @@ class Names:
         thread, when :meth:`found` has something new.
         """
         self._lookup, self._patience, self._wake = lookup, patience, wake
-        self._remembered: OrderedDict[str, tuple[float, Found]] = OrderedDict()
+        self._remembered: OrderedDict[str, tuple[float, LookupOutcome]] = OrderedDict()
         self._asked: dict[str, float] = {}  # since when, monotonic; the oldest first
-        self._done: deque[Found] = deque()  # filled from other threads
+        self._done: deque[LookupOutcome] = deque()  # filled from other threads
 
-    def remembered(self, host: str) -> Found | None:
+    def remembered(self, host: str) -> LookupOutcome | None:
         """Returns what is known of ``host``, or None if it must be asked for."""
         end, outcome = self._remembered.get(host, (0.0, None))
         return outcome if time.monotonic() < end else None
@@ -60,7 +60,7 @@ class Names:
         self._asked[host] = time.monotonic()
         self._lookup(host, self._end)
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[LookupOutcome]:
         """Returns the outcomes that have come since the last call, those given up included."""
         outcomes = []
         while self._done:
@@ -73,7 +73,7 @@ class Names:
             host = next(iter(self._asked))
             del self._asked[host]
             why = f"no address within {self._patience:g} seconds"
-            outcomes.append(Found(host=host, why=why, is_late=True))
+            outcomes.append(LookupOutcome(host=host, why=why, is_late=True))
             self._remember(outcomes[-1])
         return outcomes
 
@@ -85,11 +85,11 @@ class Names:
         """Lets go of the lookup, whose sockets are given back soon after; nothing is asked then."""
         del self._lookup
 
-    def _end(self, outcome: Found) -> None:
+    def _end(self, outcome: LookupOutcome) -> None:
         self._done.append(outcome)
         self._wake()
 
-    def _remember(self, outcome: Found) -> None:
+    def _remember(self, outcome: LookupOutcome) -> None:
         seconds = min(outcome.seconds, MAX_SECONDS) if outcome.addresses else _FAILED_SECONDS
         self._remembered[outcome.host] = time.monotonic() + seconds, outcome
         self._remembered.move_to_end(outcome.host)
@@ -117,7 +117,7 @@ def dns_lookup(port: int | None = None) -> Lookup:
                 callback=partial(_end, host, done),
             )
         except UnicodeError as error:
-            done(Found(host=host, why=str(error)))
+            done(LookupOutcome(host=host, why=str(error)))
 
     return lookup
 
@@ -127,11 +127,11 @@ def _end(host: str, done: Done, result: pycares.AddrInfoResult | None, error: in
     if result is None or error is not None:
         code = pycares.errno.ARES_EBADRESP if error is None else error
         is_late = code == pycares.errno.ARES_ETIMEOUT
-        done(Found(host=host, why=str(pycares.errno.strerror(code)), is_late=is_late))
+        done(LookupOutcome(host=host, why=str(pycares.errno.strerror(code)), is_late=is_late))
         return
     addresses = dict.fromkeys(node.addr[0].decode("ascii") for node in result.nodes)
     times = [node.ttl for node in result.nodes] + [name.ttl for name in result.cnames]
-    outcome = Found(
+    outcome = LookupOutcome(
         host=host,
         addresses=tuple(addresses)[:_MAX_ADDRESSES],
         seconds=float(min(times, default=0)),

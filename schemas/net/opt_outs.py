@@ -55,10 +55,10 @@ def header_opt_outs(headers: Mapping[str, str], agent: str = AGENT) -> frozenset
     return frozenset(opt_outs | _reserved(reserved))
 
 
-def meta_opt_outs(named: Iterable[tuple[str, str]], agent: str = AGENT) -> frozenset[Reason]:
+def meta_opt_outs(elements: Iterable[tuple[str, str]], agent: str = AGENT) -> frozenset[Reason]:
     """Returns what a page's metadata forbids: (name, content) of its ``<meta>`` elements."""
     opt_outs: set[Reason] = set()
-    for name, content in named:
+    for name, content in elements:
         name = name.strip().lower()
         if name in ("robots", agent):
             opt_outs.update(_robots(content, agent))
@@ -136,17 +136,17 @@ def _plain(code: int) -> str | None:
 def _matches(pattern: str, path: str) -> bool:
     """Whether ``path`` begins like ``pattern``: ``*`` is anything, ``$`` its end."""
     is_whole = pattern.endswith("$")
-    first, *others = pattern.removesuffix("$").split("*")
+    first, *parts = pattern.removesuffix("$").split("*")
     if not path.startswith(first):
         return False
-    if not others:
+    if not parts:
         return not is_whole or path == first
     position = len(first)
-    for part in others[:-1]:
+    for part in parts[:-1]:
         position = path.find(part, position)
         if position < 0:
             return False
         position += len(part)
     if is_whole:
-        return len(path) - len(others[-1]) >= position and path.endswith(others[-1])
-    return path.find(others[-1], position) >= 0
+        return len(path) - len(parts[-1]) >= position and path.endswith(parts[-1])
+    return path.find(parts[-1], position) >= 0

@@ -121,7 +121,7 @@ def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> 
         if answer.failure not in (None, Reason.TOO_LARGE):
             raise _TryAgain(answer.detail or answer.failure)
         if answer.status not in (301, 302, 303, 307, 308):
-            return _part_of(url, answer, start, stop)
+            return _parse_part(url, answer, start, stop)
         target = answer.location or answer.headers.get("location", "nowhere")
         if answer.location is None:
             break
@@ -147,29 +147,29 @@ def _client(allowed: tuple[Network, ...]) -> "Client":
     """This thread's client, whose connections are kept; a new one where other networks count."""
     from vlmill.schemas.net.client import Client
 
-    place = os.getpid(), threading.get_ident()
-    client = _clients.get(place)
+    key = os.getpid(), threading.get_ident()
+    client = _clients.get(key)
     if client is None or client.settings.allowed != allowed:
         if client is not None:
-            del _clients[place]
+            del _clients[key]
             client.close()
         settings = ClientSettings(
             contact=None, allowed=allowed, seconds=PART_S, slow_seconds=SLOW_S
         )
-        client = _clients[place] = Client(settings)
+        client = _clients[key] = Client(settings)
     return client
 
 
-def _part_of(url: str, answer: Answer, start: int, stop: int) -> Part:
-    status, place = answer.status, answer.headers.get("content-range", "")
+def _parse_part(url: str, answer: Answer, start: int, stop: int) -> Part:
+    status, content_range = answer.status, answer.headers.get("content-range", "")
     if status in (408, 429) or status >= 500:
-        raise _TryAgain(f"it answers {status}", _wait_asked(answer))
+        raise _TryAgain(f"it answers {status}", _parse_retry_after(answer))
     if status == 416:
-        whole = _NO_RANGE.fullmatch(place)
-        return Part(content=b"", total=int(whole[1]) if whole else start, version=None)
+        total_match = _NO_RANGE.fullmatch(content_range)
+        return Part(content=b"", total=int(total_match[1]) if total_match else start, version=None)
     if status == 200:
         raise Unreachable(f"{url}: the server gives no ranges; download it, and give the file")
-    match = _RANGE.fullmatch(place)
+    match = _RANGE.fullmatch(content_range)
     if status != 206 or match is None:
         raise Unreachable(f"{url}: it answers {status}; give another, or see whether it is there")
     first, last, total = map(int, match.groups())
@@ -181,9 +181,13 @@ def _part_of(url: str, answer: Answer, start: int, stop: int) -> Part:
     return Part(content=answer.content, total=total, version=version)
 
 
-def _wait_asked(answer: Answer) -> float:
-    asked = answer.headers.get("retry-after", "")
-    return min(float(asked), MOST_WAIT_S) if asked.isascii() and asked.isdigit() else 0.0
+def _parse_retry_after(answer: Answer) -> float:
+    retry_after = answer.headers.get("retry-after", "")
+    return (
+        min(float(retry_after), MOST_WAIT_S)
+        if retry_after.isascii() and retry_after.isdigit()
+        else 0.0
+    )
 
 
 Fetch = Callable[[int, int], Part]
@@ -223,10 +227,10 @@ class RangedFile(PositionedFile):
             self._position += len(piece)
         return b"".join(parts)
 
-    def _load(self, wanted: int) -> None:
+    def _load(self, num_bytes: int) -> None:
         straight_on = self._position == self._start + len(self._part)
         self._size = min(2 * self._size, MOST_BYTES) if straight_on else FIRST_BYTES
-        length = min(max(self._size, wanted), MOST_BYTES)
+        length = min(max(self._size, num_bytes), MOST_BYTES)
         part = self._fetch(self._position, min(self._position + length, self.total))
         if not part.content or (part.total, part.version) != (self.total, self._version):
             raise Unreachable(f"{self.name} has changed while it was read; run the command again")

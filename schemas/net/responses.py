@@ -94,8 +94,8 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes | None:
     if encoding in ("gzip", "x-gzip"):
         return _inflate(body, zlib.MAX_WBITS | 16, max_bytes)
     if encoding == "deflate":  # zlib by the standard, raw deflate by some servers
-        whole = _inflate(body, zlib.MAX_WBITS, max_bytes)
-        return _inflate(body, -zlib.MAX_WBITS, max_bytes) if whole is None else whole
+        inflated = _inflate(body, zlib.MAX_WBITS, max_bytes)
+        return _inflate(body, -zlib.MAX_WBITS, max_bytes) if inflated is None else inflated
     if encoding == "zstd":
         return _read(ZstdReader(io.BytesIO(body), fsspec_args=False), max_bytes)[0]
     if encoding == "br":

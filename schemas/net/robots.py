@@ -76,8 +76,8 @@ def _lines(text: str, agent: str) -> list[str]:
         if group := _GROUP.match(line):
             name = group[1].strip().lower()
             token = _TOKEN.match(name)
-            ours = "*" if name.startswith("*") else _OTHER
-            lines.append(f"User-agent: {agent if token and token[0] == agent else ours}")
+            group_agent = "*" if name.startswith("*") else _OTHER
+            lines.append(f"User-agent: {agent if token and token[0] == agent else group_agent}")
         else:
             lines.append(line)
     return lines

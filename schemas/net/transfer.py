@@ -198,9 +198,9 @@ class Transfer:
         """Tells libcurl the addresses of a host, in place of those that it may remember."""
         if addresses:
             parts = urlsplit(url)
-            place = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-            entry = f"+{place}:{','.join(addresses)}"
-            self.curl.setopt(pycurl.RESOLVE, [f"-{place}", entry])
+            host_port = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+            entry = f"+{host_port}:{','.join(addresses)}"
+            self.curl.setopt(pycurl.RESOLVE, [f"-{host_port}", entry])
         elif self._is_pinned:
             self.curl.unsetopt(pycurl.RESOLVE)
         self._is_pinned = bool(addresses)

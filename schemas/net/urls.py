@@ -119,5 +119,5 @@ def join_key(url: str) -> str:
 
     The scheme does not count: archives and pages mix http and https for one and the same file.
     """
-    rest = url.split("://", 1)[-1]
-    return hashlib.blake2b(rest.encode("utf-8", "replace"), digest_size=16).hexdigest()
+    schemeless_url = url.split("://", 1)[-1]
+    return hashlib.blake2b(schemeless_url.encode("utf-8", "replace"), digest_size=16).hexdigest()

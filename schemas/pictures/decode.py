@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 
 from vlmill.schemas.pictures.formats import format_name, other_name
-from vlmill.schemas.pictures.orientation import orientation_of, turned, turned_size
+from vlmill.schemas.pictures.orientation import read_orientation, turn_upright, turn_size
 from vlmill.schemas.rejects import Reason, Rejected
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
@@ -52,12 +52,12 @@ def decode(data: bytes, bounds: Bounds) -> UprightPicture:
     Grey, palette and CMYK pictures are converted, 16 bits are cut to the upper 8, alpha is dropped:
     what OpenCV's reader gives the original detectors. Raises Rejected.
     """
-    with opened(data, bounds) as image:
+    with open_image(data, bounds) as image:
         return upright(image, bounds)
 
 
 @contextmanager
-def opened(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
+def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     """Opens a picture: its header has been read, not its pixels. Raises Rejected.
 
     What pillow raises while it is used is raised as Rejected, too.
@@ -70,7 +70,9 @@ def opened(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     name = format_name(data)
     if name in _HEIF:
         register_heif()
-    formats = bounds.formats and [one for one in bounds.formats if one in Image.OPEN]
+    formats = bounds.formats and [
+        image_format for image_format in bounds.formats if image_format in Image.OPEN
+    ]
     try:
         with QUIET, Image.open(io.BytesIO(data), formats=formats) as image:
             check_photograph(image, name)
@@ -80,7 +82,7 @@ def opened(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     except Image.DecompressionBombError as error:
         raise Rejected(Reason.TOO_LARGE, str(error)) from None
     except UnidentifiedImageError:
-        raise unidentified(data, name, bounds) from None
+        raise describe_unidentified(data, name, bounds) from None
     except Exception as error:
         # Decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, ... on damaged
         # input, and no list of them is complete.
@@ -112,7 +114,7 @@ def check_photograph(image: Image.Image, name: str | None) -> None:
         raise Rejected(Reason.UNSUPPORTED_FORMAT, detail)
 
 
-def unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
+def describe_unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
     """Returns why no decoder takes a file whose bytes begin like the format ``name``, or None."""
     known = ", ".join(bounds.formats or ("the formats that pillow knows",))
     if name in _HEIF and "HEIF" not in Image.OPEN:
@@ -123,15 +125,15 @@ def unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
     decoder = "HEIF" if name in _HEIF else name
     if decoder in FORMATS and decoder in (bounds.formats or FORMATS):
         return Rejected(Reason.UNREADABLE_IMAGE, f"begins like {name}; its header is damaged")
-    if named := name or other_name(data):
-        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{named}: none of {known}")
+    if description := name or other_name(data):
+        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{description}: none of {known}")
     return Rejected(Reason.UNSUPPORTED_FORMAT, f"none of {known}")
 
 
 def upright(image: Image.Image, bounds: Bounds) -> UprightPicture:
     """Decodes an opened picture, upright. Raises Rejected."""
     stored, left = load(image, bounds)
-    return UprightPicture(image=turned(to_rgb(image), left), orientation=stored)
+    return UprightPicture(image=turn_upright(to_rgb(image), left), orientation=stored)
 
 
 def check_size(image: Image.Image, bounds: Bounds) -> None:
@@ -150,11 +152,11 @@ def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
     Rejected.
     """
     check_size(image, bounds)
-    before = orientation_of(image)
+    before = read_orientation(image)
     image.load()
     if image.format == "TIFF":
-        return before, orientation_of(image)
-    stored = orientation_of(image)  # a PNG may say it behind the pixels
+        return before, read_orientation(image)
+    stored = read_orientation(image)  # a PNG may say it behind the pixels
     return stored, stored
 
 
@@ -164,7 +166,7 @@ def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
     Raises Rejected.
     """
     _, left = load(image, bounds)
-    return turned_size(image.width, image.height, left)
+    return turn_size(image.width, image.height, left)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

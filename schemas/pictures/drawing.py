@@ -34,16 +34,21 @@ def draw_boxes(
         if label:
             text = pen.textbbox((x1 + 2, y1 + 2), label, font=font)
             plate = (text[0] - 2, text[1] - 2, text[2] + 2, text[3] + 2)
-            place = free_place(plate, [earlier[0] for earlier in labels], canvas.size)
-            moved = (x1 + 2 + place[0] - plate[0], y1 + 2 + place[1] - plate[1])
-            labels.append((place, moved, label, colour))
-    for place, corner, label, colour in labels:  # over all boxes, or their lines would cross them
-        pen.rectangle(place, fill=colour)
+            label_box = find_free_box(plate, [earlier[0] for earlier in labels], canvas.size)
+            text_corner = (x1 + 2 + label_box[0] - plate[0], y1 + 2 + label_box[1] - plate[1])
+            labels.append((label_box, text_corner, label, colour))
+    for (
+        label_box,
+        corner,
+        label,
+        colour,
+    ) in labels:  # over all boxes, or their lines would cross them
+        pen.rectangle(label_box, fill=colour)
         pen.text(corner, label, fill="white", font=font)
     return canvas
 
 
-def free_place(plate: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
+def find_free_box(plate: Corners, occupied: Sequence[Corners], size: tuple[int, int]) -> Corners:
     """Returns the plate inside the picture, moved down until it covers no earlier one; where there
     is no such place, where it was.
     """
@@ -51,10 +56,10 @@ def free_place(plate: Corners, taken: Sequence[Corners], size: tuple[int, int]) 
     left = max(0.0, min(x1, size[0] - (x2 - x1)))
     top = start = max(0.0, min(y1, size[1] - (y2 - y1)))
     while top + y2 - y1 <= size[1]:
-        place = (left, top, left + x2 - x1, top + y2 - y1)
-        covered = [t[3] for t in taken if meet(t, place)]
+        box = (left, top, left + x2 - x1, top + y2 - y1)
+        covered = [t[3] for t in occupied if meet(t, box)]
         if not covered:
-            return place
+            return box
         top = max(covered) + 1
     return (left, start, left + x2 - x1, start + y2 - y1)
 

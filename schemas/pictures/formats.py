@@ -107,7 +107,7 @@ def is_tar(head: bytes) -> bool:
 
 
 def _by_magic(head: bytes, magic: tuple[tuple[int, bytes, str], ...]) -> str | None:
-    return next((name for at, start, name in magic if head.startswith(start, at)), None)
+    return next((name for offset, start, name in magic if head.startswith(start, offset)), None)
 
 
 def _first_element(head: bytes) -> bytes:
@@ -125,7 +125,7 @@ def _first_element(head: bytes) -> bytes:
 def _name_of_boxes(head: bytes) -> str | None:
     """Returns the name of a file of ISO's base media format by its brands."""
     end = min(int.from_bytes(head[:4], "big"), len(head))
-    brands = [head[8:12], *(head[at : at + 4] for at in range(16, end, 4))]
+    brands = [head[8:12], *(head[offset : offset + 4] for offset in range(16, end, 4))]
     if {b"avif", b"avis"} & {*brands}:
         return "AVIF"
     if _HEIC & {*brands}:

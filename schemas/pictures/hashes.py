@@ -23,8 +23,8 @@ Numbers = npt.NDArray[np.int64]
 
 def _cosines() -> npt.NDArray[np.float64]:
     """Returns the ``LOW`` lowest rows of the orthogonal DCT-II of ``SIDE`` values."""
-    frequency, place = np.arange(LOW)[:, None], np.arange(SIDE)[None, :]
-    rows: npt.NDArray[np.float64] = np.cos(np.pi * frequency * (2 * place + 1) / (2 * SIDE))
+    frequency, sample = np.arange(LOW)[:, None], np.arange(SIDE)[None, :]
+    rows: npt.NDArray[np.float64] = np.cos(np.pi * frequency * (2 * sample + 1) / (2 * SIDE))
     rows[0] /= np.sqrt(2)
     return rows
 
@@ -53,7 +53,7 @@ def near_pairs(hashes: Hashes, distance: int = NEAR) -> Iterator[tuple[Numbers, 
         order = np.argsort(band, kind="stable")
         starts = np.flatnonzero(np.diff(band[order], prepend=band[order[:1]] ^ np.uint64(1)))
         for begin, end in pairwise([*starts.tolist(), len(order)]):
-            yield from _within(hashes, order[begin:end], distance)
+            yield from _pairs_within(hashes, order[begin:end], distance)
 
 
 def bands(distance: int) -> list[tuple[int, int]]:
@@ -65,19 +65,21 @@ def bands(distance: int) -> list[tuple[int, int]]:
 _BLOCK = 1 << 20  # comparisons at once
 
 
-def _within(hashes: Hashes, numbers: Numbers, distance: int) -> Iterator[tuple[Numbers, Numbers]]:
+def _pairs_within(
+    hashes: Hashes, numbers: Numbers, distance: int
+) -> Iterator[tuple[Numbers, Numbers]]:
     values = hashes[numbers]
     step = max(1, _BLOCK // max(1, len(numbers)))
     for begin in range(0, len(numbers) - 1, step):
         part = values[begin : begin + step]
-        apart = np.bitwise_count(part[:, None] ^ values[None, begin:])
-        first, second = np.nonzero(apart <= distance)
+        bit_distances = np.bitwise_count(part[:, None] ^ values[None, begin:])
+        first, second = np.nonzero(bit_distances <= distance)
         later = second > first
         if later.any():
             yield numbers[begin + first[later]], numbers[begin + second[later]]
 
 
-def groups_of(hashes: Hashes, distance: int = NEAR) -> Hashes:
+def group_hashes(hashes: Hashes, distance: int = NEAR) -> Hashes:
     """Returns for each of the different ``hashes`` the least hash of its group.
 
     A group is what chains of hashes within ``distance`` bits connect. Memory: some 40 bytes a hash.
@@ -86,8 +88,8 @@ def groups_of(hashes: Hashes, distance: int = NEAR) -> Hashes:
     ordered = hashes[order]
     parents = np.arange(len(ordered), dtype=np.int64)
     for first, second in near_pairs(ordered, distance):
-        for one, other in zip(first.tolist(), second.tolist(), strict=True):
-            a, b = _root(parents, one), _root(parents, other)
+        for hash_index, other in zip(first.tolist(), second.tolist(), strict=True):
+            a, b = _root(parents, hash_index), _root(parents, other)
             if a != b:
                 parents[max(a, b)] = min(a, b)
     # A parent has a lower number than its child: one pass in order finds every root.

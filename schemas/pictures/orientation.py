@@ -30,18 +30,18 @@ BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 SHORT, LONG = 3, 4  # the types of numbers that an orientation is written in
 
 
-def turned(image: Image.Image, orientation: int) -> Image.Image:
+def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
     """A stored picture upright: itself if it lies so."""
     turn = TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
 
 
-def turned_size(width: int, height: int, orientation: int) -> tuple[int, int]:
+def turn_size(width: int, height: int, orientation: int) -> tuple[int, int]:
     """Turns width and height of the stored picture into those of the upright one (and back)."""
     return (height, width) if orientation in LYING else (width, height)
 
 
-def turned_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Boxes:
+def turn_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Boxes:
     """Boxes [N, 4] (x1, y1, x2, y2) of a stored picture in the upright one.
 
     ``width`` and ``height`` are the upright picture's. Corners lie between pixels: the whole
@@ -59,7 +59,7 @@ def turned_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Box
     return np.stack([x1, y1, x2, y2], axis=1).astype(np.float32, copy=False)
 
 
-def orientation_of(image: Image.Image) -> int:
+def read_orientation(image: Image.Image) -> int:
     """The orientation of an opened picture, 1 where it has none that can be read.
 
     Of a PNG only what stands before the pixels is known before they are decoded. A TIFF forgets its

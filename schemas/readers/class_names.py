@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 
 
 def read_names(path: str | Path, flag: str) -> list[list[str]]:
@@ -26,7 +26,7 @@ def first_names(path: str | None, flag: str) -> list[str]:
 
 def read_lines(path: str | Path, flag: str) -> list[str]:
     """Reads the line of each class. Raises InputError for a file that cannot be read."""
-    file = path_of(path)
+    file = to_path(path)
     try:
         text = file.read_text(encoding="utf-8")
         lines = json.loads(text) if file.suffix == ".json" else text.rstrip().splitlines()
@@ -45,8 +45,8 @@ def require_names(
     """Raises InputError for another number of ``names["classes"]`` or ``["attributes"]`` than the
     detector of ``regions`` has; the flags have the same names.
     """
-    for what, listed in names.items():
-        require_number(listed, producer, what, flag=f"--{what}", regions=regions)
+    for what, class_names in names.items():
+        require_number(class_names, producer, what, flag=f"--{what}", regions=regions)
 
 
 def require_number(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import readable
-from vlmill.schemas.files.places import NULL, Places
+from vlmill.schemas.files.places import NULL, ByteRanges
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.row_index import Numbers, RowIndex
@@ -53,17 +53,17 @@ class ImageReader:
     def _read_footer(self, shard: int) -> Footer:
         return read_footer(self.paths[shard])
 
-    def _read_places(self, at: int) -> Places | None:
-        shard, group = self._groups[at]
+    def _read_places(self, group_index: int) -> ByteRanges | None:
+        shard, group = self._groups[group_index]
         return self._footer(shard).places.of(group, "bytes")
 
-    def _read_group(self, at: int) -> Any:
-        shard, group = self._groups[at]
+    def _read_group(self, group_index: int) -> Any:
+        shard, group = self._groups[group_index]
         return self._footer(shard).file.read_row_group(group, columns=["bytes"]).column(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_shards", "_footer", "_places", "_group", "_index")
-        return {name: value for name, value in self.__dict__.items() if name not in opened}
+        unpicklable = ("_shards", "_footer", "_places", "_group", "_index")
+        return {name: value for name, value in self.__dict__.items() if name not in unpicklable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -108,23 +108,23 @@ class ImageReader:
         """The bytes of row ``number``, None where the table has none. InputError if damaged."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
-        at = int(np.searchsorted(self._starts, number, side="right")) - 1
-        within, shard = number - int(self._starts[at]), self._groups[at][0]
+        group_index = int(np.searchsorted(self._starts, number, side="right")) - 1
+        within, shard = number - int(self._starts[group_index]), self._groups[group_index][0]
         try:
-            places = self._places(at)
-            if places is None:
-                value: bytes | None = self._group(at)[within].as_py()
+            byte_ranges = self._places(group_index)
+            if byte_ranges is None:
+                value: bytes | None = self._group(group_index)[within].as_py()
                 return value
         except InputError:
             raise
         except (OSError, ValueError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{self.paths[shard]} is damaged: {reason}") from None
-        offset, size = int(places.offsets[within]), int(places.sizes[within])
+        offset, size = int(byte_ranges.offsets[within]), int(byte_ranges.sizes[within])
         if size == NULL:
             return None
         if not self._shards[shard].holds(offset, size):
             raise self._shards[shard].misplaced(
-                f"picture {within} of row group {self._groups[at][1]}"
+                f"picture {within} of row group {self._groups[group_index][1]}"
             )
         return self._shards[shard].bytes[offset : offset + size].tobytes()

@@ -27,12 +27,14 @@ class JoinedRegions(RegionReader):
         super().__init__(detected)
         self.annotated = RegionReader(annotated, flag=ANNOTATED)
         self._join: Join | None = None
-        ours, theirs = (reader.arrays.get("features") for reader in (self, self.annotated))
+        detected_format, annotated_format = (
+            reader.arrays.get("features") for reader in (self, self.annotated)
+        )
         prints = [reader.detector_fingerprint for reader in (self, self.annotated)]
-        if ours != theirs or (None not in prints and prints[0] != prints[1]):
+        if detected_format != annotated_format or (None not in prints and prints[0] != prints[1]):
             raise InputError(
-                f"{ANNOTATED} {annotated} has features {theirs} of detector {prints[1]}, --regions "
-                f"{detected} {ours} of {prints[0]}; extract both with one detector and one --dtype"
+                f"{ANNOTATED} {annotated} has features {annotated_format} of detector {prints[1]}, --regions "
+                f"{detected} {detected_format} of {prints[0]}; extract both with one detector and one --dtype"
             )
 
     def __getstate__(self) -> dict[str, Any]:

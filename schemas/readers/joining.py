@@ -48,8 +48,8 @@ class Join:
         for row in equal.tolist() if self._askers else ():
             if row in self._askers:
                 raise self._conflict(self._askers[row], self._index.id_of(row), row)
-        for at in np.flatnonzero(numbers == ABSENT).tolist():
-            numbers[at] = self._row_by_name(image_ids[at])
+        for index in np.flatnonzero(numbers == ABSENT).tolist():
+            numbers[index] = self._row_by_name(image_ids[index])
         return numbers
 
     def _row_by_name(self, image_id: str) -> int:
@@ -58,10 +58,10 @@ class Join:
         alike = self._index.alike(image_id) if image_id else {}
         if not alike:
             return ABSENT
-        name, *others = alike
-        if others:
+        name, *further_names = alike
+        if further_names:
             raise InputError(
-                f"{self._asking}: {image_id} may be {name} or {others[0]} of {self._holding}; call "
+                f"{self._asking}: {image_id} may be {name} or {further_names[0]} of {self._holding}; call "
                 "pictures by the same ids in both"
             )
         row = self._index.number(name)
@@ -73,9 +73,9 @@ class Join:
         self._samples.setdefault(kind, (image_id, name))
         return row
 
-    def _conflict(self, one: str, other: str, row: int) -> InputError:
+    def _conflict(self, image_id: str, other: str, row: int) -> InputError:
         return InputError(
-            f"{self._asking}: {one} and {other} would both be {self._index.id_of(row)} of "
+            f"{self._asking}: {image_id} and {other} would both be {self._index.id_of(row)} of "
             f"{self._holding}; call pictures by the same ids in both"
         )
 
@@ -85,8 +85,8 @@ class Join:
             return ""
         parts = []
         for kind, count in sorted(self._counts.items()):
-            one, other = self._samples[kind]
-            parts.append(f"{count} but for {kind} ({one} is {other})")
+            image_id, other = self._samples[kind]
+            parts.append(f"{count} but for {kind} ({image_id} is {other})")
         return (
             f"{self._asking} and {self._holding} call {len(self._by_name)} pictures by different "
             f"ids; they met: {', '.join(parts)}"
@@ -101,5 +101,5 @@ class Join:
 
 
 def _few(image_ids: Sequence[str]) -> str:
-    ids = list(islice((one for one in image_ids if one), SAMPLES))
+    ids = list(islice((image_id for image_id in image_ids if image_id), SAMPLES))
     return " ".join(ids) if ids else "no ids"

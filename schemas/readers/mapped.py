@@ -9,20 +9,20 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.places import LENGTH_BYTES, ShardPlaces, length_prefix
+from vlmill.schemas.files.places import LENGTH_BYTES, ShardByteRanges, length_prefix
 
 
 class Footer(NamedTuple):
     """A shard's footer has been read: ``file`` reads row groups, ``places`` gives their values."""
 
     file: pq.ParquetFile
-    places: ShardPlaces
+    places: ShardByteRanges
 
 
 def read_footer(path: Path) -> Footer:
     """Opens a shard. Raises InputError where its places cannot be read."""
     file = pq.ParquetFile(path, memory_map=True)
-    return Footer(file, ShardPlaces(path, file.metadata))
+    return Footer(file, ShardByteRanges(path, file.metadata))
 
 
 class MappedShard:

@@ -80,11 +80,11 @@ class RegionGroup:
         self._places: dict[str, tuple[list[int], list[int]]] = {}
         copied = []
         for name in BINARY:
-            places = footer.places.of(group, name)
-            if places is None:
+            byte_ranges = footer.places.of(group, name)
+            if byte_ranges is None:
                 copied.append(name)
             else:
-                self._places[name] = (places.offsets.tolist(), places.sizes.tolist())
+                self._places[name] = (byte_ranges.offsets.tolist(), byte_ranges.sizes.tolist())
         columns = [*SMALL, *copied]
         table = footer.file.read_row_group(group, columns=columns).combine_chunks()
         arrays = {name: _one_chunk(table, name) for name in columns}
@@ -116,8 +116,8 @@ class RegionGroup:
             elif name == "global_feature":
                 # Another width than the regions' where networks of their own give it.
                 like = name if name in self._arrays else "features"
-                whole = self._values(name, like, number, 1)
-                arrays[name] = None if whole is None else whole[0]
+                stored_rows = self._values(name, like, number, 1)
+                arrays[name] = None if stored_rows is None else stored_rows[0]
             else:
                 arrays[name] = self._values(name, name, number, len(boxes))
         return RegionRow(
@@ -183,8 +183,8 @@ class RegionGroup:
         if name in self._copied:
             value = self._copied[name][number]
             return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
-        place = self.place(name, number)
-        return None if place is None else self._shard.bytes[place[0] : sum(place)]
+        location = self.place(name, number)
+        return None if location is None else self._shard.bytes[location[0] : sum(location)]
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
         """A binary column as [count, width] in the type that the metadata gives for ``like``."""
@@ -199,11 +199,11 @@ class RegionGroup:
 
     def feature_place(self, number: int) -> tuple[int, int] | None:
         """Returns :meth:`place` of features. Raises InputError if not as many as boxes."""
-        place = self.place("features", number)
-        if place is not None:
+        location = self.place("features", number)
+        if location is not None:
             count = self._sizes["num_boxes"][number]
-            self._check_size("features", "features", number, count, place[1])
-        return place
+            self._check_size("features", "features", number, count, location[1])
+        return location
 
     def _check_size(self, name: str, like: str, number: int, count: int, actual: int) -> None:
         kind, width = self._kind(like)

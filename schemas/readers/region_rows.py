@@ -103,20 +103,20 @@ def to_stored(values: Array, dtype: str) -> Array:
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
             array = np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
-        finite = are_finite(_bytes_of(array), dtype)
+        finite = are_finite(_view_bytes(array), dtype)
     else:
         exact = np.ascontiguousarray(values, dtype="<f4")
         bits = exact.view("<u4")
         rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)
         array = (rounded >> 16).astype("<u2")
         # Before, as rounding takes some NaN to 0, and after, as it may round up beyond the largest.
-        finite = are_finite(_bytes_of(exact), "float32") and are_finite(_bytes_of(array), dtype)
+        finite = are_finite(_view_bytes(exact), "float32") and are_finite(_view_bytes(array), dtype)
     if not finite:
         raise ValueError(f"values that {dtype} cannot hold, or above {LARGEST:g}")
     return array
 
 
-def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
+def _view_bytes(array: Array) -> npt.NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 

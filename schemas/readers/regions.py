@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contract import footer_of
+from vlmill.schemas.files.contract import read_parquet_footer
 from vlmill.schemas.files.paths import readable
-from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
+from vlmill.schemas.files.reading import read_array_formats, find_shards, read_producer
 from vlmill.schemas.files.shards import is_marked_finite
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.region_group import RegionGroup
@@ -52,11 +52,11 @@ class RegionReader:
         self, argument: str | Path, *, flag: str = "--regions", cached_rows: int = 16_384
     ) -> None:
         self.paths, self._flag, self._cached_rows = find_shards(argument, REGIONS, flag), flag, 0
-        self.producer = producer_of(self.paths[0])
-        self.arrays = arrays_of(self.paths[0])
+        self.producer = read_producer(self.paths[0])
+        self.arrays = read_array_formats(self.paths[0])
         for path in self.paths[1:]:
-            detector = _fingerprint(producer_of(path))
-            if arrays_of(path) != self.arrays or detector != self.detector_fingerprint:
+            detector = _fingerprint(read_producer(path))
+            if read_array_formats(path) != self.arrays or detector != self.detector_fingerprint:
                 raise InputError(
                     f"{flag}: {self.paths[0]} and {path} come from different detectors or formats; "
                     "give shards of one run"
@@ -70,7 +70,7 @@ class RegionReader:
         self._groups = [(s, g) for s, groups in enumerate(counts) for g in range(len(groups))]
         # A list: bisect takes a tenth of searchsorted's time for one number.
         self._starts: list[int] = [0, *accumulate(n for groups in counts for n in groups)]
-        self._marked = [is_marked_finite(footer_of(path).metadata) for path in self.paths]
+        self._marked = [is_marked_finite(read_parquet_footer(path).metadata) for path in self.paths]
         self._looked_at: npt.NDArray[np.int8] | None = None
         self._index: RowIndex | None = None
         self._ids  # noqa: B018  # an id that appears twice is found here
@@ -84,8 +84,8 @@ class RegionReader:
         return read_footer(self.paths[shard])
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_shards", "_footer", "_cache", "_index", "_cached_rows", "_looked_at")
-        return {name: value for name, value in self.__dict__.items() if name not in opened}
+        unpicklable = ("_shards", "_footer", "_cache", "_index", "_cached_rows", "_looked_at")
+        return {name: value for name, value in self.__dict__.items() if name not in unpicklable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -169,10 +169,10 @@ class RegionReader:
         missing.
         """
         group, within = self.located(number)
-        place = group.place(name, within)
-        if place is None:
+        location = group.place(name, within)
+        if location is None:
             return None
-        return group.shard_number, *place
+        return group.shard_number, *location
 
     def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
         """A row's bytes of a binary column as they are stored; None where they are missing."""
@@ -198,8 +198,8 @@ class RegionReader:
         if self._looked_at is None:
             self._looked_at = np.full(len(self), UNKNOWN, dtype=np.int8)
         if self._looked_at[number] == UNKNOWN:
-            of_group, within = self.located(number)
-            self._looked_at[number] = of_group.is_finite(within)
+            region_group, within = self.located(number)
+            self._looked_at[number] = region_group.is_finite(within)
         return bool(self._looked_at[number])
 
     def group_starts(self) -> Numbers:
@@ -213,18 +213,18 @@ class RegionReader:
 
     def located(self, number: int) -> tuple[RegionGroup, int]:
         """Returns a row's group and its number in it: for what needs some columns only."""
-        at = self._group_of(number)
-        group = self._cache.get(at)
+        group_index = self._group_of(number)
+        group = self._cache.get(group_index)
         if group is None:
-            shard, place = self._groups[at]
-            group = RegionGroup(self._shards, shard, self._footer(shard), place, self.arrays)
-            self._cache[at] = group
+            shard, row_group = self._groups[group_index]
+            group = RegionGroup(self._shards, shard, self._footer(shard), row_group, self.arrays)
+            self._cache[group_index] = group
             self._cached_rows += group.num_rows
             while self._cached_rows > self._limit and len(self._cache) > 1:
                 self._cached_rows -= self._cache.popitem(last=False)[1].num_rows
         else:
-            self._cache.move_to_end(at)
-        return group, number - self._starts[at]
+            self._cache.move_to_end(group_index)
+        return group, number - self._starts[group_index]
 
 
 def _fingerprint(producer: dict[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_values
 from vlmill.schemas.files.paths import readable
 from vlmill.schemas.ids import key64
-from vlmill.schemas.names import Difference, composed, core_of, difference, without_ending
+from vlmill.schemas.names import Difference, composed, extract_core, difference, without_ending
 from vlmill.schemas.tables import Table
 
 ABSENT = -1
@@ -35,10 +35,10 @@ class _Keys:
         """Yields the rows whose key is a text's."""
         key = np.uint64(key64(text))
         start = int(np.searchsorted(self.keys, key))
-        for at in range(start, len(self.keys)):
-            if self.keys[at] != key:
+        for position in range(start, len(self.keys)):
+            if self.keys[position] != key:
                 return
-            yield int(self.order[at])
+            yield int(self.order[position])
 
 
 class IdIndex:
@@ -87,12 +87,12 @@ class IdIndex:
         keys = np.fromiter((key64(i) for i in image_ids), dtype=np.uint64, count=len(image_ids))
         numbers = np.full(len(image_ids), ABSENT, dtype=np.int64)
         known, order = self._exact.keys, self._exact.order
-        for i, at in enumerate(np.searchsorted(known, keys).tolist()):
-            while at < len(known) and known[at] == keys[i]:
-                if self._ids[int(order[at])].as_py() == image_ids[i]:
-                    numbers[i] = order[at]
+        for i, position in enumerate(np.searchsorted(known, keys).tolist()):
+            while position < len(known) and known[position] == keys[i]:
+                if self._ids[int(order[position])].as_py() == image_ids[i]:
+                    numbers[i] = order[position]
                     break
-                at += 1
+                position += 1
         return numbers
 
     @cached_property
@@ -101,7 +101,7 @@ class IdIndex:
 
     @cached_property
     def _cores(self) -> _Keys:
-        return _Keys(map(core_of, self._texts()), len(self))
+        return _Keys(map(extract_core, self._texts()), len(self))
 
     def alike(self, image_id: str) -> dict[str, Difference]:
         """Returns the ids that may name an id's picture, and what only one of the two has.
@@ -111,15 +111,19 @@ class IdIndex:
         """
         rows = list(self._bare.rows_of(without_ending(composed(image_id))))
         return self._nearest(image_id, rows) or self._nearest(
-            image_id, list(islice(self._cores.rows_of(core_of(image_id)), MOST_ALIKE + 1))
+            image_id, list(islice(self._cores.rows_of(extract_core(image_id)), MOST_ALIKE + 1))
         )
 
     def _nearest(self, image_id: str, rows: Sequence[int]) -> dict[str, Difference]:
         if len(rows) > MOST_ALIKE:
             return {}
         ids = [self.id_of(row) for row in rows]
-        kinds = {one: kind for one in ids if (kind := difference(image_id, one)) is not None}
-        return {one: kind for one, kind in kinds.items() if kind == min(kinds.values())}
+        kinds = {
+            candidate: kind
+            for candidate in ids
+            if (kind := difference(image_id, candidate)) is not None
+        }
+        return {candidate: kind for candidate, kind in kinds.items() if kind == min(kinds.values())}
 
 
 class RowIndex(IdIndex):
@@ -141,9 +145,9 @@ class RowIndex(IdIndex):
             )
         super().__init__(ids)
         self._counts = {name: table.column(name).to_numpy() for name in columns}
-        for at in np.flatnonzero(self._exact.keys[1:] == self._exact.keys[:-1]).tolist():
-            one, other = int(self._exact.order[at]), int(self._exact.order[at + 1])
-            if self._ids[one] == self._ids[other]:
+        for position in np.flatnonzero(self._exact.keys[1:] == self._exact.keys[:-1]).tolist():
+            row, other = int(self._exact.order[position]), int(self._exact.order[position + 1])
+            if self._ids[row] == self._ids[other]:
                 ends = np.cumsum([part.num_rows for part in tables])
                 path = paths[int(np.searchsorted(ends, other, side="right"))]
                 raise InputError(f"{flag}: {self._ids[other]} has two rows ({path})")

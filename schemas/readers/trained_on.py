@@ -23,16 +23,16 @@ def mapped_keys(path: Path) -> Keys:
     return keys
 
 
-def known_keys(asked: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
-    """Which of the hashes ``asked`` are among the sorted ``keys``."""
+def known_keys(queries: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
+    """Which of the hashes ``queries`` are among the sorted ``keys``."""
     if not len(keys):
-        return np.zeros(len(asked), dtype=np.bool_)
-    at = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-    same: npt.NDArray[np.bool_] = keys[at] == asked
+        return np.zeros(len(queries), dtype=np.bool_)
+    positions = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    same: npt.NDArray[np.bool_] = keys[positions] == queries
     return same
 
 
 def count_known(ids: Iterable[str], keys: Keys) -> int:
     """Returns how many of the ids have their hash among the sorted ``keys``."""
-    asked = np.fromiter(map(key64, ids), np.uint64)
-    return int(np.count_nonzero(known_keys(asked, keys)))
+    queries = np.fromiter(map(key64, ids), np.uint64)
+    return int(np.count_nonzero(known_keys(queries, keys)))

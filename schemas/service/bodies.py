@@ -11,7 +11,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.refused import RequestRefused, bad_request
 
 FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
 MOST_FIELDS = 1_000  # besides pictures
@@ -26,7 +26,7 @@ STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class RequestImage:
     """A picture of a request. ``name`` is what its sender calls it; it is never a path here."""
 
     name: str
@@ -37,7 +37,7 @@ class Sent:
 class Form:
     """What a request has said: its pictures in order, and the words by field."""
 
-    pictures: list[Sent] = field(default_factory=list)
+    pictures: list[RequestImage] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
 
     def one(self, name: str) -> str:
@@ -47,7 +47,7 @@ class Form:
             raise bad_request(f"field {name}: want it once, got it {len(words)} times")
         return words[0]
 
-    def picture(self) -> Sent:
+    def picture(self) -> RequestImage:
         """Returns the only picture. Raises Refused."""
         if len(self.pictures) != 1:
             raise bad_request(f"want one picture, got {len(self.pictures)}")
@@ -65,7 +65,7 @@ def read_form(
     kind, options = parse_options_header(content_type)
     form = Form()
     if kind.startswith(b"image/"):
-        form.pictures.append(Sent(name="picture", content=body))
+        form.pictures.append(RequestImage(name="picture", content=body))
     elif kind == FORM.encode():
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
@@ -74,7 +74,7 @@ def read_form(
     elif kind == JSON.encode():
         read_json(form, body, words)
     else:
-        raise Refused(
+        raise RequestRefused(
             415,
             "unsupported_type",
             f"content-type {content_type[:80] or 'is missing'}: send image/*, {FORM} or {JSON}",
@@ -83,10 +83,12 @@ def read_form(
     return form
 
 
-def require_few(pictures: Sequence[Any], most: int) -> None:
+def require_few(pictures: Sequence[Any], max_images: int) -> None:
     """Raises Refused for more pictures than a request may have."""
-    if len(pictures) > most:
-        raise Refused(413, "too_many_pictures", f"over {most} pictures; send several requests")
+    if len(pictures) > max_images:
+        raise RequestRefused(
+            413, "too_many_pictures", f"over {max_images} pictures; send several requests"
+        )
 
 
 class Parts:
@@ -157,17 +159,17 @@ class Parts:
         file = options.get(b"filename")
         if file is not None:
             require_picture_type(self._headers.get(b"content-type", b"").decode("latin-1"))
-            self._form.pictures.append(Sent(name=plain_name(file), content=content))
+            self._form.pictures.append(RequestImage(name=plain_name(file), content=content))
             require_few(self._form.pictures, self._most)
             return
-        add_word(self._form, name.decode("utf-8", "replace"), text_of(content), self._known)
+        add_word(self._form, name.decode("utf-8", "replace"), decode_text(content), self._known)
 
 
 def require_picture_type(content_type: str) -> None:
     """Raises Refused for a part that says it is no picture."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind and not kind.startswith("image/") and kind != BYTES:
-        raise Refused(
+        raise RequestRefused(
             415,
             "unsupported_type",
             f"a file's content-type is {kind[:80]}; want image/* or {BYTES}",
@@ -185,7 +187,7 @@ def plain_name(raw: bytes) -> str:
     return name
 
 
-def text_of(content: bytes) -> str:
+def decode_text(content: bytes) -> str:
     """Decodes a word. Raises Refused."""
     try:
         return content.decode("utf-8")
@@ -199,9 +201,9 @@ def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
         there = f"there are {', '.join(sorted(known))}" if known else "there is none"
         raise bad_request(f"unknown field {name[:80]!r}; {there} beside files", "unknown_field")
     if len(text) > LONGEST_TEXT:
-        raise Refused(413, "too_long", f"field {name}: over {LONGEST_TEXT} characters")
+        raise RequestRefused(413, "too_long", f"field {name}: over {LONGEST_TEXT} characters")
     if sum(map(len, form.words.values())) >= MOST_FIELDS:
-        raise Refused(413, "too_many_fields", f"over {MOST_FIELDS} fields")
+        raise RequestRefused(413, "too_many_fields", f"over {MOST_FIELDS} fields")
     form.words.setdefault(name, []).append(text)
 
 
@@ -210,27 +212,29 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
     try:
         text = body.decode("utf-8-sig")
         require_few_values(text)
-        said = json.loads(text, parse_constant=_no_number)
+        content = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise bad_request("the body is no JSON", "bad_json") from None
-    if not isinstance(said, Mapping):
+    if not isinstance(content, Mapping):
         raise bad_request("the body is no JSON object", "bad_json")
-    for name, value in said.items():
+    for name, value in content.items():
         values = value if isinstance(value, list) else [value]
-        for one in values:
-            if not isinstance(one, str):
-                if name in words and isinstance(one, int) and not isinstance(one, bool):
-                    one = str(one)
+        for item in values:
+            if not isinstance(item, str):
+                if name in words and isinstance(item, int) and not isinstance(item, bool):
+                    item = str(item)
                 else:
                     raise bad_request(
                         f"field {name[:80]!r}: want text, or a list of it", "bad_json"
                     )
-            if not one.isascii() and any("\ud800" <= letter <= "\udfff" for letter in one):
+            if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
                 raise bad_request(f"field {name[:80]!r}: text with lone surrogates", "bad_text")
             if name == "pictures":
-                form.pictures.append(Sent(name=f"picture {len(form.pictures)}", content=raw(one)))
+                form.pictures.append(
+                    RequestImage(name=f"picture {len(form.pictures)}", content=decode_base64(item))
+                )
             else:
-                add_word(form, name, one, words)
+                add_word(form, name, item, words)
 
 
 def require_few_values(text: str) -> None:
@@ -245,7 +249,7 @@ def require_few_values(text: str) -> None:
     else:
         if len(text) - in_strings <= MOST_BESIDE_STRINGS:
             return
-    raise Refused(
+    raise RequestRefused(
         413,
         "too_many_fields",
         f"JSON with over {MOST_BESIDE_STRINGS} characters besides its strings",
@@ -256,7 +260,7 @@ def _no_number(word: str) -> None:
     raise ValueError(word)
 
 
-def raw(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """Decodes base64. Raises Refused."""
     try:
         return base64.b64decode(text, validate=True)

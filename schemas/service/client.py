@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Picture = str | os.PathLike[str] | bytes
+ImageSource = str | os.PathLike[str] | bytes
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
 JSON = "application/json"
@@ -53,31 +53,31 @@ class ServiceClient:
     timeout: float = 120.0
     tries: int = 5
 
-    def regions(self, pictures: Sequence[Picture]) -> "pa.Table":
+    def regions(self, pictures: Sequence[ImageSource]) -> "pa.Table":
         """Returns the rows of the regions table; a picture that was rejected has none."""
         import pyarrow as pa
 
         answer = self.ask("/v1/regions", pictures=pictures, accept=ARROW)
         return pa.ipc.open_stream(answer.content).read_all()
 
-    def regions_parquet(self, pictures: Sequence[Picture]) -> bytes:
+    def regions_parquet(self, pictures: Sequence[ImageSource]) -> bytes:
         """Returns a shard of the regions table, as `extract-rois run` writes it."""
         return self.ask("/v1/regions", pictures=pictures, accept=PARQUET).content
 
-    def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> list[list[float]]:
+    def score(self, pictures: Sequence[ImageSource], texts: Sequence[str]) -> list[list[float]]:
         """Returns the score of each picture with each text."""
         scores: list[list[float]] = self.said("/v1/score", pictures, {"texts": texts})["scores"]
         return scores
 
     def embed(
-        self, pictures: Sequence[Picture] = (), texts: Sequence[str] = ()
+        self, pictures: Sequence[ImageSource] = (), texts: Sequence[str] = ()
     ) -> dict[str, list[list[float]]]:
         """Returns the vectors of ``pictures`` and of ``texts``."""
         vectors = self.said("/v1/embed", pictures, {"texts": texts})
         return {name: vectors[name] for name in ("pictures", "texts")}
 
     def search(
-        self, *, text: str | None = None, picture: Picture | None = None, top: int = 10
+        self, *, text: str | None = None, picture: ImageSource | None = None, top: int = 10
     ) -> list[dict[str, Any]]:
         """Returns the nearest rows of the service's index."""
         words = {"top": [str(top)], "text": [] if text is None else [text]}
@@ -86,24 +86,24 @@ class ServiceClient:
         )["answers"]
         return answers
 
-    def answer(self, picture: Picture, question: str) -> str:
+    def answer(self, picture: ImageSource, question: str) -> str:
         """Returns the answer to a question about a picture."""
         words = {"question": [question]}
         return str(self.said("/v1/answer", [picture], words)["answer"])
 
     def said(
-        self, path: str, pictures: Sequence[Picture], words: Mapping[str, Sequence[str]]
+        self, path: str, pictures: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
         """Asks, and returns the JSON of the answer."""
         answer = self.ask(path, pictures=pictures, words=words, accept=JSON)
-        said: dict[str, Any] = json.loads(answer.content)
-        return said
+        content: dict[str, Any] = json.loads(answer.content)
+        return content
 
     def ask(
         self,
         path: str,
         *,
-        pictures: Sequence[Picture] = (),
+        pictures: Sequence[ImageSource] = (),
         words: Mapping[str, Sequence[str]] | None = None,
         accept: str = JSON,
     ) -> Response:
@@ -128,21 +128,21 @@ class ServiceClient:
 def refusal(error: urllib.error.HTTPError) -> ServiceError:
     """Makes the error of an answer that is none."""
     try:
-        said = json.loads(error.read())
-        return ServiceError(error.code, said["reason"], said["error"])
+        content = json.loads(error.read())
+        return ServiceError(error.code, content["reason"], content["error"])
     except (ValueError, KeyError, TypeError):
         return ServiceError(error.code, "unknown", str(error.reason))
 
 
 def encode_form(
-    pictures: Sequence[Picture], words: Mapping[str, Sequence[str]]
+    pictures: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
 ) -> tuple[bytes, str]:
     """Returns a multipart form and its content-type."""
     boundary = secrets.token_hex(16)
     parts = [
         (f'form-data; name="{name}"', "text/plain; charset=utf-8", word.encode())
-        for name, listed in words.items()
-        for word in listed
+        for name, values in words.items()
+        for word in values
     ]
     for number, picture in enumerate(pictures):
         content = picture if isinstance(picture, bytes) else Path(picture).read_bytes()

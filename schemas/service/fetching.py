@@ -6,8 +6,8 @@ from vlmill.schemas.net.addresses import parse_networks
 from vlmill.schemas.net.client import Client
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.service.bodies import Sent
-from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.bodies import RequestImage
+from vlmill.schemas.service.refused import RequestRefused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
 
 MOST_REDIRECTS = 3
@@ -26,37 +26,39 @@ def client_settings(settings: ServiceSettings) -> ClientSettings:
     )
 
 
-def fetch(urls: Sequence[str], settings: ServiceSettings) -> list[Sent]:
+def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[RequestImage]:
     """Fetches the pictures, at once; redirects are followed by the same client.
 
     Raises Refused for one that cannot be had; what it says names no address inside.
     """
     contents: dict[int, bytes] = {}
     with Client(client_settings(settings)) as client:
-        places: dict[str, list[int]] = {}
-        for place, url in enumerate(urls):
-            places.setdefault(url, []).append(place)
+        indices: dict[str, list[int]] = {}
+        for index, url in enumerate(urls):
+            indices.setdefault(url, []).append(index)
         # What is asked, for which of them, after how many redirects.
-        asked = {url: [(url, 0)] for url in places}
-        for url in places:
+        pending = {url: [(url, 0)] for url in indices}
+        for url in indices:
             client.start(Request(url=url))
         total = 0
         while client.num_running:
             for answer in client.wait(timeout=1.0):
-                for origin, redirects in asked.pop(answer.request.url):
+                for origin, redirects in pending.pop(answer.request.url):
                     if answer.failure is None and 300 <= answer.status < 400:
                         if answer.location is None or redirects == MOST_REDIRECTS:
                             raise bad_request(f"{origin[:200]}: too many redirects", "not_fetched")
-                        if answer.location not in asked:
+                        if answer.location not in pending:
                             client.start(Request(url=answer.location))
-                        asked.setdefault(answer.location, []).append((origin, redirects + 1))
+                        pending.setdefault(answer.location, []).append((origin, redirects + 1))
                         continue
                     require_content(origin, answer)
                     total += len(answer.content)
                     if total > settings.max_bytes:
-                        raise Refused(413, "too_large", f"over {settings.max_bytes} bytes fetched")
-                    contents |= dict.fromkeys(places[origin], answer.content)
-    return [Sent(name=url, content=contents[place]) for place, url in enumerate(urls)]
+                        raise RequestRefused(
+                            413, "too_large", f"over {settings.max_bytes} bytes fetched"
+                        )
+                    contents |= dict.fromkeys(indices[origin], answer.content)
+    return [RequestImage(name=url, content=contents[index]) for index, url in enumerate(urls)]
 
 
 def require_content(url: str, answer: Answer) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.metrics import Metrics
-from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.service.refused import RequestRefused
 from vlmill.schemas.service.settings import ServiceSettings
 
 Message = MutableMapping[str, Any]
@@ -83,7 +83,7 @@ class Exchange:
         try:
             self.check()
             await self.guard.app(self.scope, self.receive, self.send)
-        except Refused as why:
+        except RequestRefused as why:
             await self.refuse(why)
         except ClientGone:
             pass  # there is nobody to answer
@@ -91,14 +91,14 @@ class Exchange:
             self.trace = traceback.format_exc()
             self.guard.metrics.errors.inc()
             await self.refuse(
-                Refused(500, "internal_error", "an error of the server; it is logged")
+                RequestRefused(500, "internal_error", "an error of the server; it is logged")
             )
 
     def check(self) -> None:
         """Refuses what the headers alone show to be wrong."""
         settings = self.settings
         if self.guard.is_local and not names_no_site(self.headers.get(b"host", b"")):
-            raise Refused(
+            raise RequestRefused(
                 403,
                 "bad_host",
                 "without a token this service answers to addresses and localhost alone: pages of "
@@ -106,20 +106,24 @@ class Exchange:
                 "with a token",
             )
         is_open = settings.token is None or self.scope["path"] in OPEN
-        if not is_open and not bears(self.headers.get(b"authorization", b""), settings.token or ""):
-            raise Refused(
+        if not is_open and not has_token(
+            self.headers.get(b"authorization", b""), settings.token or ""
+        ):
+            raise RequestRefused(
                 401, "unauthorized", "send the service's token: Authorization: Bearer TOKEN"
             )
         length = self.headers.get(b"content-length")
         size = int(length) if length is not None and length.isdigit() else 0
         self.require_size(size)
         if self.guard.held_bytes + size > settings.bytes_in_flight:
-            raise Refused(429, "busy", "too many bytes are being read; come again", retry_after=1)
+            raise RequestRefused(
+                429, "busy", "too many bytes are being read; come again", retry_after=1
+            )
 
     def require_size(self, size: int) -> None:
         """Raises Refused for a body over the limit."""
         if size > self.settings.max_bytes:
-            raise Refused(
+            raise RequestRefused(
                 413,
                 "too_large",
                 f"the body has over {self.settings.max_bytes} bytes, the most that a request may "
@@ -136,7 +140,7 @@ class Exchange:
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, left))
         except TimeoutError:
-            raise Refused(
+            raise RequestRefused(
                 408, "too_slow", f"the body did not come within {self.settings.seconds:g} seconds"
             ) from None
         if message["type"] == "http.disconnect":
@@ -148,7 +152,9 @@ class Exchange:
         self.has_body = not message.get("more_body", False)
         self.require_size(self.num_bytes)
         if self.guard.held_bytes > self.settings.bytes_in_flight:
-            raise Refused(429, "busy", "too many bytes are being read; come again", retry_after=1)
+            raise RequestRefused(
+                429, "busy", "too many bytes are being read; come again", retry_after=1
+            )
         return message
 
     async def send(self, message: Message) -> None:
@@ -192,14 +198,14 @@ class Exchange:
                 self.has_body = True
                 return
 
-    async def refuse(self, why: Refused) -> None:
+    async def refuse(self, why: RequestRefused) -> None:
         """Answers with the refusal, unless an answer has begun."""
         self.account["reason"] = why.reason
         if self.status or self.is_gone:
             return
         body = json.dumps(why.content(self.id)).encode()
-        named = {"content-type": "application/json", **why.headers()}
-        headers = [(name.encode(), value.encode()) for name, value in named.items()]
+        fields = {"content-type": "application/json", **why.headers()}
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
         headers.append((b"content-length", str(len(body)).encode()))
         await self.send({"type": "http.response.start", "status": why.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
@@ -244,10 +250,12 @@ def names_no_site(host: bytes) -> bool:
         return False
 
 
-def bears(header: bytes, token: str) -> bool:
+def has_token(header: bytes, token: str) -> bool:
     """Says whether an Authorization header bears the token, in a time that does not tell how much
     of it was right.
     """
-    scheme, _, given = header.partition(b" ")
-    ours, theirs = (hashlib.sha256(word).digest() for word in (token.encode(), given.strip()))
-    return hmac.compare_digest(ours, theirs) and scheme.lower() == b"bearer"
+    scheme, _, credentials = header.partition(b" ")
+    expected, received = (
+        hashlib.sha256(word).digest() for word in (token.encode(), credentials.strip())
+    )
+    return hmac.compare_digest(expected, received) and scheme.lower() == b"bearer"

@@ -49,12 +49,12 @@ class BatchQueue:
             return True
 
     def take(
-        self, most: int, wait: float, *, ahead: Callable[[], bool], ended: Callable[[], bool]
+        self, max_weight: int, wait: float, *, ahead: Callable[[], bool], ended: Callable[[], bool]
     ) -> list[Item]:
-        """Waits for an item, then up to ``wait`` seconds for a weight of ``most``, and takes them.
+        """Waits for an item, then up to ``wait`` seconds for a weight of ``max_weight``, and takes them.
 
         One that weighs more is a batch by itself. Who computes already, which ``ahead()`` says,
-        gets only a batch of ``most``, and only what those that do not compute leave. Returns
+        gets only a batch of ``max_weight``, and only what those that do not compute leave. Returns
         nothing once ``ended()``. Both are asked again whenever :meth:`wake` is called.
         """
         waiting = object()
@@ -64,7 +64,7 @@ class BatchQueue:
                 return True
             if ahead():
                 self._idle.discard(waiting)
-                return self.weight >= most * (1 + len(self._idle))
+                return self.weight >= max_weight * (1 + len(self._idle))
             self._idle.add(waiting)
             return bool(self._items)
 
@@ -72,22 +72,22 @@ class BatchQueue:
             try:
                 while True:
                     self._changed.wait_for(has_turn)
-                    self._changed.wait_for(lambda: ended() or self.weight >= most, wait)
+                    self._changed.wait_for(lambda: ended() or self.weight >= max_weight, wait)
                     if ended():
                         return []
-                    if batch := self._taken(most):
+                    if batch := self._taken(max_weight):
                         return batch
             finally:
                 self._idle.discard(waiting)
 
-    def _taken(self, most: int) -> list[Item]:
+    def _taken(self, max_weight: int) -> list[Item]:
         batch: list[Item] = []
-        room = most
-        while self._items and (not batch or self._items[0].weight <= room):
+        capacity = max_weight
+        while self._items and (not batch or self._items[0].weight <= capacity):
             item = self._items.popleft()
             if item.future.set_running_or_notify_cancel():
                 batch.append(item)
-                room -= item.weight
+                capacity -= item.weight
         return batch
 
     def wake(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Raised for a request that gets a status of 4xx or 503 in place of a result.
 
     ``message`` is one line for its sender: what is wrong and what would not be. Nothing of the
@@ -33,10 +33,10 @@ class Refused(Exception):
 
     def headers(self) -> dict[str, str]:
         """Returns the headers that go with the status."""
-        named = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        return named | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+        fields = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return fields | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
 
-def bad_request(message: str, reason: str = "bad_request") -> Refused:
+def bad_request(message: str, reason: str = "bad_request") -> RequestRefused:
     """Makes the refusal of a request that its sender has to write otherwise."""
-    return Refused(400, reason, message)
+    return RequestRefused(400, reason, message)

@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.logs import log, log_libraries
@@ -104,8 +104,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         assert sockets
         host, port = sockets[0].getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"{self._name}: http://{shown}:{port}/", flush=True)
+        display_host = f"[{host}]" if ":" in host else host
+        print(f"{self._name}: http://{display_host}:{port}/", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._shell.is_draining = True
@@ -117,26 +117,26 @@ class Server(uvicorn.Server):
         log("stopped")
 
 
-def listening(settings: ServiceSettings) -> socket.socket:
+def open_listener(settings: ServiceSettings) -> socket.socket:
     """Opens the socket. Raises InputError for an address that cannot be had."""
     where = f"--host {settings.host} --port {settings.port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        opened = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise InputError(f"{where}: {error.strerror}; give an address of this machine") from None
     try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        opened.close()
+        listener.close()
         raise InputError(
             f"{where}: {error.strerror}; give an address of this machine and a free port (0 takes "
             "one)"
         ) from None
-    return opened
+    return listener
 
 
 @contextlib.contextmanager
@@ -163,23 +163,23 @@ def run_service(
     ``check`` is called when the workers are there. Returns the exit status. Raises InputError for
     an address that cannot be had, and what ``check`` raises and workers that cannot start.
     """
-    opened = listening(shell.settings)
-    host = opened.getsockname()[0]
+    listener = open_listener(shell.settings)
+    host = listener.getsockname()[0]
     is_open = shell.settings.token is None
     application.is_local = is_open and ip_address(host).is_loopback
     if is_open and not application.is_local:
-        say(f"WARNING: {host} is reached from other machines, and no token is asked for")
+        print_status(f"WARNING: {host} is reached from other machines, and no token is asked for")
     try:
         shell.start(plans)
         check()
-        serve(shell, application, opened, name)
+        serve(shell, application, listener, name)
     finally:
-        opened.close()
+        listener.close()
         shell.stop()
     return 0
 
 
-def serve(shell: Shell, application: Guard, opened: socket.socket, name: str) -> None:
+def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) -> None:
     """Serves on a socket until a stop is asked for."""
     settings = shell.settings
     config = uvicorn.Config(
@@ -199,4 +199,4 @@ def serve(shell: Shell, application: Guard, opened: socket.socket, name: str) ->
     )
     log_libraries()
     with quiet_signals():
-        Server(config, shell, name).run(sockets=[opened])
+        Server(config, shell, name).run(sockets=[listener])

@@ -10,7 +10,7 @@ from vlmill.schemas.errors import InputError
 
 MEBIBYTE = 2**20
 TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
-NAMED = ("classes", "attributes")
+NAME_FLAGS = ("classes", "attributes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_pictures", "max_connections", "queue", "batch"):
             if getattr(self, name) < 1:
-                raise InputError(f"--{flag_of(name)} {getattr(self, name)}: want at least 1")
+                raise InputError(f"--{format_flag(name)} {getattr(self, name)}: want at least 1")
         for name in ("seconds", "header_seconds"):
             if getattr(self, name) <= 0:
-                raise InputError(f"--{flag_of(name)} {getattr(self, name)}: must be above 0")
+                raise InputError(f"--{format_flag(name)} {getattr(self, name)}: must be above 0")
         if self.batch_wait < 0:
             raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: want 0 or more")
         if self.max_pictures > self.queue:
@@ -61,7 +61,7 @@ class ServiceSettings:
         return 16 * self.max_bytes
 
 
-def flag_of(name: str) -> str:
+def format_flag(name: str) -> str:
     """Spells a field as the flag that sets it."""
     return name.replace("_", "-")
 
@@ -136,25 +136,25 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
 def add_name_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the names that a service's page shows."""
     names = parser.add_argument_group("names, for the page")
-    for what in NAMED:
+    for what in NAME_FLAGS:
         names.add_argument(f"--{what}", metavar="FILE", help=f"names of all {what}, one a line")
 
 
-def names_of(arguments: argparse.Namespace) -> dict[str, list[str]]:
+def read_name_lists(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """Reads the flags of :func:`add_name_arguments`. Raises InputError."""
     from vlmill.schemas.readers.class_names import first_names
 
-    return {what: first_names(getattr(arguments, what), f"--{what}") for what in NAMED}
+    return {what: first_names(getattr(arguments, what), f"--{what}") for what in NAME_FLAGS}
 
 
-def settings_of(
+def read_service_settings(
     arguments: argparse.Namespace, *, batch: int, batch_seconds: float | None = None
 ) -> ServiceSettings:
     """Reads the flags of :func:`add_service_arguments`. Raises InputError."""
     return ServiceSettings(
         host=arguments.host,
         port=arguments.port,
-        token=token_of(arguments.token_file),
+        token=read_token(arguments.token_file),
         max_bytes=arguments.max_bytes,
         max_pictures=arguments.max_pictures,
         max_connections=arguments.max_connections,
@@ -170,19 +170,19 @@ def settings_of(
     )
 
 
-def token_of(file: Path | None) -> str | None:
+def read_token(file: Path | None) -> str | None:
     """Reads the token of a file, else of VLMILL_TOKEN; None without both. Raises InputError."""
     if file is None:
-        given, where = os.environ.get("VLMILL_TOKEN"), "VLMILL_TOKEN"
-        if given is None:
+        text, where = os.environ.get("VLMILL_TOKEN"), "VLMILL_TOKEN"
+        if text is None:
             return None
     else:
         where = f"--token-file {file}"
         try:
-            given = file.read_text(encoding="utf-8", errors="replace")
+            text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise InputError(f"{where}: {error.strerror}; give a readable file") from None
-    token = given.strip()
+    token = text.strip()
     if not token:
         raise InputError(f"{where} is empty: put a token there, or leave it out to ask for none")
     if not TOKEN.fullmatch(token):

@@ -18,13 +18,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from vlmill import __version__
-from vlmill.schemas.service.bodies import Form, Sent, read_form, require_few
-from vlmill.schemas.service.fetching import fetch
+from vlmill.schemas.service.bodies import Form, RequestImage, read_form, require_few
+from vlmill.schemas.service.fetching import fetch_images
 from vlmill.schemas.service.guard import ACCOUNT, DEADLINE, Guard
 from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.metrics import Metrics, resident_bytes
 from vlmill.schemas.service.queue import BatchQueue, Item
-from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.refused import RequestRefused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.workers import Plan, Watcher, Worker
 
@@ -91,7 +91,9 @@ class Shell:
             worker.stop()
         for item in self.queue.drain():
             if item.future.set_running_or_notify_cancel():
-                item.future.set_exception(Refused(503, "stopping", "the service is stopping"))
+                item.future.set_exception(
+                    RequestRefused(503, "stopping", "the service is stopping")
+                )
 
     def _event(self, name: str, fields: Mapping[str, Any]) -> None:
         if name == "worker_started":
@@ -120,13 +122,13 @@ class Shell:
         account(request)["pictures"] = len(form.pictures)
         return form
 
-    async def _fetched(self, urls: Sequence[str]) -> list[Sent]:
+    async def _fetched(self, urls: Sequence[str]) -> list[RequestImage]:
         if not self.settings.allow_urls:
-            raise Refused(403, "urls_off", "this service fetches no URLs; send the pictures")
+            raise RequestRefused(403, "urls_off", "this service fetches no URLs; send the pictures")
         require_few(urls, self.settings.max_pictures)
         # Threads of their own: slow servers elsewhere must not take those that read and encode.
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._fetchers, fetch, urls, self.settings)
+        return await loop.run_in_executor(self._fetchers, fetch_images, urls, self.settings)
 
     async def ask(self, request: Request, payloads: Sequence[Any], *, weight: int = 1) -> list[Any]:
         """Lets the workers compute, and gives their results in order; each weighs ``weight``.
@@ -137,7 +139,7 @@ class Shell:
         if not items:
             return []
         if not self.queue.put(items):
-            raise Refused(
+            raise RequestRefused(
                 429, "busy", "too much is waiting; come again later", retry_after=self.wait_seconds
             )
         loop = asyncio.get_running_loop()
@@ -152,8 +154,8 @@ class Shell:
             if results.done():
                 return list(results.result())
             if gone.done():
-                raise Refused(503, "gone", "the client has hung up")
-            raise Refused(
+                raise RequestRefused(503, "gone", "the client has hung up")
+            raise RequestRefused(
                 503,
                 "too_slow",
                 f"not computed within {self.settings.seconds:g} seconds; come again later",
@@ -207,9 +209,9 @@ def new_application(
         redirect_slashes=False,  # it would lead to whatever host the request names
     )
 
-    @application.exception_handler(Refused)
+    @application.exception_handler(RequestRefused)
     async def refused(request: Request, why: Exception) -> Response:
-        assert isinstance(why, Refused)
+        assert isinstance(why, RequestRefused)
         account(request)["reason"] = why.reason
         content = why.content(request.scope["vlmill.id"])
         return JSONResponse(content, status_code=why.status, headers=why.headers())
@@ -217,16 +219,16 @@ def new_application(
     @application.exception_handler(HTTPException)
     async def other(request: Request, why: Exception) -> Response:
         assert isinstance(why, HTTPException)
-        said = {404: "there is no such path", 405: "this path takes another method"}
-        message = said.get(why.status_code, "the request cannot be answered")
-        refusal = Refused(why.status_code, "bad_request", message)
+        messages = {404: "there is no such path", 405: "this path takes another method"}
+        message = messages.get(why.status_code, "the request cannot be answered")
+        refusal = RequestRefused(why.status_code, "bad_request", message)
         content = refusal.content(request.scope["vlmill.id"])
         return JSONResponse(content, status_code=why.status_code, headers=why.headers)
 
     @application.exception_handler(Exception)  # which the guard logs
     async def failed(request: Request, why: Exception) -> Response:
         return await refused(
-            request, Refused(500, "internal_error", "an error of the server; it is logged")
+            request, RequestRefused(500, "internal_error", "an error of the server; it is logged")
         )
 
     @application.get("/healthz", summary="Whether the process answers")
@@ -266,7 +268,7 @@ def add_page(application: FastAPI, name: str, kind: str) -> None:
     application.add_api_route(path, page, methods=["GET"], include_in_schema=False)
 
 
-def guarded(shell: Shell, application: FastAPI) -> Guard:
+def guard_application(shell: Shell, application: FastAPI) -> Guard:
     """Puts the limits around a finished application."""
     paths = {getattr(route, "path", "") for route in application.routes}
     return Guard(application, shell.settings, shell.metrics, frozenset(paths))

@@ -16,7 +16,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
 from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.queue import BatchQueue, Item
-from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.service.refused import RequestRefused
 from vlmill.schemas.service.settings import ServiceSettings
 
 AHEAD = 2  # batches that a worker has: one that it computes, a full one that comes next
@@ -27,7 +27,7 @@ START_SECONDS = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class WorkerContext:
     """What a worker computes with, and what it says of itself; ``about`` is plain JSON values."""
 
     compute: Callable[[Sequence[Any]], Sequence[Any]]
@@ -50,14 +50,14 @@ class Plan:
 
     name: str
     module: str
-    open: Callable[[], Opened]
+    open: Callable[[], WorkerContext]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher:
     """Is told what happens to workers, from their threads."""
 
-    computed: Callable[[int, float], None]  # items, seconds in the worker
+    compute_batch: Callable[[int, float], None]  # items, seconds in the worker
     event: Callable[[str, Mapping[str, Any]], None]
 
 
@@ -79,18 +79,18 @@ class Worker:
     def start(self) -> Connection:
         """Starts the process; what it says first is waited for with :meth:`welcome`."""
         context = process_context(self.plan.module)
-        ours, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, self.plan.open))
+        parent_end, child_end = context.Pipe()
+        self.process = context.Process(target=work, args=(child_end, self.plan.open))
         self.process.start()
-        theirs.close()
-        return ours
+        child_end.close()
+        return parent_end
 
     def welcome(self, connection: Connection) -> None:
         """Waits until the process is ready. Raises InputError or OSError where it will not be."""
         try:
             if not connection.poll(START_SECONDS):
                 raise EOFError
-            kind, said = connection.recv()
+            kind, payload = connection.recv()
         except (EOFError, OSError):
             assert self.process is not None
             self.process.join(5)
@@ -99,10 +99,10 @@ class Worker:
                 "it was ready"
             ) from None
         if kind == "mistake":
-            raise InputError(said)
+            raise InputError(payload)
         if kind == "failed":
-            raise OSError(said)
-        self.about, self.is_ready = said, True
+            raise OSError(payload)
+        self.about, self.is_ready = payload, True
 
     def feed(self, connection: Connection) -> None:
         """Begins to give the process what waits, and to start it again whenever it ends."""
@@ -169,7 +169,7 @@ class Worker:
     def _serve(self, connection: Connection) -> None:
         """Sends batches until the process ends; what it had then is refused."""
         sent: deque[list[Item]] = deque()
-        room = threading.Semaphore(AHEAD)
+        free_slots = threading.Semaphore(AHEAD)
         ended = threading.Event()
 
         def receive() -> None:
@@ -183,12 +183,12 @@ class Worker:
                     idle = 0.0
                     self._settle(sent[0], results, seconds)
                     sent.popleft()
-                    room.release()
+                    free_slots.release()
                     self._queue.wake()
             except (EOFError, OSError):
                 pass
             ended.set()
-            room.release()
+            free_slots.release()
             self._queue.wake()
 
         receiver = threading.Thread(target=receive, daemon=True)
@@ -198,7 +198,7 @@ class Worker:
             return ended.is_set() or self._stopped.is_set()
 
         while not has_ended():
-            room.acquire()
+            free_slots.acquire()
             # While one is computed, only a full one goes ahead: others may still be joined.
             batch = self._queue.take(
                 self.most,
@@ -218,7 +218,7 @@ class Worker:
         receiver.join()
         for batch in sent:
             for item in batch:
-                _fail(item, Refused(503, "worker_lost", LOST, retry_after=1))
+                _fail(item, RequestRefused(503, "worker_lost", LOST, retry_after=1))
 
     def _settle(self, batch: Sequence[Item], results: Sequence[Any], seconds: float) -> None:
         each = seconds / sum(item.weight for item in batch)
@@ -228,7 +228,10 @@ class Worker:
         for item, result in zip(batch, results, strict=True):
             if isinstance(result, Failure):
                 self._watcher.event("error", {"trace": result.trace})
-                _fail(item, Refused(500, "internal_error", "an error of the server; it is logged"))
+                _fail(
+                    item,
+                    RequestRefused(500, "internal_error", "an error of the server; it is logged"),
+                )
             else:
                 item.future.set_result(result)
 
@@ -236,7 +239,7 @@ class Worker:
 LOST = "the process that computed this was lost; send the request again"
 
 
-def _fail(item: Item, why: Refused) -> None:
+def _fail(item: Item, why: RequestRefused) -> None:
     if not item.future.done():
         item.future.set_exception(why)
 
@@ -244,32 +247,32 @@ def _fail(item: Item, why: Refused) -> None:
 # --- in a worker process --------------------------------------------------------------------------
 
 
-def work(connection: Connection, open_: Callable[[], Opened]) -> None:
+def work(connection: Connection, open_: Callable[[], WorkerContext]) -> None:
     """Computes the batches that come, until the other end is closed."""
     live_as_long_as_the_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the front process drains, and ends this one
     try:
-        opened = open_()
+        context = open_()
     except InputError as error:
         connection.send(("mistake", str(error)))
         return
     except OSError as error:
         connection.send(("failed", str(error)))
         return
-    connection.send(("ready", dict(opened.about)))
+    connection.send(("ready", dict(context.about)))
     with suppress(EOFError, BrokenPipeError):
         while True:
             payloads = connection.recv()
             begin = time.perf_counter()
             try:
-                results = computed(opened.compute, payloads)
+                results = compute_batch(context.compute, payloads)
             except OSError as error:  # the device is gone, say: another process may have it again
                 log("worker_failed", error=str(error))
                 return
             connection.send((results, time.perf_counter() - begin))
 
 
-def computed(
+def compute_batch(
     compute: Callable[[Sequence[Any]], Sequence[Any]], payloads: Sequence[Any]
 ) -> list[Any]:
     """Computes a batch; if that fails, each by itself, so that one costs only itself.
@@ -283,4 +286,4 @@ def computed(
     except Exception:
         if len(payloads) == 1:
             return [Failure(trace=traceback.format_exc())]
-    return [result for payload in payloads for result in computed(compute, [payload])]
+    return [result for payload in payloads for result in compute_batch(compute, [payload])]

@@ -24,7 +24,7 @@ from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_
 from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.loading.features import features_of
+from vlmill.train.loading.features import load_features
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
@@ -105,7 +105,7 @@ def test_statistics_are_those_of_accepted_training_pairs_alone(
     embedding = load_checkpoint(tmp_path / "run").model.region_embedding.feature
     reader = RegionReader(tables.regions)
     mean, std = feature_statistics(reader, np.array([0, 1, 3]))
-    features = np.concatenate([features_of(reader[f"picture-{i}"], 100) for i in (0, 1, 3)])
+    features = np.concatenate([load_features(reader[f"picture-{i}"], 100) for i in (0, 1, 3)])
     torch.testing.assert_close(mean, torch.from_numpy(features.mean(0)))
     torch.manual_seed(made.seed)
     fresh = VARIANTS["imagebert"].model(load_checkpoint(tmp_path / "run").config)

@@ -25,7 +25,7 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.vocabulary import SPECIAL, train_vocabulary
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs
@@ -173,7 +173,7 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
     reader = ImageReader(images)
     prepare_samples(
         folder,
-        WhatToPrepare(
+        PreparationInputs(
             pairs=tables.pairs,
             pictures=regions,
             others=(reader,),

@@ -22,7 +22,7 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Recipe, Stage, change_recipe
 from vlmill.train.run.job import pretrain
@@ -57,7 +57,7 @@ def make(tables: Tables, stage: Stage) -> PretrainBatches:
     with ShardWriter(tables.folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tables.folder / "prepared",
-            WhatToPrepare(
+            PreparationInputs(
                 pairs=tables.pairs,
                 pictures=reader,
                 tokenizer=tokenizer,

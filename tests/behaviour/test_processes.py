@@ -79,8 +79,8 @@ def train(
     folder: Path, tables: Tables, recipe: Recipe, processes: int, images: str | None = None
 ) -> Path:
     """Pretrains by the recipe, on regions or on ``images``; returns the output folder."""
-    pictures = ["", images] if images else [tables.regions, ""]
-    return launch(folder, TRAIN, recipe, [tables.pairs, *pictures], processes)
+    flags = ["", images] if images else [tables.regions, ""]
+    return launch(folder, TRAIN, recipe, [tables.pairs, *flags], processes)
 
 
 @pytest.mark.slow

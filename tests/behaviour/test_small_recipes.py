@@ -103,8 +103,8 @@ def write_tables(tables: Tables) -> list[str]:
     rows += [(None, f"text {i} of {source} on cats") for source in TEXTS for i in range(5)]
     sources += [source for source in TEXTS for _ in range(5)]
     ids = tables.write_pairs(rows, {"source": sources})  # type: ignore[arg-type]
-    pictures = [f"picture-{i}" for i in range(PICTURES)]
-    tables.write_regions(pictures, whole=tuple(pictures))
+    image_ids = [f"picture-{i}" for i in range(PICTURES)]
+    tables.write_regions(image_ids, whole=tuple(image_ids))
     tables.write_negatives({ids[0]: [ids[1]]})
     images = write_images(tables.folder / "images", PICTURES)
     flags = ["--pairs", tables.pairs, "--regions", tables.regions, "--images", images]

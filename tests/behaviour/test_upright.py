@@ -17,7 +17,7 @@ from vlmill.extract.pictures.decode import decode
 from vlmill.pipelines.manifest.reading.pictures import picture_row
 from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
 from vlmill.schemas.console.report import thumbnail_uri
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.pictures.boxed import boxed_picture
@@ -92,7 +92,7 @@ def test_the_same_pixels_wherever_they_are_read(orientation: int, kind: str) -> 
 def test_mining_measures_the_upright_picture(orientation: int, kind: str, tmp_path: Path) -> None:
     data = encoded(UPRIGHT, orientation, kind)
     assert examine_picture(data, min_side_px=8, max_pixels=10**6) == PictureFacts(
-        image_id=image_id_of(data), width=WIDTH, height=HEIGHT, format=kind.lower()
+        image_id=compute_image_id(data), width=WIDTH, height=HEIGHT, format=kind.lower()
     )
     (tmp_path / "a").write_bytes(data)
     row = picture_row(tmp_path, "a")

@@ -9,9 +9,9 @@ from tests.models.pair_cases import READERS, enlarge, padded_pairs
 from torch import Tensor, nn
 
 from vlmill.models import VARIANTS, PixelInputs, preset
-from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, cells_of, cells_read
+from vlmill.models.places import Cells, find_positions, find_read_positions
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "width": 24, "num_layers": 2, "num_heads": 4}
 
@@ -45,7 +45,10 @@ def test_what_is_read_is_the_same(name: str, pack: bool) -> None:
     model = enlarge(variant.model(config)).double()
     inputs = doubled(padded_pairs([7, 4, 6], [5, 6, 3]))
     words, shown = some(inputs.token_mask), some(inputs.region_mask)
-    where, read = Cells(cells_of(words), cells_of(shown)), cells_read(words, shown)
+    where, read = (
+        Cells(find_positions(words), find_positions(shown)),
+        find_read_positions(words, shown),
+    )
     options = {"task": torch.arange(3)} if "num_tasks" in READERS[name] else {}
     expected = readings(model, model(inputs, **options), where)
     marked = dataclasses.replace(inputs, read_tokens=read.text, read_regions=read.regions)
@@ -65,19 +68,19 @@ def test_of_pixels_too(pack: bool) -> None:
     inputs = doubled(PixelInputs(tokens=tokens, token_mask=mask, pixels=pixels))
     encoded = model(inputs)
     patches = torch.ones(3, encoded.regions.shape[1], dtype=torch.bool)
-    where = Cells(cells_of(some(mask)), cells_of(some(patches)))
+    where = Cells(find_positions(some(mask)), find_positions(some(patches)))
     expected = readings(model, encoded, where)
     text, image = model.encoder.embed_text(tokens), model.encoder.embed_image(inputs.pixels)
-    read = cells_read(some(mask), some(patches))
+    read = find_read_positions(some(mask), some(patches))
     encoded = model.encoder.fuse(text, mask, image, read=read, pack=pack)
     torch.testing.assert_close(readings(model, encoded, where), expected)
 
 
 def test_rows_that_are_read_know_their_sequence() -> None:
     real = torch.tensor([[True, True, False], [True, True, True]])
-    places = cells_of(torch.tensor([[False, True, False], [True, False, True]]))
+    places = find_positions(torch.tensor([[False, True, False], [True, False, True]]))
     grid = torch.arange(6.0).view(2, 3, 1)
-    packed, whole = layout_of(real, read=places), Layout((2, 3), read=places)
+    packed, whole = make_layout(real, read=places), Layout((2, 3), read=places)
     for layout in (packed, whole, whole._replace(key_mask=real)):
         read = layout.read_rows()
         assert read is not None

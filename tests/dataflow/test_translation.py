@@ -17,21 +17,21 @@ from tests.dataflow.translating import IMAGE, Translation
 
 from vlmill.extract.run.job import Part
 from vlmill.pipelines.fetching import on_beam
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.pipelines.fetching.work import Fetching
 from vlmill.pipelines.hard_negatives import on_beam as negatives
 from vlmill.pipelines.hard_negatives.captions import Staged
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import staging, steps_of
+from vlmill.pipelines.hard_negatives.steps import staging, list_steps
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published.command import open_parts
 from vlmill.pipelines.regions import on_beam as regions
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.tables import on_beam as on_tables
-from vlmill.pipelines.tables.choice import FirstOfEach
+from vlmill.pipelines.tables.choice import DuplicateFilter
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.pipelines.tables.job import Job as TablesJob
 from vlmill.pipelines.web_pairs import on_beam as pairs
@@ -60,7 +60,7 @@ def hard_negatives(_: Translation) -> None:
     )
     staged = Staged(rows=10, captions=10, chunks=2, unspaced=0, alone=0)
     negatives.run_beam(beam_options([]), staging(plan))
-    negatives.run_beam(beam_options([]), steps_of(plan, staged, plan.ranges(staged)))
+    negatives.run_beam(beam_options([]), list_steps(plan, staged, plan.ranges(staged)))
 
 
 def regions_job(translation: Translation) -> None:
@@ -71,7 +71,7 @@ def regions_job(translation: Translation) -> None:
 
 
 def crawl(_: Translation) -> None:
-    job = Fetching(output=OUTPUT, buckets=3, manners=Manners(contact="me@example.org"))
+    job = Fetching(output=OUTPUT, buckets=3, manners=PolitenessPolicy(contact="me@example.org"))
     on_beam.rounds_on_beam(job, beam_options([]))([0, 2])
 
 
@@ -88,7 +88,7 @@ def tables(_: Translation) -> None:
         inputs=(),
         output=Path(OUTPUT),
         settings={},
-        choose={"pairs": FirstOfEach()},
+        choose={"pairs": DuplicateFilter()},
         rejected=True,
     )
     on_tables.write_on_beam(job, [])

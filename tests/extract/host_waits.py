@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vlmill.models.detector.roi_heads import RoiHeads, numbered
+from vlmill.models.detector.roi_heads import RoiHeads, number_boxes
 
 REFUSED = (
     "_local_scalar_dense",  # item, int(), bool(), if
@@ -63,4 +63,4 @@ def refusing_waits() -> Iterator[None]:
 
 def as_on_a_gpu(heads: RoiHeads, features: Tensor, boxes: Tensor, _: Tensor, chunk: int) -> Tensor:
     """All places, free ones too."""
-    return heads.pooled_features(features, numbered(boxes), chunk).view(*boxes.shape[:2], -1)
+    return heads.pooled_features(features, number_boxes(boxes), chunk).view(*boxes.shape[:2], -1)

@@ -12,14 +12,14 @@ from tests.object_stores import upload_folder
 from vlmill.extract.cli import command, parser
 from vlmill.extract.config import CUDA_BATCH_SIZE
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.from_flags import config_of
+from vlmill.extract.from_flags import make_config
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.console.command import run_command
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.pictures.drawing import free_place
+from vlmill.schemas.pictures.drawing import find_free_box
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import PAIRS
 
@@ -63,12 +63,12 @@ def test_show_from_a_store_to_a_store(pictures: Path, tmp_path: Path, bucket: st
     upload_folder(pictures, f"{bucket}/pictures")
     names = {}
     for place in (str(tmp_path), bucket):
-        images = pictures if place != bucket else f"{bucket}/pictures"
+        source = pictures if place != bucket else f"{bucket}/pictures"
         classes = f"{place}/regions/names.txt"
-        shown = ("show", f"{place}/regions", "--images", images, "--classes", classes)
+        shown = ("show", f"{place}/regions", "--images", source, "--classes", classes)
         assert extract_rois(*shown, "--output", f"{place}/page.html") == 0
         assert extract_rois(*shown, "--output", f"{place}/drawn", "--pictures", "2") == 0
-        page, drawn = path_of(f"{place}/page.html"), path_of(f"{place}/drawn")
+        page, drawn = to_path(f"{place}/page.html"), to_path(f"{place}/drawn")
         names[place] = {path.name: path.read_bytes() for path in [page, *drawn.iterdir()]}
     assert names[bucket] == names[str(tmp_path)] and len(names[bucket]) == 3
 
@@ -224,7 +224,7 @@ def test_mistakes_end_with_status_2_and_one_line(
 )
 def test_the_batch_size_follows_the_device(flags: list[str], size: int) -> None:
     arguments = parser().parse_args(["run", "x", "--output", "y", *flags])
-    config = config_of(arguments)
+    config = make_config(arguments)
     assert config.batch_size == config.settings()["batch_size"] == size
     assert config.window == (1 if size == 1 else 8 * size)
 
@@ -254,10 +254,10 @@ def test_show_finds_pictures_by_their_names(pictures: Path, tmp_path: Path) -> N
 def test_labels_do_not_cover_each_other() -> None:
     taken: list[tuple[float, float, float, float]] = []
     for _ in range(3):
-        taken.append(free_place((90, -5, 120, 5), taken, (100, 50)))
+        taken.append(find_free_box((90, -5, 120, 5), taken, (100, 50)))
     assert taken == [(70, 0, 100, 10), (70, 11, 100, 21), (70, 22, 100, 32)]
     full = [(0.0, 0.0, 100.0, 50.0)]
-    assert free_place((10, 10, 20, 20), full, (100, 50)) == (10, 10, 20, 20)
+    assert find_free_box((10, 10, 20, 20), full, (100, 50)) == (10, 10, 20, 20)
 
 
 def test_detectron2_is_refused_as_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vlmill.extract.compare import Differences, Infer, compare, distances, lines
+from vlmill.extract.compare import (
+    Differences,
+    Infer,
+    compare,
+    compute_distances,
+    format_differences,
+)
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import predict_regions
@@ -98,8 +104,8 @@ def test_a_bad_picture_is_named(tmp_path: Path) -> None:
 def test_the_nearest_box_counts_and_none_is_infinitely_far() -> None:
     boxes = torch.tensor([[0.0, 0, 4, 4], [9.0, 9, 12, 12]])
     among = torch.tensor([[9.0, 9.5, 12, 12], [0.0, 0, 4, 1]])
-    assert distances(boxes, among).tolist() == [3.0, 0.5]
-    assert distances(boxes, among[:0]).tolist() == [torch.inf] * 2
+    assert compute_distances(boxes, among).tolist() == [3.0, 0.5]
+    assert compute_distances(boxes, among[:0]).tolist() == [torch.inf] * 2
 
 
 def test_the_table_ends_with_the_largest_of_each_column() -> None:
@@ -115,7 +121,7 @@ def test_the_table_ends_with_the_largest_of_each_column() -> None:
         other_regions=2,
     )
     other = dataclasses.replace(one, feature_map=2e-6, other_regions=0)
-    header, *rows = (line.split() for line in lines(["a.jpg", "b.jpg"], [one, other]))
+    header, *rows = (line.split() for line in format_differences(["a.jpg", "b.jpg"], [one, other]))
     assert header[0] == "picture" and [row[0] for row in rows] == ["a.jpg", "b.jpg", "largest"]
     largest = dict(zip(header, rows[-1], strict=True))
     assert largest["feature_map"] == "2.0e-06" and largest["other_regions"] == "2"

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vlmill.models.layers.attention import CoAttention, SelfAttention
 from vlmill.models.layers.packed_attention import adds_bias, reads_packed
-from vlmill.models.layers.packing import Layout, layout_of
-from vlmill.models.places import cells_of
+from vlmill.models.layers.packing import Layout, make_layout
+from vlmill.models.places import find_positions
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 0.03  # of the largest value; bfloat16 has 8 bits, and 0.01 is seen on a CPU
@@ -59,7 +59,7 @@ def assert_same(found: Results, expected: Results) -> None:
 
 def packed_layout(mask: Tensor) -> Layout:
     """With the places that the host knows, on the device."""
-    layout = layout_of(there(mask), there(cells_of(mask)))
+    layout = make_layout(there(mask), there(find_positions(mask)))
     assert layout.real is not None
     if DEVICE.type == "cuda":
         rows = torch.empty(len(layout.real), HEADS, WIDTH // HEADS, device=DEVICE)
@@ -80,7 +80,7 @@ def test_of_packed_rows_to_themselves(columns: int) -> None:
 
     def padded(attention: SelfAttention, grid: Tensor) -> list[Tensor]:
         out = attention(grid, Layout((4, columns), mask)).flatten(0, 1)
-        return [out[cells_of(mask)], out[read]]
+        return [out[find_positions(mask)], out[read]]
 
     assert_same(on_device(module, [hidden], packed), in_double(module, [hidden], padded))
 
@@ -93,7 +93,7 @@ def test_of_packed_rows_to_another_stream(full: bool) -> None:
     leaves = [drawn(3, 30, WIDTH), drawn(3, 37, 96)]
 
     def packed(attention: CoAttention, one: Tensor, two: Tensor) -> list[Tensor]:
-        layouts = layout_of(there(first), there(cells_of(first))), Layout((3, 37))
+        layouts = make_layout(there(first), there(find_positions(first))), Layout((3, 37))
         if not full:
             layouts = layouts[0], packed_layout(second)
         outputs = attention(layouts[0].pack(one), layouts[0], layouts[1].pack(two), layouts[1])

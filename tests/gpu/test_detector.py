@@ -18,7 +18,7 @@ from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.transfer import pictures_there, uploaded
+from vlmill.extract.detect.transfer import pictures_there, upload_batch
 from vlmill.extract.pictures.resize import NetworkInput, PixelInput, network_input, pixel_input
 from vlmill.models.detector.config import (
     DetectorConfig,
@@ -176,7 +176,7 @@ def test_fast_features_point_where_exact_ones_do() -> None:
 def test_the_host_never_waits_within_a_batch(name: str, precision: Any) -> None:
     detector = detector_on(name, DEVICE)
     config = dataclasses.replace(CONFIG, precision=precision)
-    batch = uploaded(queries(SPECS[name]), SPECS[name], DEVICE)
+    batch = upload_batch(queries(SPECS[name]), SPECS[name], DEVICE)
     with computing(precision, DEVICE):
         compute(batch, detector, config)  # the first time libraries are loaded
         with refusing_waits():

@@ -51,7 +51,7 @@ from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs.command import main as web_pairs
-from vlmill.pipelines.web_pairs.mine import read_page, source_of
+from vlmill.pipelines.web_pairs.mine import read_page, decode_source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches, read_table
 from vlmill.schemas.readers.images import ImageReader
@@ -158,7 +158,7 @@ def test_pages_give_candidates_or_reasons(count: int) -> None:
         record = Record(
             archive="a", offset=0, url="http://a.example/", kind="page", charset=None, body=body
         )
-        source = source_of(record, RULES)
+        source = decode_source(record, RULES)
         page = source if isinstance(source, Drop) else read_page(source, record.url, RULES)
         if isinstance(page, Drop):
             assert_writable("pages", str(number), page)

@@ -15,7 +15,7 @@ from vlmill.models.imagebert.config import ImageBertConfig, imagebert_base
 from vlmill.models.imagebert.model import ImageBert
 from vlmill.models.interbert.config import InterBertConfig, interbert_released
 from vlmill.models.interbert.model import InterBert
-from vlmill.models.layers.packing import layout_of
+from vlmill.models.layers.packing import make_layout
 from vlmill.models.vilbert.config import (
     SingleStreamConfig,
     VilbertConfig,
@@ -74,7 +74,7 @@ def text_layers(*lists: str) -> TextSide:
 
     def run(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
         part = getattr(model, "body", getattr(model, "trunk", model))
-        layout = layout_of(mask, pack=False)
+        layout = make_layout(mask, pack=False)
         hidden: Tensor = part.text_embedding(tokens)
         for layer in (layer for name in lists for layer in getattr(part, name)):
             hidden = layer(hidden, layout)
@@ -431,7 +431,7 @@ def test_vlbert_starts_from_roberta_whose_segment_serves_for_both() -> None:
                 part.eps = 1e-12
     hidden = model.text_embedding.norm(summed)
     for block in model.layers:
-        hidden = block(hidden, layout_of(mask, pack=False))
+        hidden = block(hidden, make_layout(mask, pack=False))
     expected = theirs.roberta(tokens, mask.long()).last_hidden_state
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
 

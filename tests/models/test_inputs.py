@@ -9,7 +9,7 @@ import torch
 from jaxtyping import config
 
 from vlmill.models import PixelInputs, VLInputs
-from vlmill.models.places import cells_of
+from vlmill.models.places import find_positions
 
 
 def batch(pairs: int = 2, tokens: int = 3, regions: int = 4, width: int = 8) -> dict[str, Any]:
@@ -104,15 +104,15 @@ def test_only_what_leaves_the_host_gets_places() -> None:
     assert inputs.to("cpu").real is None
     there = inputs.to("meta").real
     assert there is not None and there.text.shape == (int(inputs.token_mask.sum()),)
-    half = dataclasses.replace(inputs, real_regions=cells_of(inputs.region_mask)).to("meta")
+    half = dataclasses.replace(inputs, real_regions=find_positions(inputs.region_mask)).to("meta")
     assert half.real is not None
 
 
 @pytest.mark.usefixtures("outside_of_tests")
 def test_places_of_another_mask_are_refused() -> None:
     inputs = VLInputs(**batch())
-    places = cells_of(inputs.token_mask)
-    regions = cells_of(inputs.region_mask)
+    places = find_positions(inputs.token_mask)
+    regions = find_positions(inputs.region_mask)
     placed = dataclasses.replace(inputs, real_tokens=places, real_regions=regions)
     real = placed.validate().real
     assert real is not None and torch.equal(real.text, places)

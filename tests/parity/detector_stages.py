@@ -18,15 +18,15 @@ from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
-from vlmill.extract.detect.transfer import frames_of, measures_of
+from vlmill.extract.detect.transfer import make_frames, compute_measures
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.configurations import configuration_of, flat
+from vlmill.models.detector.configurations import read_configuration, flat
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.models.detector.proposals import ProposalGenerator
-from vlmill.models.detector.published import fitted
-from vlmill.models.detector.resnet import widened
-from vlmill.models.detector.roi_heads import numbered, pool_regions
+from vlmill.models.detector.published import fit_configuration
+from vlmill.models.detector.resnet import widen
+from vlmill.models.detector.roi_heads import number_boxes, pool_regions
 
 CHUNK = 7  # regions at a time: fewer than there are, so that parts have to fit together
 
@@ -98,11 +98,11 @@ class Case:
 
     def frames(self, index: int) -> Frames:
         """The sizes of one picture, as a batch of one."""
-        return frames_of(self.measures()[index : index + 1])
+        return make_frames(self.measures()[index : index + 1])
 
     def measures(self) -> Tensor:
         queries = [Query(image_id="", picture=picture) for picture in self.inputs]
-        return torch.tensor([measures_of(query, self.spec) for query in queries])
+        return torch.tensor([compute_measures(query, self.spec) for query in queries])
 
     def of_picture(self, key: str, number: int) -> Tensor:
         """The rows of one picture in a tensor that holds those of the whole batch."""
@@ -157,8 +157,8 @@ def config_of_keys(
     """
     file = golden.folder / "config.json"
     try:
-        configuration = configuration_of(dict(flat(keys)))
-        config = fitted(configuration, read_tensors(golden.weights))
+        configuration = read_configuration(dict(flat(keys)))
+        config = fit_configuration(configuration, read_tensors(golden.weights))
     except ValueError as error:
         raise NotComparable(f"{file} and {golden.weights}: {error}") from None
     expect(
@@ -240,7 +240,7 @@ def heads(case: Case, features: str) -> None:
     proposals = [case[f"out.proposals{number}"] for number in case.numbers]
     res4 = case["out.res4"]
     first = len(case["out.pooled_first"])
-    rois = numbered(proposals[0][None, :first])
+    rois = number_boxes(proposals[0][None, :first])
     case.check("out.pooled_first", pool_regions(res4[:1], rois, case.spec))
     ours = [
         heads.region_features(res4[i : i + 1], *given(boxes), CHUNK)[0]
@@ -259,7 +259,7 @@ def heads(case: Case, features: str) -> None:
 @torch.inference_mode()
 def end_to_end(case: Case) -> list[Detections]:
     """Our own detections of each picture, from the pictures on, all of them in one batch."""
-    frames = frames_of(case.measures())
+    frames = make_frames(case.measures())
     batch = case.model(case.batch(), frames.network_limits, frames.min_sides, chunk=CHUNK)
     return each_picture(batch)
 
@@ -300,7 +300,7 @@ def of_recorded_proposals(
         return ours
     features = case.model.feature_map(case.batch())[index : index + 1]
     logits, deltas = generator.rpn_head(features)
-    anchors, boxes = ties.our_anchors(widened(logits), widened(deltas))
+    anchors, boxes = ties.our_anchors(widen(logits), widen(deltas))
     margins = None if anchors is None else ties.margins(anchors)
     if anchors is None or margins is None or torch.equal(anchors, recorded[0]):
         return ours
@@ -320,7 +320,7 @@ def of_recorded_classes(case: Case, index: int, ours: Detections) -> Detections:
     predictor = case.model.roi_heads.box_predictor
     one_hot = functional.one_hot(classes, logits.shape[1])[None]
     attributes = predictor.attribute_probs(predictor.attribute_logits(ours.features, one_hot))
-    return dataclasses.replace(ours, attribute_probs=widened(attributes))
+    return dataclasses.replace(ours, attribute_probs=widen(attributes))
 
 
 @torch.inference_mode()

@@ -20,13 +20,13 @@ from vlmill.extract.train.targets import (
     attribute_targets,
     candidates,
     encode_boxes,
-    kept_labels,
+    mask_labels,
     match_anchors,
     match_regions,
     sample,
     sample_regions,
 )
-from vlmill.models.detector.anchors import cell_anchors_of, grid_anchors
+from vlmill.models.detector.anchors import make_cell_anchors, grid_anchors
 from vlmill.models.detector.roi_heads import BoxPredictor
 
 TRUTH_LOGIT = torch.log(torch.tensor((1.0 - 1e-10) / (1 - (1.0 - 1e-10)), dtype=torch.float64))
@@ -100,7 +100,7 @@ def anchors(golden: GoldenSet, results: Results) -> None:
         rows, columns = case["in.map"].tolist()
         config, rules = loss_config(keys), rpn_rules(keys)
         stride, offset = golden.config["stride"], config.anchor_offset
-        grid = grid_anchors(cell_anchors_of(config), rows, columns, stride, offset)
+        grid = grid_anchors(make_cell_anchors(config), rows, columns, stride, offset)
         case.check("out.anchors", grid)
         draws = case.draws("")
         for i in case.numbers("in.gt_boxes"):
@@ -110,7 +110,7 @@ def anchors(golden: GoldenSet, results: Results) -> None:
             case.check(f"out.matched{i}", matches.boxes)
             case.check(f"out.labels_before{i}", matches.labels)
             chosen = sample(matches.labels, rules.matching, draws)
-            case.check(f"out.labels{i}", kept_labels(matches, chosen))
+            case.check(f"out.labels{i}", mask_labels(matches, chosen))
             case.check(f"out.positives{i}", chosen.positives.sort().values)
             case.check(f"out.negatives{i}", chosen.negatives.sort().values)
             if f"out.targets{i}" in case:

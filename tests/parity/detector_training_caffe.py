@@ -18,13 +18,13 @@ from vlmill.extract.train.targets import (
     candidates,
     encode_boxes,
     inside,
-    kept_labels,
+    mask_labels,
     match_anchors,
     match_regions,
     sample,
     sample_regions,
 )
-from vlmill.extract.train.vg_scores import OVERLAP, Detected, TrueBoxes, vg_scores
+from vlmill.extract.train.vg_scores import OVERLAP, DetectedBoxes, TrueBoxes, vg_scores
 from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.config import caffe
 
@@ -76,7 +76,7 @@ def anchor_layer(case: Recorded, about: Mapping[str, Any]) -> None:
         ]
     )
     chosen = sample(matches.labels, matching, draws)
-    labels = kept_labels(matches, chosen)
+    labels = mask_labels(matches, chosen)
 
     def as_map(values: Tensor) -> Tensor:
         """By anchor [R, n] to [1, n A, rows, columns], the anchor before the coordinate."""
@@ -157,7 +157,7 @@ def vg_map(golden: GoldenSet, results: Results) -> None:
                     names.append(name - 1)
                     boxes.append(box)
         rows = case["in.detections"].numpy()
-        detected = Detected(
+        detected = DetectedBoxes(
             pictures=rows[:, 0].astype(np.int64),
             names=rows[:, 1].astype(np.int64) - 1,
             boxes=rows[:, 2:6],

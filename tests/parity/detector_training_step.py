@@ -12,7 +12,7 @@ from tests.parity.golden import GoldenSet, expect, read_tensors
 from tests.parity.results import Results
 from torch import Tensor
 
-from vlmill.extract.pictures.resize import normalised
+from vlmill.extract.pictures.resize import normalise_pixels
 from vlmill.extract.train.batches import padded_batch
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.solver import clip_gradients, make_optimizer
@@ -62,7 +62,7 @@ def batch_of(case: Recorded, config: DetectorConfig) -> Batch:
     pictures, truths = [], []
     for i in case.numbers("in.image"):
         pixels = case[f"in.image{i}"].numpy()
-        pictures.append(normalised(pixels, 1.0, pixels.shape[:2], config).permute(2, 0, 1))
+        pictures.append(normalise_pixels(pixels, 1.0, pixels.shape[:2], config).permute(2, 0, 1))
         attributes = torch.full((len(case[f"in.gt_boxes{i}"]), 0), -1)
         if f"in.gt_attributes{i}" in case:
             attributes = case[f"in.gt_attributes{i}"]

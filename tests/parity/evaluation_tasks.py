@@ -15,7 +15,7 @@ from tests.parity.results import Results
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.glue.metrics import TASKS, glue_metrics
 from vlmill.train.tasks.glue.submission import prediction_file
-from vlmill.train.tasks.nlvr2.metrics import among, nlvr2_metrics, verdicts
+from vlmill.train.tasks.nlvr2.metrics import select_results, nlvr2_metrics, verdicts
 from vlmill.train.tasks.refcoco.metrics import RULES, Choice, Grounding, choose, iou
 from vlmill.train.tasks.scores import by_id
 from vlmill.train.tasks.vcr.metrics import VcrHits, vcr_hits
@@ -203,7 +203,7 @@ def compare_nlvr2(
     if not members:
         results.check(key, {})
     for category, identifiers in members.items():
-        right = among(found, identifiers)
+        right = select_results(found, identifiers)
         check_printed(results, f"{key}.{category}.accuracy", 100 * float(np.mean(right)), 2)
         results.check(f"{key}.{category}.examples", len(right))
 

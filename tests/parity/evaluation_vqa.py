@@ -10,8 +10,8 @@ from tests.parity.results import Results
 
 from vlmill.schemas.answers import (
     clean_answer,
-    label_of,
-    labels_of,
+    make_label,
+    collect_labels,
     process_answer,
     soft_labels,
     without_marks,
@@ -114,11 +114,11 @@ def soft_scores_of_tool(golden: GoldenSet, results: Results) -> None:
         "*annotations:*", "strings:*.in", "*.question_id", "*.image_id", "expected:min_occurrence"
     )
     for i, string in enumerate(read_json(golden.folder / "strings.json")):
-        results.check(f"strings:{i}.out", label_of(string["in"]))
+        results.check(f"strings:{i}.out", make_label(string["in"]))
         if any(c.isdigit() and not c.isascii() for c in string["in"]):
             results.given(f"strings:{i}.vlmo")  # Python 3 takes these for digits, Python 2 did not
         else:
-            results.check(f"strings:{i}.vlmo", label_of(string["in"]))
+            results.check(f"strings:{i}.vlmo", make_label(string["in"]))
     targets = read_json(golden.folder / "targets.json")
     entries = {part: read_json(golden.folder / f"{part}_annotations.json") for part in targets}
     answers = [e["multiple_choice_answer"] for part in entries.values() for e in part]
@@ -141,9 +141,9 @@ def soft_scores_of_tool(golden: GoldenSet, results: Results) -> None:
 def labels(golden: GoldenSet, results: Results, answers: Sequence[str]) -> list[str]:
     """The labels, with how many questions have each."""
     expected = read_json(golden.folder / "expected.json")
-    ours = labels_of(answers, least=expected["min_occurrence"])
+    ours = collect_labels(answers, least=expected["min_occurrence"])
     surplus = set(ours) - expected["occurrence"].keys()
     expect(not surplus, f"expected.json: no {sorted(surplus)} in occurrence, ours are labels")
-    counts = Counter(map(label_of, answers))
+    counts = Counter(map(make_label, answers))
     results.check_all({f"expected:occurrence.{label}": counts[label] for label in ours})
     return ours

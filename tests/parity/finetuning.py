@@ -25,9 +25,9 @@ from vlmill.train.loading.batch import whole_picture
 from vlmill.train.loading.boxes import Size, padded_locations, resized_boxes, scales
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.pictures.crop import evaluation_picture
-from vlmill.train.loading.sample import kept_lengths, kept_tokens
+from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.tasks.mirrored import mirrored_text, sides_of
+from vlmill.train.tasks.mirrored import mirrored_text, find_sides
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.retrieval.metrics import KS, retrieval_metrics
 
@@ -75,7 +75,7 @@ def mirrored_words(case: dict[str, Any]) -> dict[str, Any]:
     ids = {word: number for number, word in enumerate(words)}
     tokens = np.arange(len(words))
     text = MaskedTokens(original=tokens, tokens=tokens, masked=np.zeros(len(words), dtype=np.bool_))
-    mirrored = mirrored_text(text, sides_of(Tokenizer(WordLevel(ids, unk_token=words[0]))))
+    mirrored = mirrored_text(text, find_sides(Tokenizer(WordLevel(ids, unk_token=words[0]))))
     return {"out": [words[number] for number in mirrored.tokens.tolist()]}
 
 
@@ -95,7 +95,7 @@ def truncation(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "text_keep": text,
         "box_keep": boxes,
-        "text_indices": kept_tokens(case["text_len"], text).tolist(),
+        "text_indices": select_tokens(case["text_len"], text).tolist(),
     }
 
 
@@ -209,7 +209,7 @@ def caption_pieces(vocab: list[str], caption: str, longest: int) -> dict[str, Te
         path.write_text("\n".join(vocab) + "\n", encoding="utf-8")
         ids = read_vocabulary(path).encode(caption).ids
     tokens = torch.zeros(longest, dtype=torch.int64)
-    kept = kept_tokens(len(ids), min(len(ids), longest))
+    kept = select_tokens(len(ids), min(len(ids), longest))
     tokens[: len(kept)] = torch.tensor(ids)[torch.from_numpy(kept)]
     return {
         "out.input_ids": tokens,

@@ -22,16 +22,16 @@ from vlmill.train.loading.pictures.boxed import (
     MASKS,
     boxed_picture,
     padded_pictures,
-    picture_regions_of,
+    make_image_regions,
 )
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.stored import unread_features
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.recipes.tasks import task_recipe_named
-from vlmill.train.tasks.vcr.categories import PERSON, WHOLE, category_of
-from vlmill.train.tasks.vcr.collated import object_places
+from vlmill.train.tasks.vcr.categories import PERSON, WHOLE, find_category
+from vlmill.train.tasks.vcr.collated import find_object_rows
 from vlmill.train.tasks.vcr.examples import Question, cut_pieces, named_texts
-from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
+from vlmill.train.tasks.vcr.named import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.recipes import vilbert_vcr_feeding
 from vlmill.train.tasks.vcr.settings import VcrSettings
@@ -73,7 +73,7 @@ def vilbert_choices(golden: GoldenSet, results: Results) -> None:
                 tensors = [torch.from_numpy(value) for value in values]
                 padded = [F.pad(tensor, (0, longest - len(tensor))) for tensor in tensors]
                 results.check(f"{at}.{name}", torch.stack(padded))
-            places = object_places(regions, len(names), feeding)
+            places = find_object_rows(regions, len(names), feeding)
             pointed = torch.zeros(len(texts), about["max_region_num"], longest, dtype=torch.int8)
             for choice, text in enumerate(texts):
                 boxes = torch.from_numpy(places[text.objects])
@@ -98,7 +98,7 @@ def vlbert_choices(golden: GoldenSet, results: Results) -> None:
         question = question_of(content, case)
         objects = list(range(len(question.object_names)))
         if case["only_use_relevant_dets"]:
-            objects = named_objects(question, len(objects))
+            objects = list_mentioned_objects(question, len(objects))
         shown = question_about(question, objects)
         with naming(at):
             ours: dict[str, Any] = tagged(shown, case["seq_len"], first, tokenizer)
@@ -179,12 +179,12 @@ def picture_with_outlines(
     padded = padded_pictures([dict(found.pixels) | {MASKS: masks}], 1 + len(objects))
     tensors = {name: torch.from_numpy(array) for name, array in padded.items()}
     tensors["region_mask"] = torch.ones(1, 1 + len(objects), dtype=torch.bool)
-    pictures = picture_regions_of(tensors)
+    pictures = make_image_regions(tensors)
     assert pictures is not None and pictures.instance_masks is not None
     height, width = pictures.pictures.shape[2:]
     below, right = recorded.shape[1] - height, recorded.shape[2] - width
     results.check(f"{at}.image", F.pad(pictures.pictures[0], (0, right, 0, below)))
-    categories = torch.tensor([category_of(name) or 0 for name in shown.object_names])
+    categories = torch.tensor([find_category(name) or 0 for name in shown.object_names])
     more = torch.stack([scores, categories.float()], dim=1)
     more = torch.cat([torch.tensor([[1.0, WHOLE]]), more])
     results.check(f"{at}.boxes", torch.cat([pictures.boxes[0], more], dim=1))

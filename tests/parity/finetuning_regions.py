@@ -27,7 +27,7 @@ from vlmill.train.loading.vocabulary import SEP
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.refcoco.recipes import refcoco_vilbert, vilbert_refcoco_feeding
-from vlmill.train.tasks.refcoco.task import targets_of, with_whole
+from vlmill.train.tasks.refcoco.task import make_targets, prepend_image_box
 
 PAD_ID = 0
 
@@ -121,11 +121,11 @@ def targets(
     regions: SampledRegions, named: np.ndarray[Any, Any], feeding: Feeding, *, raw: bool
 ) -> Tensor:
     size = (regions.row.width, regions.row.height)
-    boxes = with_whole(regions.boxes[: regions.num_shown], size, feeding)
+    boxes = prepend_image_box(regions.boxes[: regions.num_shown], size, feeding)
     settings = refcoco_vilbert().settings
     if raw:
         return torch.from_numpy(iou(named, boxes, RULES[settings.label_rule])).float()
-    return torch.from_numpy(targets_of(boxes, named, settings))
+    return torch.from_numpy(make_targets(boxes, named, settings))
 
 
 def padded(rows: Tensor, length: int) -> Tensor:

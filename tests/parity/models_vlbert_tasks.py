@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vlmill.models import VLInputs
 from vlmill.models.inputs import PictureRegions
-from vlmill.models.places import cells_of
+from vlmill.models.places import find_positions
 from vlmill.models.vlbert.published import links
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.objectives.losses import mean_cross_entropy, summed_binary_cross_entropy
@@ -203,7 +203,7 @@ def region_network(case: Case) -> None:
         instance_masks=case.optional("in.segms"),
     )
     body4 = cnn.feature_map(regions.pictures)
-    pooled = cnn.pool(body4, regions.boxes, cells_of(mask))
+    pooled = cnn.pool(body4, regions.boxes, find_positions(mask))
     appearance = cnn(regions.pictures, regions.boxes, mask, regions.instance_masks)
     case.check(
         body4=body4,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vlmill.models import PixelInputs
 from vlmill.models.convert.keymap import export_state
 from vlmill.models.from_beit import initialise_from_beit
-from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.layers.relative_position import Biases, num_image_rows
 from vlmill.models.published import export_reference, load_reference, read_reference
 from vlmill.models.vlmo.model import Contrast, Vlmo
@@ -24,7 +24,7 @@ from vlmill.train.objectives.contrast import contrast_and_matching
 from vlmill.train.objectives.losses import mean_cross_entropy
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.recipes.vlmo import vlmo_texts
-from vlmill.train.tasks.retrieval.dual import contrast_of, scaled_vectors
+from vlmill.train.tasks.retrieval.dual import compute_contrast, scaled_vectors
 
 BEIT_WEIGHTS = "beit_weights.safetensors"
 ITM_WEIGHTS = ("itm.weights_t2i", "itm.weights_i2t")
@@ -205,7 +205,7 @@ def pretraining(case: Case) -> Tensor:
         "logit_vl_scale_exp": fused_scale,
     }
     layout, on_text = (
-        layout_of(batch.token_mask, pack=False),
+        make_layout(batch.token_mask, pack=False),
         model.encoder.text_bias(text.shape[1]),
     )
     outputs |= unimodal(model, "text", step.text, text, layout, on_text)
@@ -351,7 +351,7 @@ def retrieval(case: Case) -> Tensor:
     text = model.text_vectors(case["in.text_ids"], case["in.text_masks"].bool(), pack=False)
     image = model.image_vectors(case["in.image"])
     vectors = scaled_vectors(model, text, image)
-    logits, loss = vectors[:, 1] @ vectors[:, 0].T, contrast_of(vectors)
+    logits, loss = vectors[:, 1] @ vectors[:, 0].T, compute_contrast(vectors)
     case.check(text_vec=text, image_vec=image, loss=loss)
     case.check(i2t_logits=logits, t2i_logits=logits.T)
     return loss

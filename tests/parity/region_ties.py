@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.selection import (
-    Chosen,
+    SelectedRegions,
     Frames,
     by_best_class,
     by_class_confidence,
@@ -50,7 +50,7 @@ class Regions:
 
     def in_picture(self, choice: "Choice", *, drop: bool = False) -> "Regions":
         """In the picture's own pixels; without those of which nothing is left, where asked."""
-        batch = Chosen(
+        batch = SelectedRegions(
             ids=self.ids[None],
             boxes=self.boxes[None],
             class_ids=self.class_ids[None],
@@ -62,7 +62,7 @@ class Regions:
         return taken_of(moved if drop else dataclasses.replace(moved, taken=batch.taken))
 
 
-def taken_of(chosen: Chosen) -> Regions:
+def taken_of(chosen: SelectedRegions) -> Regions:
     """The regions of a batch's only picture, without free places."""
     taken = chosen.taken[0]
     return Regions(

@@ -11,7 +11,7 @@ from tests.parity.results import Results
 
 from vlmill.train.loading.batch import whole_picture
 from vlmill.train.loading.boxes import overlaps, padded_locations
-from vlmill.train.loading.joined import shown_of_each, whole_weights
+from vlmill.train.loading.joined import count_shown, whole_weights
 from vlmill.train.loading.masking.regions import mask_groups, masked_by
 from vlmill.train.loading.masking.words import (
     Lexicon,
@@ -254,7 +254,7 @@ def merged(detected: Rows, annotated: Rows, most: int) -> Rows:
     have it.
     """
     counts = len(detected[0]) - 1, len(annotated[0]) - 1
-    shown = shown_of_each(*counts, most - 1)
+    shown = count_shown(*counts, most - 1)
     tables = (detected, annotated)
     wholes = [np.repeat(table[0][:1], n, 0) for table, n in zip(tables, counts, strict=True)]
     whole = whole_picture(

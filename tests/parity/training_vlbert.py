@@ -27,7 +27,7 @@ from vlmill.train.loading.pictures.boxed import boxed_picture
 from vlmill.train.loading.pictures.crop import decode
 from vlmill.train.loading.sample import (
     Sample,
-    columns_of,
+    list_columns,
     fit_together,
     joined_texts,
     sample_regions,
@@ -187,7 +187,7 @@ def caption(
     group, within = table.located(sample)
     # A run that never mirrors asks no number for it.
     of_regions = Recorded([mirror] * bool(feeding.flip) + draws.uniforms, draws.whole)
-    regions = sample_regions(group, within, of_regions, feeding, MASKING, columns_of(feeding))
+    regions = sample_regions(group, within, of_regions, feeding, MASKING, list_columns(feeding))
     of_regions.finish()
     text, regions = fit_together(text, regions, feeding)
     shown_sample = Sample(

@@ -16,7 +16,7 @@ import pytest
 
 from vlmill.schemas.extras import MODULES
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 # argv: the hidden modules, and [module, arguments] of each command.
@@ -86,7 +86,7 @@ def files(
     archive(folder / "a.warc.gz", [("http://a.example/", page, "text/html")])
     texts = [{"pair_id": str(k), "text": f"a red cat {k}"} for k in range(3)]
     write_shard(folder / "pairs", PAIRS, texts)
-    write_shard(folder / "images", IMAGES, [{"image_id": image_id_of(data), "bytes": data}])
+    write_shard(folder / "images", IMAGES, [{"image_id": compute_image_id(data), "bytes": data}])
     (folder / "captions.csv").write_text("file,caption\nphoto.jpg,a red kite\n")
     (folder / "urls.txt").write_text("http://127.0.0.1:9/page\n")
     names = ("a.warc.gz", "pairs", "images", "captions.csv", "urls.txt")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmill.schemas.names import Difference, core_of, difference, without_ending
+from vlmill.schemas.names import Difference, extract_core, difference, without_ending
 
 SAME = {
     ("46.jpg", "46"): Difference.ENDING,
@@ -36,7 +36,7 @@ DIFFERENT = [
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_what_only_one_of_two_ids_has(one: str, other: str) -> None:
     assert difference(one, other) is difference(other, one) is SAME[one, other]
-    assert core_of(one) == core_of(other)
+    assert extract_core(one) == extract_core(other)
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)

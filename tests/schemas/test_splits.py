@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.splits import USES, check_splits, use_of
+from vlmill.schemas.splits import USES, check_splits, find_use
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 
@@ -16,14 +16,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="
     [None, "train", "train2014", "train2017", "trainval", "restval", "Train", "TRAINVAL", " train"],
 )
 def test_trained_on(split: str | None) -> None:
-    assert use_of(split) == "train"
+    assert find_use(split) == "train"
 
 
 @pytest.mark.parametrize(
     "split", ["val", "valid", "validation", "dev", "minival", "val2014", "val2017", "Val", "DEV"]
 )
 def test_held_out_for_validation(split: str) -> None:
-    assert use_of(split) == "validation"
+    assert find_use(split) == "validation"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_held_out_for_validation(split: str) -> None:
     ],
 )
 def test_held_out_for_test(split: str) -> None:
-    assert use_of(split) == "test"
+    assert find_use(split) == "test"
 
 
 def test_a_name_that_nobody_knows_stops_the_reader() -> None:
@@ -43,7 +43,7 @@ def test_a_name_that_nobody_knows_stops_the_reader() -> None:
         check_splits(["train", "tset", "eval", "tset"], "--pairs p")
     assert "minival" in str(info.value)
     assert "train_splits=" in str(info.value)
-    assert use_of("") is None
+    assert find_use("") is None
 
 
 def test_the_page_on_training_lists_every_name() -> None:
@@ -51,7 +51,7 @@ def test_the_page_on_training_lists_every_name() -> None:
     rows = re.findall(r"^\| (trained on|validation|test) \| (.*) \|$", section, re.M)
     told = {use: set(re.findall(r"`(.+?)`", names)) for use, names in rows}
     known = {use: {name.lower() for name in names} for use, names in told.items()}
-    assert {use_of(name) for name in known["trained on"]} == {"train"}
-    assert {use_of(name) for name in known["validation"]} == {"validation"}
-    assert {use_of(name) for name in known["test"]} == {"test"}
+    assert {find_use(name) for name in known["trained on"]} == {"train"}
+    assert {find_use(name) for name in known["validation"]} == {"validation"}
+    assert {find_use(name) for name in known["test"]} == {"test"}
     assert set().union(*known.values()) == set(USES)

@@ -13,7 +13,7 @@ from tests.train.convert.test_command import FIELDS, VOCABULARY, published
 from tests.train.tasks.questions import ANSWERS, TINY, USUAL, world
 
 from vlmill.schemas.console.log import read_log
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.train.cli import main
 from vlmill.train.run import loop
@@ -37,7 +37,7 @@ def test_from_a_published_checkpoint_to_measures(
         assert main([*pretrain, "steps=2", "batch_size=4"]) == 0
         evaluate = ["evaluate", "retrieval", "--checkpoint", run, *pairs]
         assert main([*evaluate, "--output", result]) == 0
-        measures[place] = json.loads((path_of(result) / "metrics.json").read_text())
+        measures[place] = json.loads((to_path(result) / "metrics.json").read_text())
         assert main([*evaluate, "--output", result]) == 0
         assert "is finished" in capsys.readouterr().out
     here, there = measures.values()
@@ -50,7 +50,7 @@ def test_from_a_published_checkpoint_to_measures(
 def test_a_vocabulary_of_a_store(tables: Tables, bucket: str, tmp_path: Path) -> None:
     tables.write()
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
-    place = path_of(f"{bucket}/vocab.txt")
+    place = to_path(f"{bucket}/vocab.txt")
     assert isinstance(place, RemotePath)
     place.upload(tmp_path / "vocab.txt")
     fields = ["model.width=16", "model.num_layers=1", "model.num_heads=2", "steps=0"]

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_folder, link_file
-from vlmill.schemas.files.inputs import Input, recorded
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.inputs import Input, make_records
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.detector import detector_words
@@ -144,7 +144,7 @@ def save_checkpoint(
         "model": to_plain(model.config),
         "detector_fingerprint": detector_fingerprint,
         "detector": None if detector is None else dict(detector),
-        "inputs": recorded(inputs, folder),
+        "inputs": make_records(inputs, folder),
         "training": to_plain(training),
         "task": None if task is None else to_plain(task),
         "feeding": None if feeding is None else to_plain(feeding),
@@ -161,7 +161,7 @@ def save_checkpoint(
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
             shutil.copymode(temporary / SETTINGS, path)  # safetensors gives the owner alone access
-    return path_of(folder)
+    return to_path(folder)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.checkpoints import checkpoints_with
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
@@ -18,7 +18,7 @@ TOKENIZER = "tokenizer_config.json"
 
 def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     """Finds the checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
-    path = path_of(path)
+    path = to_path(path)
     if (path / SETTINGS).is_file():
         return path
     steps = saved_steps(path)
@@ -40,4 +40,4 @@ def saved_variant(folder: Path) -> str | None:
 
 def saved_steps(output: str | Path) -> dict[int, Path]:
     """Returns the checkpoints of a run's output by step."""
-    return checkpoints_with(path_of(output), SETTINGS)
+    return checkpoints_with(to_path(output), SETTINGS)

@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vlmill.train.devices.gather import laid_out_like, whole
+from vlmill.train.devices.gather import laid_out_like, gather_tensor
 
 
 def training_state(
@@ -21,7 +21,7 @@ def training_state(
     moments = {} if optimizer is None else optimizer.state
     for name, parameter in model.named_parameters():
         for key, value in moments.get(parameter, {}).items():
-            state[f"optimizer.{key}.{name}"] = whole(value)
+            state[f"optimizer.{key}.{name}"] = gather_tensor(value)
     if accelerator.scaler is not None:
         for key, value in accelerator.scaler.state_dict().items():
             state[f"scaler.{key}"] = torch.tensor(value, dtype=torch.float64)
@@ -44,7 +44,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Returns the state dict, each tensor whole where processes hold parts of it; all have to call
     this.
     """
-    return {name: whole(value.detach()) for name, value in model.state_dict().items()}
+    return {name: gather_tensor(value.detach()) for name, value in model.state_dict().items()}
 
 
 def restore_training_state(

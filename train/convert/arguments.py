@@ -60,8 +60,12 @@ def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Refuse what a checkpoint of ours, which has everything, would make no use of."""
     if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
         return
-    given = {"--config": args.config, "--vocab": args.vocab, "--explain": args.explain or None}
-    unused = [flag for flag, value in given.items() if value is not None]
+    flag_values = {
+        "--config": args.config,
+        "--vocab": args.vocab,
+        "--explain": args.explain or None,
+    }
+    unused = [flag for flag, value in flag_values.items() if value is not None]
     if unused or words:
         raise InputError(
             f"{(*unused, *words)[0]}: {args.checkpoint} is vlmill's own checkpoint, which is "
@@ -119,7 +123,7 @@ def weights_file(checkpoint: Path) -> Path:
     return files[0]
 
 
-def beside(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
+def find_companion_file(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
     """The file that was given, or one of these names beside the weights, or None."""
     candidates = [weights.with_name(name) for name in names]
     return path or next((file for file in candidates if file.is_file()), None)

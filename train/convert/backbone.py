@@ -70,8 +70,8 @@ def _loaded(args: argparse.Namespace, network: Any) -> LoadTable:
 
 def _what_differs(table: LoadTable) -> str:
     """The first tensor of another shape with both, or else the first of those that are missing."""
-    for ours, (here, there) in sorted(table.mismatched.items())[:1]:
-        return f"{ours} is {list(here)} here, {list(there)} in the file"
+    for name, (here, there) in sorted(table.mismatched.items())[:1]:
+        return f"{name} is {list(here)} here, {list(there)} in the file"
     names = [n[0] for n in table.missing.values() if not n[0].endswith("num_batches_tracked")]
-    others = f" and {len(names) - 1} tensors more" if len(names) > 1 else ""
-    return f"it lacks {names[0]}{others}"
+    more = f" and {len(names) - 1} tensors more" if len(names) > 1 else ""
+    return f"it lacks {names[0]}{more}"

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.models import PRESETS
-from vlmill.schemas.console.command import Parser, add_lock_seconds, place
+from vlmill.schemas.console.command import Parser, add_lock_seconds, path_or_url
 from vlmill.train.convert.arguments import check_arguments
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
@@ -73,20 +73,20 @@ def add_convert_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("words", nargs="*", metavar="field=value", help="changes to the preset's fields")
     add("--family", required=True, choices=SOURCES, metavar="FAMILY")
-    add("--checkpoint", required=True, type=place, metavar="FILE", help="what is converted")
+    add("--checkpoint", required=True, type=path_or_url, metavar="FILE", help="what is converted")
     add(
         "--config",
-        type=place,
+        type=path_or_url,
         metavar="FILE|PRESET|DIR",
         help="the published configuration (JSON or YAML), the preset that it is, or a "
         "checkpoint of ours of the same sizes; with --as: the source's, which must have the heads "
         "and the activation of the preset",
     )
-    add("--vocab", type=place, metavar="FILE", help="the published vocab.txt")
+    add("--vocab", type=path_or_url, metavar="FILE", help="the published vocab.txt")
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
     add(
         "--backbone",
-        type=place,
+        type=path_or_url,
         metavar="FILE",
         help="with --as vl-bert-*-end-to-end: a ResNet or a detector, which its region network "
         "starts from",
@@ -107,7 +107,7 @@ def add_convert_arguments(parser: Parser) -> None:
         help="with --to reference: a tensor of ours that stays behind, as their layout has no "
         "place for it; may come again",
     )
-    add("--output", type=place, metavar="DIR|FILE.safetensors")
+    add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
     add_lock_seconds(parser)
     add("--explain", action="store_true", help="print where each parameter comes from")
 

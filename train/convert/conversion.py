@@ -23,11 +23,11 @@ from vlmill.models.published import (
     FAMILIES,
     CheckpointMismatch,
     export_reference,
-    family_of,
+    find_family,
     read_reference,
 )
-from vlmill.models.registry import variant_of
-from vlmill.schemas.console.command import say
+from vlmill.models.registry import find_variant
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.files.digests import file_input
@@ -45,7 +45,7 @@ from vlmill.train.convert.arguments import (
     CONFIGS,
     SUFFIX,
     VOCABULARIES,
-    beside,
+    find_companion_file,
     chosen_experts,
     preset_changes,
     weights_file,
@@ -88,7 +88,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
         _export(args, _ours(args))
         return 0
     weights = weights_file(args.checkpoint)
-    path = beside(args.vocab, weights, VOCABULARIES)
+    path = find_companion_file(args.vocab, weights, VOCABULARIES)
     tokenizer = None if path is None else published_tokenizer(args, path, weights)
     try:
         if args.preset is None:
@@ -101,9 +101,13 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise InputError(_in_one_line(args.checkpoint, error)) from None
     if args.explain:
         print("\n".join(explain(converted)))
-    kept = args.output is not None and args.output.suffix != SUFFIX and args.to != "reference"
-    if args.vocab is not None and args.preset is None and not kept:
-        say(f"warning: --vocab {args.vocab} has no effect: only a folder keeps a vocabulary")
+    keeps_vocabulary = (
+        args.output is not None and args.output.suffix != SUFFIX and args.to != "reference"
+    )
+    if args.vocab is not None and args.preset is None and not keeps_vocabulary:
+        print_status(
+            f"warning: --vocab {args.vocab} has no effect: only a folder keeps a vocabulary"
+        )
     if args.output is None:
         return 0
     if args.to == "reference":
@@ -120,7 +124,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Converted:
     """A published checkpoint as it is."""
-    path = beside(args.config, weights, CONFIGS)
+    path = find_companion_file(args.config, weights, CONFIGS)
     if path is None and FAMILIES[args.family].sizes is None:
         raise InputError(
             f"--config: none was given and {weights.parent} has no {' or '.join(CONFIGS)}; give "
@@ -170,13 +174,13 @@ def _start(
         raise
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
-    check_source(beside(args.config, weights, CONFIGS), config)
+    check_source(find_companion_file(args.config, weights, CONFIGS), config)
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
     for warning in start_warnings(state, origins, unused):
-        say(f"warning: {warning}")
+        print_status(f"warning: {warning}")
     if args.backbone is not None:
-        of_network, beside_it = start_region_network(args, model)
-        origins, unused = origins | of_network, unused + beside_it
+        network_origins, network_unused = start_region_network(args, model)
+        origins, unused = origins | network_origins, unused + network_unused
     return Converted(model, origins, unused)
 
 
@@ -190,15 +194,15 @@ def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokeni
 def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
     """What does not fit, with both shapes of the first tensor; the whole table is for --explain."""
     reason = str(error).splitlines()[0]
-    for name, (want, came) in sorted(error.table.mismatched.items())[:1]:
-        reason += f" ({name} is {list(want)} here, {list(came)} in the file)"
+    for name, (expected, actual) in sorted(error.table.mismatched.items())[:1]:
+        reason += f" ({name} is {list(expected)} here, {list(actual)} in the file)"
     return f"--checkpoint {checkpoint}: {reason}; --explain lists all"
 
 
 def _ours(args: argparse.Namespace) -> nn.Module:
     """The model of a checkpoint of ours that ``--family`` has a layout for."""
     loaded = load_checkpoint(args.checkpoint)
-    family = family_of(loaded.config)
+    family = find_family(loaded.config)
     if family != args.family:
         remedy = f"give --family {family}" if family else "it has no official layout"
         raise InputError(f"--checkpoint {args.checkpoint} is of {loaded.variant}; {remedy}")
@@ -231,7 +235,7 @@ def _write(
         with atomic_path(output) as temporary:
             save_tensors(model.state_dict(), temporary)
         return f"{output}: {summary(converted)}"
-    variant = variant_of(model)
+    variant = find_variant(model)
     if variant is None:
         raise InputError(
             f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "

@@ -54,12 +54,20 @@ def check_source(path: Path | None, config: Any) -> None:
     fields = flatten(to_plain(config))
     heads = next((published[key] for key in HEADS if key in published), None)
     act = published.get(ACTIVATION)
-    for key, given, name, usual in (
+    for key, source_value, name, usual in (
         ("num_attention_heads", heads, "num_heads", None),
         (ACTIVATION, act, "act", "gelu"),
     ):
-        ours = next((v for field, v in fields.items() if field.split(".")[-1] == name), usual)
-        if given is not None and ours is not None and given != ours:
+        model_value = next(
+            (v for field, v in fields.items() if field.split(".")[-1] == name), usual
+        )
+        if source_value is not None and model_value is not None and source_value != model_value:
             field = next((f for f in fields if f.split(".")[-1] == name), None)
-            remedy = f"add {field}={given}" if field else f"start from a network with {ours}"
-            raise InputError(f"--config {path}: {key}={given}, the new model has {ours}; {remedy}")
+            remedy = (
+                f"add {field}={source_value}"
+                if field
+                else f"start from a network with {model_value}"
+            )
+            raise InputError(
+                f"--config {path}: {key}={source_value}, the new model has {model_value}; {remedy}"
+            )

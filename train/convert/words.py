@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.convert.arguments import SUFFIX
@@ -49,7 +49,7 @@ def fitting_vocabulary(
         if size > tokens:
             remedy += ", or, if this is it, append a line [unused..] for each row without a token"
         raise InputError(f"--vocab has {tokens} tokens, the checkpoint {size}; {remedy}")
-    say(
+    print_status(
         f"warning: --vocab has {tokens} tokens, the checkpoint's table {size} rows; the "
         f"{size - tokens} at its end have no token and stay unused ([unused..] in vocab.txt)"
     )

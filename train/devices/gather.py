@@ -92,7 +92,7 @@ def longest_of_all(length: int, device: torch.device) -> int:
     return int(longest.item())
 
 
-def whole(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+def gather_tensor(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     """Gathers a value that is divided among processes; gives any other back."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -103,7 +103,7 @@ def laid_out_like(
     """``value`` on the parameter's device, and divided among processes as the parameter is."""
     if isinstance(value, DTensor):
         return value
-    moved = value.to(parameter.device)
-    if isinstance(parameter, DTensor) and moved.ndim:
-        return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
-    return moved
+    device_value = value.to(parameter.device)
+    if isinstance(parameter, DTensor) and device_value.ndim:
+        return distribute_tensor(device_value, parameter.device_mesh, parameter.placements)
+    return device_value

@@ -13,7 +13,7 @@ from torch import Tensor
 from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.region_rows import LARGEST
-from vlmill.train.loading.pictures.boxed import picture_regions_of
+from vlmill.train.loading.pictures.boxed import make_image_regions
 from vlmill.train.loading.stored import StoredFeatures
 from vlmill.train.loading.undecodable import NAMED, Undecodable
 
@@ -103,13 +103,13 @@ class HostBatch:
     def not_finite(self, *, quick: bool = False) -> list[str]:
         """Returns the images that :func:`not_finite` finds by their features or boxes."""
         names = ("features", "region_locations", "global_features")
-        of_pictures = [self.tensors[name] for name in names if name in self.tensors]
-        return not_finite(self.image_ids, *of_pictures, quick=quick)
+        image_tensors = [self.tensors[name] for name in names if name in self.tensors]
+        return not_finite(self.image_ids, *image_tensors, quick=quick)
 
     def checked(self) -> "HostBatch":
         """Returns the batch. Raises InputError for pictures that :meth:`not_finite` names."""
         if bad := self.not_finite(quick=True):
-            raise InputError(said_of(bad))
+            raise InputError(describe_not_finite(bad))
         return self
 
     def to(self, device: torch.device | str) -> Batch:
@@ -130,7 +130,7 @@ class HostBatch:
             mask = torch.zeros(batch, 0, dtype=torch.bool, device=device)
             targets, hidden = features.new_zeros(0, 1), None
         none = tokens.new_zeros(0)
-        of_pictures = tensors.get("global_features")
+        global_features = tensors.get("global_features")
         return Batch(
             inputs=VLInputs(
                 tokens=tokens,
@@ -141,7 +141,7 @@ class HostBatch:
                 segments=tensors.get("segments"),
                 text_regions=tensors.get("text_regions"),
                 masked_regions=hidden if self.whole_image == "rest" else None,
-                global_features=None if of_pictures is None else of_pictures.float(),
+                global_features=None if global_features is None else global_features.float(),
                 real_tokens=tensors["real_tokens"],
                 real_regions=tensors.get("real_regions", none),
                 read_tokens=tensors["read_tokens"],
@@ -161,7 +161,7 @@ class HostBatch:
             patch_mask=tensors.get("patch_mask"),
             masked_patches=tensors.get("masked_patches"),
             num_texts=self.num_texts,
-            picture_regions=picture_regions_of(tensors),
+            picture_regions=make_image_regions(tensors),
             picture_keys=tensors.get("picture_keys"),
             labels={
                 name.removeprefix(LABEL): tensor
@@ -175,8 +175,8 @@ class HostBatch:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         features, hidden = tensors["features"].float(), tensors["hidden"]
         locations, mask = tensors["region_locations"], tensors["region_mask"]
-        shown = mask.shape[1]
-        targets = features[:, :shown].flatten(0, 1)[tensors["masked_regions"]]
+        num_shown = mask.shape[1]
+        targets = features[:, :num_shown].flatten(0, 1)[tensors["masked_regions"]]
         # Only the feature goes: location, segment and position stay (a choice the papers leave).
         features.masked_fill_(hidden[..., None], 0)
         if self.whole_image != "none":
@@ -187,7 +187,7 @@ class HostBatch:
                 self.whole_image,
                 tensors.get("region_weights"),
             )
-        return features[:, :shown], targets, locations, mask, hidden[:, :shown]
+        return features[:, :num_shown], targets, locations, mask, hidden[:, :num_shown]
 
     def _distributions(self, tensors: dict[str, Tensor]) -> Tensor | None:
         if "class_probs" not in tensors:
@@ -195,28 +195,28 @@ class HostBatch:
         probs = tensors["class_probs"].float()
         if "class_prob_ids" not in tensors or self.num_classes is None:
             return probs
-        whole = probs.new_zeros(len(probs), self.num_classes)
-        return whole.scatter_(1, tensors["class_prob_ids"].long(), probs)
+        all_probs = probs.new_zeros(len(probs), self.num_classes)
+        return all_probs.scatter_(1, tensors["class_prob_ids"].long(), probs)
 
 
-def not_finite(image_ids: Sequence[str], *of_pictures: Tensor, quick: bool = False) -> list[str]:
+def not_finite(image_ids: Sequence[str], *tensors: Tensor, quick: bool = False) -> list[str]:
     """Returns the images with a value that is not finite, or above `region_rows.LARGEST`, in one of
     the tensors, each [B, ...].
 
     A ``quick`` look takes a hundredth of the time, and misses large values that add up to little.
     """
     is_bad = torch.zeros(len(image_ids), dtype=torch.bool)
-    for tensor in of_pictures:
+    for tensor in tensors:
         rows = tensor[: len(image_ids)].flatten(1)
         suspects = ~is_bad
         if quick:  # NaN and infinity are never lost in a sum
             suspects &= ~(rows.sum(1, dtype=torch.float32).abs() <= LARGEST)
-        for at in torch.nonzero(suspects).flatten():
-            is_bad[at] = not bool((rows[at].float().abs() <= LARGEST).all())
+        for index in torch.nonzero(suspects).flatten():
+            is_bad[index] = not bool((rows[index].float().abs() <= LARGEST).all())
     return [image_id for image_id, bad in zip(image_ids, is_bad.tolist(), strict=True) if bad]
 
 
-def said_of(image_ids: Sequence[str]) -> str:
+def describe_not_finite(image_ids: Sequence[str]) -> str:
     """Says to a user which pictures :func:`not_finite` names, and what to do."""
     more = f" and {len(image_ids) - NAMED} others" if len(image_ids) > NAMED else ""
     return (

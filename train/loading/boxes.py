@@ -28,8 +28,8 @@ def padded_locations(
     start = 0
     if first is not None and longest:
         start, corners[:, 0] = 1, first
-    for i, of_picture in enumerate(boxes):
-        corners[i, start : start + len(of_picture)] = of_picture
+    for i, image_boxes in enumerate(boxes):
+        corners[i, start : start + len(image_boxes)] = image_boxes
     size = np.maximum(np.array(sizes, dtype=np.float32).reshape(-1, 2), 1)
     corners /= np.concatenate([size, size], axis=1)[:, None]
     np.clip(corners, 0, 1, out=corners)

@@ -7,9 +7,9 @@ import numpy as np
 
 from vlmill.train.loading.arrays import Flags, Ids, Keys
 from vlmill.train.loading.pairing import draw_row
-from vlmill.train.loading.random import Draws, scrambled, stream_starts
+from vlmill.train.loading.random import Draws, scramble, stream_starts
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 
 SHARE_STAGE = 1 << 19  # apart from the stages whose pairs draw orders, masks and negatives
 ALL = 1 << 64  # hashes that there are
@@ -46,7 +46,9 @@ class StagePairs:
         return draw_row(captions, draws, lambda other: not self.matches(other, row))
 
 
-def stage_rows(table: SampleTable, stage: Pass, splits: Collection[str | None] | None) -> Ids:
+def stage_rows(
+    table: SampleTable, stage: TrainingStage, splits: Collection[str | None] | None
+) -> Ids:
     """Returns the rows of ``table`` that a stage visits, in the order of their pictures, int64 [N].
 
     Whether a pair belongs to a stage's share depends on its id alone (of pictures alone: on the
@@ -55,24 +57,26 @@ def stage_rows(table: SampleTable, stage: Pass, splits: Collection[str | None] |
     """
     rows = table.rows_of(stage.sources, stage.feeding.kind, splits)
     keys = table.image_keys if stage.feeding.kind == "pictures" else table.pair_keys
-    return rows[places_in_share(keys, rows, stage.share, stage.max_pairs)]
+    return rows[select_share(keys, rows, stage.share, stage.max_pairs)]
 
 
-def text_rows(table: SampleTable, stage: Pass, splits: Collection[str | None] | None) -> Ids:
+def text_rows(
+    table: SampleTable, stage: TrainingStage, splits: Collection[str | None] | None
+) -> Ids:
     """Returns the rows of the texts that come beside the pairs of a stage: int64 [N], rising."""
     return table.rows_of(stage.sources, "text", splits)
 
 
-def places_in_share(keys: Keys, rows: Ids, share: float, most: int | None) -> Ids:
+def select_share(keys: Keys, rows: Ids, share: float, max_count: int | None) -> Ids:
     """Returns the places in ``rows`` whose hashes of ``keys`` are below ``share`` of all hashes,
-    of these the ``most`` smallest: int64 [N], rising.
+    of these the ``max_count`` smallest: int64 [N], rising.
     """
-    places = np.arange(len(rows))
-    if share == 1 and (most is None or most >= len(rows)):
-        return places
-    hashes = scrambled(stream_starts(0, SHARE_STAGE, 0, keys[rows]))
+    positions = np.arange(len(rows))
+    if share == 1 and (max_count is None or max_count >= len(rows)):
+        return positions
+    hashes = scramble(stream_starts(0, SHARE_STAGE, 0, keys[rows]))
     if share < 1:
-        places = np.flatnonzero(hashes < np.uint64(int(share * ALL)))
-    if most is not None and most < len(places):
-        places = np.sort(places[np.argpartition(hashes[places], most)[:most]])
-    return places
+        positions = np.flatnonzero(hashes < np.uint64(int(share * ALL)))
+    if max_count is not None and max_count < len(positions):
+        positions = np.sort(positions[np.argpartition(hashes[positions], max_count)[:max_count]])
+    return positions

@@ -21,7 +21,7 @@ from vlmill.train.loading.arrays import Array, Arrays, Flags, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.pictures.boxed import padded_pictures
-from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, global_feature_of
+from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, get_global_feature
 from vlmill.train.recipes.parts import Feeding
 
 NO_BOXES = np.empty((0, 4), dtype=np.float32)
@@ -97,13 +97,13 @@ def _texts(samples: Sequence[Sample], pad_to: int, mismatched: bool) -> Arrays:
     masked = np.zeros_like(mask)
     masked[mask] = np.concatenate([text.masked for text in texts])
     masked &= _asked(samples, mismatched)
-    places = np.flatnonzero(masked)
+    positions = np.flatnonzero(masked)
     return {
         "tokens": tokens,
         "original_tokens": original,
         "token_mask": mask,
-        "masked_tokens": places,
-        "token_targets": original.ravel()[places],
+        "masked_tokens": positions,
+        "token_targets": original.ravel()[positions],
         "real_tokens": np.flatnonzero(mask),
         "read_tokens": _with_first(masked, lengths > 0),
     }
@@ -122,42 +122,42 @@ def _asked(samples: Sequence[Sample], mismatched: bool) -> Flags:
 
 
 def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatched: bool) -> Arrays:
-    whole = int(feeding.whole_image != "none")
+    region_offset = int(feeding.whole_image != "none")
     pictures = [sample.regions for sample in samples]
     present = [regions for regions in pictures if regions is not None]
     counts = np.array([len(regions.boxes) if regions else 0 for regions in pictures])
-    ends = np.array([whole + regions.num_shown if regions else 0 for regions in pictures])
-    shown = _padded(int(ends.max()), pad_to)
-    read = max(whole + int(counts.max()), shown)
+    ends = np.array([region_offset + regions.num_shown if regions else 0 for regions in pictures])
+    shown_length = _padded(int(ends.max()), pad_to)
+    read = max(region_offset + int(counts.max()), shown_length)
     columns = np.arange(read)
     hidden = np.zeros((len(samples), read), dtype=np.bool_)
     # Rows without regions end before the whole picture's column, so that nothing is put there.
-    hidden[(columns >= whole) & (columns < whole + counts[:, None])] = np.concatenate(
-        [regions.masks.zeroed for regions in present]
+    hidden[(columns >= region_offset) & (columns < region_offset + counts[:, None])] = (
+        np.concatenate([regions.masks.zeroed for regions in present])
     )
-    mask = columns[:shown] < ends[:, None]
-    is_region = mask & (columns[:shown] >= whole)
+    mask = columns[:shown_length] < ends[:, None]
+    is_region = mask & (columns[:shown_length] >= region_offset)
     masked = np.zeros_like(mask)
     masked[is_region] = np.concatenate([r.masks.masked[: r.num_shown] for r in present])
     masked &= _asked(samples, mismatched)
-    places = np.flatnonzero(masked)
+    positions = np.flatnonzero(masked)
     background = feeding.region_targets == "distribution"
     classes = np.full(mask.shape, IGNORED, dtype=np.int64)
     classes[is_region] = np.concatenate([_classes(regions) for regions in present])
-    targets = classes.ravel()[places]
+    targets = classes.ravel()[positions]
     arrays: Arrays = {
-        "region_locations": _locations(pictures, feeding, shown),
+        "region_locations": _locations(pictures, feeding, shown_length),
         "region_mask": mask,
         "hidden": hidden,
         "region_counts": counts,
-        "masked_regions": places,
+        "masked_regions": positions,
         "real_regions": np.flatnonzero(mask),
         "read_regions": _with_first(masked, ends > 0),
         "class_targets": np.where(targets < 0, IGNORED, targets + background),
     }
     if any(regions.weights is not None for regions in present):
-        arrays["region_weights"] = _weights(pictures, read - whole)
-    return arrays | (_distributions(pictures, masked[:, whole:]) if background else {})
+        arrays["region_weights"] = _weights(pictures, read - region_offset)
+    return arrays | (_distributions(pictures, masked[:, region_offset:]) if background else {})
 
 
 def _weights(pictures: Sequence[SampledRegions | None], columns: int) -> Array:
@@ -181,7 +181,7 @@ def _classes(regions: SampledRegions) -> npt.NDArray[Any]:
 def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
     """Returns the features of whole pictures, as stored [B, G]; zeros for texts alone."""
     has_picture = [sample.regions is not None for sample in samples]
-    stored = [global_feature_of(s.regions.row) for s in samples if s.regions is not None]
+    stored = [get_global_feature(s.regions.row) for s in samples if s.regions is not None]
     features = np.zeros((len(samples), len(stored[0])), dtype=stored[0].dtype)
     features[has_picture] = stored
     return features
@@ -213,8 +213,8 @@ def _distributions(pictures: Sequence[SampledRegions | None], masked: Flags) -> 
         return {}
     arrays: Arrays = {}
     for name in ("class_probs", "class_prob_ids"):
-        values = [(getattr(row, name), places) for row, places in picked]
-        parts = [of_row[at] for of_row, at in values if of_row is not None]
+        values = [(getattr(row, name), positions) for row, positions in picked]
+        parts = [stored[indices] for stored, indices in values if stored is not None]
         if parts:
             arrays[name] = np.concatenate(parts)
     return arrays

@@ -25,8 +25,8 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.sample import (
     Sample,
-    columns_of,
-    global_feature_of,
+    list_columns,
+    get_global_feature,
     surest_first,
     take_regions,
 )
@@ -61,9 +61,9 @@ class Buffers:
         with self._lock:
             while self._returned:
                 self._free = [*self._free, self._returned.popleft()][-KEPT:]
-            for at in reversed(range(len(self._free))):  # the last one may be in the cache still
-                if size <= len(self._free[at]) <= LARGER * size:
-                    return self._free.pop(at)
+            for index in reversed(range(len(self._free))):  # the last one may be in the cache still
+                if size <= len(self._free[index]) <= LARGER * size:
+                    return self._free.pop(index)
         return torch.empty(size, dtype=torch.uint8)
 
 
@@ -71,7 +71,7 @@ BUFFERS = Buffers()
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def features_of(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
+def load_features(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
     """Returns the features of a picture's first ``count`` regions, float32 [R, D].
 
     Raises InputError if the row has none.
@@ -126,7 +126,7 @@ def region_batch(
     They are named by their image_id. All regions that ``feeding`` asks for are shown, as a text
     may leave them less room than another.
     """
-    columns = columns_of(feeding, global_features=global_features)
+    columns = list_columns(feeding, global_features=global_features)
     pictures = (take_regions(*reader.located(number), feeding, columns) for number in numbers)
     samples = [Sample(pair_id=regions.row.image_id, regions=regions) for regions in pictures]
     batch = collate(samples, feeding, global_features=global_features)
@@ -167,7 +167,7 @@ def are_ranked(regions: RegionReader) -> bool:
     return not len(regions) or surest_first(regions.row(0)) is not None
 
 
-def global_widths_of(config: Any) -> tuple[int, ...]:
+def get_global_widths(config: Any) -> tuple[int, ...]:
     """The widths of whole pictures' features that a model takes; most take none."""
     widths: tuple[int, ...] = getattr(config, "global_widths", ())
     return widths
@@ -178,10 +178,10 @@ def check_global_features(regions: RegionReader, config: Any) -> None:
 
     By its first row; a later one without them is named when it is read.
     """
-    widths = global_widths_of(config)
+    widths = get_global_widths(config)
     if not widths or not len(regions):
         return
-    width = len(global_feature_of(regions.row(0)))
+    width = len(get_global_feature(regions.row(0)))
     if width != sum(widths):
         raise InputError(
             f"--regions has global features {width} wide, the model takes {sum(widths)} "

@@ -19,19 +19,19 @@ from vlmill.train.loading.stored import StoredFeatures, stored_features, unread_
 from vlmill.train.recipes.parts import Feeding
 
 
-def shown_of_each(
-    num_detected: int, num_annotated: int, most: int, *, detected_first: bool = False
+def count_shown(
+    num_detected: int, num_annotated: int, max_regions: int, *, detected_first: bool = False
 ) -> tuple[int, int]:
-    """Returns how many regions of either kind are shown among ``most``; the last ones of each go.
+    """Returns how many regions of either kind are shown among ``max_regions``; the last ones of each go.
 
     Annotated ones have the right of way, but with ``detected_first`` (ViLBERT's code for VCR, and
     for RefCOCO+).
     """
     if detected_first:
-        detected = min(most, num_detected)
-        return detected, min(most - detected, num_annotated)
-    annotated = min(most, num_annotated)
-    return min(most - annotated, num_detected), annotated
+        detected = min(max_regions, num_detected)
+        return detected, min(max_regions - detected, num_annotated)
+    annotated = min(max_regions, num_annotated)
+    return min(max_regions - annotated, num_detected), annotated
 
 
 def whole_weights(num_detected: int, num_annotated: int) -> Array:
@@ -46,7 +46,7 @@ def whole_weights(num_detected: int, num_annotated: int) -> Array:
     return np.concatenate(shares) if shares else np.empty(0, np.float32)
 
 
-def weights_of(counts: tuple[int, int], feeding: Feeding) -> Array:
+def compute_region_weights(counts: tuple[int, int], feeding: Feeding) -> Array:
     """Returns the shares where both kinds are always fed, as :func:`whole_weights`; where annotated
     ones come along in training alone they do not count, as later they are not there (ViLBERT's
     code for RefCOCO+), unless nothing was detected.
@@ -60,20 +60,20 @@ def weights_of(counts: tuple[int, int], feeding: Feeding) -> Array:
 
 def joined_regions(
     regions: RegionReader,
-    at: int,
+    row_number: int,
     feeding: Feeding,
     *,
     with_annotated: bool = True,
     mirrored: bool = False,
 ) -> SampledRegions:
-    """Takes the detected regions of row ``at`` and, ``with_annotated``, the picture's annotated
+    """Takes the detected regions of row ``row_number`` and, ``with_annotated``, the picture's annotated
     ones behind them.
 
     Those that are not shown are read behind both, as they count for the whole picture. Nothing is
     masked, and no class comes along: the two tables' classes may be different lists. Raises
     InputError for tables that give the picture different sizes.
     """
-    tables = [regions.located(at)]
+    tables = [regions.located(row_number)]
     rows = [tables[0][0].row(tables[0][1], ())]
     if with_annotated:
         assert isinstance(regions, JoinedRegions)  # `open_examples`
@@ -82,9 +82,9 @@ def joined_regions(
         require_same_size(*rows)
     counts = len(rows[0].boxes), len(rows[1].boxes) if with_annotated else 0
     in_training = feeding.boxes == "joined-in-training"
-    shown = shown_of_each(*counts, feeding.max_regions, detected_first=in_training)
-    parts = joined_parts(counts, shown)
-    order = np.concatenate([places + which * counts[0] for which, places in parts])
+    shown_counts = count_shown(*counts, feeding.max_regions, detected_first=in_training)
+    parts = joined_parts(counts, shown_counts)
+    order = np.concatenate([positions + which * counts[0] for which, positions in parts])
     boxes = np.concatenate([row.boxes for row in rows])[order]
     size = rows[0].width, rows[0].height
     return SampledRegions(
@@ -96,29 +96,29 @@ def joined_regions(
         ),
         boxes=placed_boxes(boxes, size, feeding, mirrored=mirrored),
         masks=MaskedRegions.none(len(boxes)),
-        num_shown=sum(shown),
+        num_shown=sum(shown_counts),
         mirrored=mirrored,
-        weights=weights_of(counts, feeding)[order],
-        first_annotated=shown[0],
+        weights=compute_region_weights(counts, feeding)[order],
+        first_annotated=shown_counts[0],
     )
 
 
 def require_same_size(detected: RegionRow, annotated: RegionRow) -> None:
     """Raises InputError for a picture that two tables give different sizes."""
-    ours, theirs = ((row.width, row.height) for row in (detected, annotated))
-    if ours != theirs:
+    detected_size, annotated_size = ((row.width, row.height) for row in (detected, annotated))
+    if detected_size != annotated_size:
         raise InputError(
-            f"--annotated-regions: {annotated.image_id} is {theirs[0]} x {theirs[1]} pixels, in "
-            f"--regions {ours[0]} x {ours[1]}; extract both from the same picture"
+            f"--annotated-regions: {annotated.image_id} is {annotated_size[0]} x {annotated_size[1]} pixels, in "
+            f"--regions {detected_size[0]} x {detected_size[1]}; extract both from the same picture"
         )
 
 
-def joined_parts(counts: tuple[int, int], shown: tuple[int, int]) -> list[tuple[int, Ids]]:
+def joined_parts(counts: tuple[int, int], shown_counts: tuple[int, int]) -> list[tuple[int, Ids]]:
     """Returns which regions are read, in turn: 0 for detected or 1 for annotated, and their places
     in that row. First those of both that are shown, then the others.
     """
-    starts = [np.arange(count) for count in shown]
-    rests = [np.arange(first, count) for first, count in zip(shown, counts, strict=True)]
+    starts = [np.arange(count) for count in shown_counts]
+    rests = [np.arange(first, count) for first, count in zip(shown_counts, counts, strict=True)]
     return list(enumerate(starts)) + list(enumerate(rests))
 
 
@@ -133,10 +133,12 @@ def _features(
     The first part has no order: it begins with its row, as `SampledRegions.stored_boxes` asks.
     """
     stored = []
-    for which, places in parts:
-        if not len(places):
+    for which, positions in parts:
+        if not len(positions):
             continue
-        part = stored_features(*tables[which], len(places), None if places[0] == 0 else places)
+        part = stored_features(
+            *tables[which], len(positions), None if positions[0] == 0 else positions
+        )
         if which and part.place is not None:
             shard, offset, size = part.place
             part = replace(part, place=(num_shards + shard, offset, size))

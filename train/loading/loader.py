@@ -106,13 +106,13 @@ def _ahead(
     memory there, and hold some of that GPU's.
     """
     waiting: queue.SimpleQueue[HostBatch | BaseException | None] = queue.SimpleQueue()
-    room, stopped = threading.Semaphore(AHEAD), threading.Event()
+    slots, stopped = threading.Semaphore(AHEAD), threading.Event()
 
     def work() -> None:
         try:
             if gpu is not None:
                 torch.cuda.set_device(gpu)
-            while room.acquire() and not stopped.is_set():
+            while slots.acquire() and not stopped.is_set():
                 waiting.put(next(batches, None))  # no name of ours keeps a batch's memory
         except BaseException as error:  # of whatever kind: it is raised where batches are asked for
             waiting.put(error)
@@ -121,12 +121,12 @@ def _ahead(
     thread.start()
     try:
         while (item := waiting.get()) is not None:
-            room.release()
+            slots.release()
             if isinstance(item, BaseException):
                 raise item
             yield item
             del item
     finally:
         stopped.set()
-        room.release()
+        slots.release()
         thread.join()

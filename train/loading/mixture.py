@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids, Keys
-from vlmill.train.loading.random import ALL_BITS, FACTOR, KEYS_AT_ONCE, scrambled, stream_starts
+from vlmill.train.loading.random import ALL_BITS, FACTOR, KEYS_AT_ONCE, scramble, stream_starts
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.parts import MixedSource
 
@@ -27,7 +27,7 @@ Counts = npt.NDArray[np.uint16]
 class SourcePairs:
     """The pairs of a source that a stage mixes with others.
 
-    ``places`` int64 [N] are theirs among the stage's rows, rising, ``keys`` [N] the hashes of their
+    ``positions`` int64 [N] are theirs among the stage's rows, rising, ``keys`` [N] the hashes of their
     ids. ``pictures`` int64 [N], those of a picture side by side.
     """
 
@@ -39,11 +39,11 @@ class SourcePairs:
     @cached_property
     def in_a_round(self) -> int:
         """Visits of a round: each pair, or of each picture so many as the rule allows."""
-        most = self.rule.captions_per_picture
-        if most is None:
+        max_captions = self.rule.captions_per_picture
+        if max_captions is None:
             return len(self.places)
         first = first_of_each(self.pictures)
-        return int(np.minimum(np.diff(first, append=len(self.pictures)), most).sum())
+        return int(np.minimum(np.diff(first, append=len(self.pictures)), max_captions).sum())
 
     @cached_property
     def in_last_round(self) -> int:
@@ -58,23 +58,27 @@ class SourcePairs:
 
     def visits(self, seed: int, stage: int, epoch: int) -> Counts:
         """Counts how often an epoch visits each pair: uint16 [N]."""
-        whole, most = int(self.rule.weight), self.rule.captions_per_picture
-        counts = np.full(len(self.places), whole if most is None else 0, dtype=np.uint16)
-        first_drawn = whole if most is None else 0
-        for number in range(first_drawn, whole + (self.in_last_round > 0)):
+        num_full_rounds, max_captions = int(self.rule.weight), self.rule.captions_per_picture
+        counts = np.full(
+            len(self.places), num_full_rounds if max_captions is None else 0, dtype=np.uint16
+        )
+        first_drawn = num_full_rounds if max_captions is None else 0
+        for number in range(first_drawn, num_full_rounds + (self.in_last_round > 0)):
             drawn = _Draws(
                 keys=self.keys, seed=seed, stage=stage, epoch=epoch + number * ROUND_EPOCH
             )
-            places = np.arange(len(self.places))
-            if most is not None:
-                places = np.flatnonzero(of_each_picture(self.pictures, drawn.numbers(0), most))
-            if number == whole:
+            positions = np.arange(len(self.places))
+            if max_captions is not None:
+                positions = np.flatnonzero(
+                    select_captions(self.pictures, drawn.numbers(0), max_captions)
+                )
+            if number == num_full_rounds:
                 # By other numbers: the least of many captions is smaller than that of few.
-                draws = drawn.numbers(1)[places]
-                places = places[
+                draws = drawn.numbers(1)[positions]
+                positions = positions[
                     np.argpartition(draws, self.in_last_round - 1)[: self.in_last_round]
                 ]
-            counts[places] += 1
+            counts[positions] += 1
         return counts
 
 
@@ -94,7 +98,7 @@ class _Draws:
         for first in range(0, len(drawn), KEYS_AT_ONCE):
             keys = self.keys[first : first + KEYS_AT_ONCE]
             starts = stream_starts(self.seed, self.stage + MIXTURE_STAGE, self.epoch, keys)
-            drawn[first : first + len(keys)] = scrambled(starts + step)
+            drawn[first : first + len(keys)] = scramble(starts + step)
         return drawn
 
 
@@ -103,8 +107,8 @@ def first_of_each(pictures: Ids) -> Ids:
     return np.flatnonzero(np.diff(pictures, prepend=pictures[:1] - 1))
 
 
-def of_each_picture(pictures: Ids, draws: Keys, most: int) -> Flags:
-    """Flags of the ``most`` pairs with the smallest draws of each picture: bool [N].
+def select_captions(pictures: Ids, draws: Keys, max_captions: int) -> Flags:
+    """Flags of the ``max_captions`` pairs with the smallest draws of each picture: bool [N].
 
     The pictures are numbered, and number, draw and place within the picture sorted as one value, of
     which the draw keeps the bits that are left (34 for 10 million pictures of up to 64 captions).
@@ -119,7 +123,7 @@ def of_each_picture(pictures: Ids, draws: Keys, most: int) -> Flags:
     values = np.repeat(np.arange(len(first), dtype=np.uint64) << np.uint64(64 - above), counts)
     values |= draws >> np.uint64(above) & ~mask | within.astype(np.uint64)
     values.sort()  # each picture's stay among its own places
-    chosen = within < most
+    chosen = within < max_captions
     flags = np.zeros(len(pictures), dtype=np.bool_)
     flags[begins[chosen] + (values[chosen] & mask).astype(np.int64)] = True
     return flags
@@ -153,13 +157,13 @@ class Mixture:
         return rows, visits.astype(np.uint16)
 
 
-def mixture_of(table: SampleTable, rows: Ids, rules: Sequence[MixedSource]) -> Mixture | None:
+def make_mixture(table: SampleTable, rows: Ids, rules: Sequence[MixedSource]) -> Mixture | None:
     """The mixture of a stage's ``rows`` by these rules; None where none is of their sources."""
-    sources = sources_of(table, rows, rules)
+    sources = collect_source_pairs(table, rows, rules)
     return Mixture(rows=rows, sources=sources) if sources else None
 
 
-def sources_of(
+def collect_source_pairs(
     table: SampleTable, rows: Ids, rules: Sequence[MixedSource]
 ) -> tuple[SourcePairs, ...]:
     """The pairs among ``rows`` that each rule is of; of a rule without any, nothing."""
@@ -168,9 +172,9 @@ def sources_of(
 
 
 def _source_pairs(table: SampleTable, rows: Ids, rule: MixedSource) -> SourcePairs:
-    places = np.flatnonzero(table.is_of(rule.source)[rows])
-    pictures = table.image_rows[rows[places]]
+    positions = np.flatnonzero(table.is_of(rule.source)[rows])
+    pictures = table.image_rows[rows[positions]]
     if (pictures == ABSENT).all():  # texts alone
         rule = replace(rule, captions_per_picture=None)
-    keys = table.pair_keys[rows[places]]
-    return SourcePairs(rule=rule, places=places, keys=keys, pictures=pictures)
+    keys = table.pair_keys[rows[positions]]
+    return SourcePairs(rule=rule, places=positions, keys=keys, pictures=pictures)

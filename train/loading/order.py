@@ -61,17 +61,17 @@ class PairOrder:
         """Returns the pairs of batch ``index``, counted from 0."""
         first = index * self.size
         if self.loading.bucket == 1:
-            return [self.visit(place) for place in range(first, first + self.size)]
+            return [self.visit(position) for position in range(first, first + self.size)]
         group, within = divmod(first, self._bucket)
-        places = self._buckets(group)[within : within + self.size]
-        return [self.visit(place) for place in places.tolist()]
+        positions = self._buckets(group)[within : within + self.size]
+        return [self.visit(position) for position in positions.tolist()]
 
-    def visit(self, place: int) -> Visit:
+    def visit(self, position: int) -> Visit:
         """Returns the pair at a place of the endless list, buckets left aside."""
-        epoch, within = divmod(place, self.count)
-        window, at = divmod(within, self._window)
+        epoch, within = divmod(position, self.count)
+        window, index = divmod(within, self._window)
         near, repeats = self._windows(epoch, window)
-        return Visit(epoch=epoch, row=int(near[at]), near=near, repeat=int(repeats[at]))
+        return Visit(epoch=epoch, row=int(near[index]), near=near, repeat=int(repeats[index]))
 
     def spares(self, index: int, slot: int, parts: int) -> Iterator[Visit]:
         """The pairs that may take the place of pair ``slot`` of batch ``index``, best first; the
@@ -83,24 +83,30 @@ class PairOrder:
         round: then any of them, and last those of the step again.
         """
         first = index - index % parts
-        place, step = (index - first) * self.size + slot, parts * self.size
+        offset, step = (index - first) * self.size + slot, parts * self.size
         # Within two epochs' lengths every pair comes, wherever they begin.
-        behind = range(first + parts, first + parts - (-2 * self.count // self.size))
+        later_batches = range(first + parts, first + parts - (-2 * self.count // self.size))
 
-        def others() -> Iterator[Visit]:
-            met = {visit.row for at in range(first, first + parts) for visit in self.batch(at)}
-            return _of_new_rows((visit for at in behind for visit in self.batch(at)), met)
+        def later_visits() -> Iterator[Visit]:
+            met = {
+                visit.row
+                for batch_index in range(first, first + parts)
+                for visit in self.batch(batch_index)
+            }
+            return _of_new_rows(
+                (visit for batch_index in later_batches for visit in self.batch(batch_index)), met
+            )
 
-        yield from itertools.islice(others(), place, None, step)
-        few = list(others())
-        turn = place % max(len(few), 1)
+        yield from itertools.islice(later_visits(), offset, None, step)
+        few = list(later_visits())
+        turn = offset % max(len(few), 1)
         yield from (*few[turn:], *few[:turn])
-        yield from (visit for at in behind for visit in self.batch(at))
+        yield from (visit for later_index in later_batches for visit in self.batch(later_index))
 
     def epoch(self, number: int) -> Iterator[int]:
         """Returns the rows of an epoch in their order."""
         first = number * self.count
-        return (self.visit(place).row for place in range(first, first + self.count))
+        return (self.visit(position).row for position in range(first, first + self.count))
 
     @property
     def count(self) -> int:
@@ -142,8 +148,8 @@ class PairOrder:
     def _make_blocks(self, epoch: int) -> Ids:
         """The epoch's blocks in their order. The last one, if shorter, stays at the end: places
         must be known without the order."""
-        whole = self.count // self.loading.block
-        return np.append(self._permutation(epoch, 0, whole), whole)
+        num_full_blocks = self.count // self.loading.block
+        return np.append(self._permutation(epoch, 0, num_full_blocks), num_full_blocks)
 
     def _make_visited(self, epoch: int) -> Visited:
         """Lists what an epoch visits, in the order of ``rows``."""
@@ -160,9 +166,9 @@ class PairOrder:
             return rows[order], repeats[order]
         first = window * size // block
         blocks = self._blocks(epoch)[first : first + size // block]
-        places = (blocks[:, None] * block + np.arange(block)).ravel()
-        places = places[places < count]  # the last block may be shorter
-        order = places[self._permutation(epoch, WINDOW_KEY + window, len(places))]
+        positions = (blocks[:, None] * block + np.arange(block)).ravel()
+        positions = positions[positions < count]  # the last block may be shorter
+        order = positions[self._permutation(epoch, WINDOW_KEY + window, len(positions))]
         return rows[order], repeats[order]
 
     def _make_bucket(self, group: int) -> Ids:
@@ -171,9 +177,9 @@ class PairOrder:
         Pairs stay in their group, and thus in their epoch but for the group that two epochs share.
         """
         assert self.lengths is not None
-        places = np.arange(group * self._bucket, (group + 1) * self._bucket)
-        lengths = self.lengths[[self.visit(place).row for place in places.tolist()]]
-        batches = places[np.argsort(lengths, kind="stable")].reshape(self.loading.bucket, -1)
+        positions = np.arange(group * self._bucket, (group + 1) * self._bucket)
+        lengths = self.lengths[[self.visit(position).row for position in positions.tolist()]]
+        batches = positions[np.argsort(lengths, kind="stable")].reshape(self.loading.bucket, -1)
         return batches[self._permutation(group, 2 * WINDOW_KEY, len(batches))].ravel()
 
 
@@ -195,13 +201,13 @@ class AlternatingOrder:
 
     def batch(self, index: int) -> list[Visit]:
         """Returns the pairs of batch ``index``, counted from 0."""
-        order, own = self._own(index)
-        return order.batch(own)
+        order, order_index = self._own(index)
+        return order.batch(order_index)
 
     def spares(self, index: int, slot: int, parts: int) -> Iterator[Visit]:
         """Returns the pairs of the same list that may replace one, as `PairOrder.spares` does."""
-        order, own = self._own(index)
-        return order.spares(own, slot, parts)
+        order, order_index = self._own(index)
+        return order.spares(order_index, slot, parts)
 
     def _own(self, index: int) -> tuple[PairOrder, int]:
         """Returns whose turn a batch is, and its number in that list."""

@@ -12,7 +12,7 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.chosen import text_rows
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
-from vlmill.train.loading.mixture import mixture_of
+from vlmill.train.loading.mixture import make_mixture
 from vlmill.train.loading.order import PairOrder, Visit
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.random import Uniforms
@@ -44,7 +44,7 @@ class PretrainBatches(StageBatches):
         rows = text_rows(self.table, self.stage, self.splits)
         return PairOrder(
             rows=rows,
-            mixture=mixture_of(self.table, rows, self.stage.mixture),
+            mixture=make_mixture(self.table, rows, self.stage.mixture),
             lengths=None,
             loading=self.stage.loading,
             seed=self.seed,
@@ -73,13 +73,15 @@ class PretrainBatches(StageBatches):
 
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Returns the masked sample of each visit, or the picture that it lacks."""
-        draws_of = self._draws(visits, self.stage_number)
-        pairings = [self._pairing(v, draws) for v, draws in zip(visits, draws_of, strict=True)]
+        visit_draws = self._draws(visits, self.stage_number)
+        pairings = [self._pairing(v, draws) for v, draws in zip(visits, visit_draws, strict=True)]
         texts = [cut_tokens(self.table.tokens(row), self._longest) for row, _, _ in pairings]
-        masked = self._masked(texts, draws_of)
+        masked = self._masked(texts, visit_draws)
         samples = (
             self._sample(visit, text, pairing, draws)
-            for visit, text, pairing, draws in zip(visits, masked, pairings, draws_of, strict=True)
+            for visit, text, pairing, draws in zip(
+                visits, masked, pairings, visit_draws, strict=True
+            )
         )
         return [sample if isinstance(sample, Undecodable) else (sample,) for sample in samples]
 
@@ -109,10 +111,10 @@ class PretrainBatches(StageBatches):
         )
         return self.pictured(sample, image_row, draws)
 
-    def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
+    def _regions(self, row_number: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None
         return sample_regions(
-            *self.regions.located(at),
+            *self.regions.located(row_number),
             draws,
             self.stage.feeding,
             self.stage.masking,
@@ -120,9 +122,9 @@ class PretrainBatches(StageBatches):
         )
 
     def _texts_alone(self, visits: Sequence[Visit]) -> list[Sample]:
-        draws_of = self._draws(visits, self.stage_number + TEXT_STAGE)
+        visit_draws = self._draws(visits, self.stage_number + TEXT_STAGE)
         texts = [self._lengthened(visit.row) for visit in visits]
-        masked = self._masked(texts, draws_of, specials=False)
+        masked = self._masked(texts, visit_draws, specials=False)
         return [
             Sample(
                 pair_id=self.table.pair_id(visit.row),
@@ -137,7 +139,9 @@ class PretrainBatches(StageBatches):
         """Returns a row of text without [CLS] and [SEP], with the texts after it (VL-BERT)."""
         rows = self.texts.rows
         first = int(np.searchsorted(rows, row))
-        following = (self.table.tokens(int(rows[at % len(rows)])) for at in itertools.count(first))
+        following = (
+            self.table.tokens(int(rows[index % len(rows)])) for index in itertools.count(first)
+        )
         return joined_texts(following, self.stage.feeding.text_row_tokens)
 
     def _masked(

@@ -24,7 +24,7 @@ MANTISSA = 2.0**-53
 KEYS_AT_ONCE = 1 << 16  # keys that are made at once, so that they stay in the cache
 
 
-def scrambled(values: Keys) -> Keys:
+def scramble(values: Keys) -> Keys:
     """Maps any 64 bits to others, one to one: splitmix64's last step."""
     values = (values ^ (values >> np.uint64(30))) * FIRST
     values = (values ^ (values >> np.uint64(27))) * SECOND
@@ -35,14 +35,14 @@ def stream_starts(seed: int, stage: int, epochs: Any, keys: Any) -> Keys:
     """Tells where the streams of pairs [B], each in its epoch, begin."""
     start = np.zeros(len(keys), dtype=np.uint64)
     for part in (seed, stage, epochs, keys):
-        start = scrambled(start + GOLDEN + np.asarray(part, dtype=np.uint64))
+        start = scramble(start + GOLDEN + np.asarray(part, dtype=np.uint64))
     return start
 
 
 def uniforms(starts: Keys, first: int, count: int) -> Numbers:
     """Numbers ``first`` to ``first + count`` of each stream, from 0 to below 1: float64 [B, N]."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * GOLDEN
-    numbers: Numbers = (scrambled(starts[:, None] + steps) >> np.uint64(11)).astype("f8") * MANTISSA
+    numbers: Numbers = (scramble(starts[:, None] + steps) >> np.uint64(11)).astype("f8") * MANTISSA
     return numbers
 
 
@@ -55,18 +55,18 @@ class Uniforms:
 
     def random(self) -> float:
         """Draws a number from 0 to below 1."""
-        at = self._at
-        if at >= len(self._drawn):
+        position = self._at
+        if position >= len(self._drawn):
             self._extend(1)
-        self._at = at + 1
-        return self._drawn.item(at)
+        self._at = position + 1
+        return self._drawn.item(position)
 
     def many(self, count: int) -> Numbers:
         """Draws the next ``count`` numbers: float64 [N]."""
-        at, self._at = self._at, self._at + count
+        position, self._at = self._at, self._at + count
         if self._at > len(self._drawn):
             self._extend(self._at - len(self._drawn))
-        return self._drawn[at : self._at]
+        return self._drawn[position : self._at]
 
     def _extend(self, count: int) -> None:
         starts = np.array([self._start], dtype=np.uint64)
@@ -86,7 +86,7 @@ def streams(seed: int, stage: int, epochs: Any, keys: Any) -> list[Uniforms]:
     """Gives the streams of pairs [B], each in its epoch."""
     starts = stream_starts(seed, stage, epochs, keys)
     drawn = uniforms(starts, 0, BLOCK)
-    return [Uniforms(at, row) for at, row in zip(starts.tolist(), drawn, strict=True)]
+    return [Uniforms(start, row) for start, row in zip(starts.tolist(), drawn, strict=True)]
 
 
 class Draws(Protocol):
@@ -110,14 +110,14 @@ def permutation(start: int, count: int) -> Ids:
     of NumPy's shuffling (10 million: 0.15 s, not 0.5). Equal upper bits leave two numbers in their
     order, which happens to a pair of 10 million with a chance of 2^-40.
     """
-    places = np.uint64((1 << max(count - 1, 1).bit_length()) - 1)
+    mask = np.uint64((1 << max(count - 1, 1).bit_length()) - 1)
     keys = np.empty(count, dtype=np.uint64)
     for first in range(0, count, KEYS_AT_ONCE):
-        at = np.arange(first, min(first + KEYS_AT_ONCE, count), dtype=np.uint64)
-        drawn = scrambled(np.uint64(start) + (at + np.uint64(1)) * GOLDEN)
-        keys[first : first + len(at)] = drawn & ~places | at
+        numbers = np.arange(first, min(first + KEYS_AT_ONCE, count), dtype=np.uint64)
+        drawn = scramble(np.uint64(start) + (numbers + np.uint64(1)) * GOLDEN)
+        keys[first : first + len(numbers)] = drawn & ~mask | numbers
     keys.sort()
-    keys &= places
+    keys &= mask
     return keys.view(np.int64)
 
 

@@ -29,7 +29,7 @@ def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
     """Returns at most ``longest`` tokens of [CLS] text [SEP], the [SEP] kept."""
     if longest is None or len(tokens) <= longest:
         return tokens
-    return tokens[kept_tokens(len(tokens), longest)]
+    return tokens[select_tokens(len(tokens), longest)]
 
 
 def mask_picture(
@@ -77,21 +77,23 @@ class SampledRegions:
         order = None if self.features.more else self.features.order
         return self.row.boxes[: len(self.boxes)] if order is None else self.row.boxes[order]
 
-    def in_order(self, places: Ids, num_shown: int) -> "SampledRegions":
-        """The same regions in the order ``places`` [R], which stays within each part of their
+    def in_order(self, positions: Ids, num_shown: int) -> "SampledRegions":
+        """The same regions in the order ``positions`` [R], which stays within each part of their
         features, the first ``num_shown`` shown. Those that are not count for the whole picture
         still.
         """
         boxes = self.row.boxes
-        of_row = replace(self.row, boxes=boxes[places]) if self.features.more else self.row
+        row = replace(self.row, boxes=boxes[positions]) if self.features.more else self.row
         return replace(
             self,
-            row=of_row,
-            features=self.features.in_order(places),
-            boxes=self.boxes[places],
-            masks=MaskedRegions(masked=self.masks.masked[places], zeroed=self.masks.zeroed[places]),
+            row=row,
+            features=self.features.in_order(positions),
+            boxes=self.boxes[positions],
+            masks=MaskedRegions(
+                masked=self.masks.masked[positions], zeroed=self.masks.zeroed[positions]
+            ),
             num_shown=num_shown,
-            weights=None if self.weights is None else self.weights[places],
+            weights=None if self.weights is None else self.weights[positions],
         )
 
 
@@ -117,7 +119,7 @@ IGNORED = -100
 COLUMNS = {"class": ("class_ids",), "distribution": ("class_ids", "class_probs", "class_prob_ids")}
 
 
-def columns_of(feeding: Feeding, *, global_features: bool = False) -> tuple[str, ...]:
+def list_columns(feeding: Feeding, *, global_features: bool = False) -> tuple[str, ...]:
     """What is read of a row beside its boxes and features."""
     columns = [*COLUMNS[feeding.region_targets], *["global_feature"] * global_features]
     if feeding.region_order == "confidence":
@@ -150,27 +152,27 @@ def chosen_regions(row: RegionRow, feeding: Feeding) -> tuple[int, Ids | None]:
 
 def take_regions(
     group: RegionGroup,
-    at: int,
+    row_number: int,
     feeding: Feeding,
     columns: Sequence[str],
     *,
     mask: Callable[[Array, RegionRow], MaskedRegions] | None = None,
     mirrored: bool = False,
 ) -> SampledRegions:
-    """Takes the regions that are read of row ``at`` of a group, all of them shown.
+    """Takes the regions that are read of row ``row_number`` of a group, all of them shown.
 
     Training, evaluation and probes all get their regions here. ``columns`` is what
     :func:`columns_of` says. ``mask`` is told the boxes and the row; without it none is masked.
     Raises InputError for a row without features.
     """
-    row = group.row(at, columns)
+    row = group.row(row_number, columns)
     count, order = chosen_regions(row, feeding)
     boxes = row.boxes[:count] if order is None else row.boxes[order]
     boxes = placed_boxes(boxes, (row.width, row.height), feeding, mirrored=mirrored)
     return SampledRegions(
         row=row,
         features=(
-            stored_features(group, at, count, order)
+            stored_features(group, row_number, count, order)
             if feeding.reads_features
             else unread_features(count, order)
         ),
@@ -183,7 +185,7 @@ def take_regions(
 
 def sample_regions(
     group: RegionGroup,
-    at: int,
+    row_number: int,
     draws: Uniforms,
     feeding: Feeding,
     masking: Masking,
@@ -193,7 +195,7 @@ def sample_regions(
     mirrored = bool(feeding.flip) and draws.random() < feeding.flip
     return take_regions(
         group,
-        at,
+        row_number,
         feeding,
         columns,
         mask=lambda boxes, row: mask_picture(boxes, draws, masking, (row.width, row.height)),
@@ -207,20 +209,22 @@ def fit_together(
     """Cuts a text and a picture's regions to the elements that they share, if they share any."""
     if feeding.max_elements is None:
         return text, regions
-    whole = feeding.whole_image != "none"
+    has_whole_image = feeding.whole_image != "none"
     num_tokens, num_shown = kept_lengths(
-        len(text.tokens), len(regions.boxes) + whole, feeding.max_elements
+        len(text.tokens), len(regions.boxes) + has_whole_image, feeding.max_elements
     )
-    return cut_text(text, num_tokens), replace(regions, num_shown=num_shown - whole)
+    return cut_text(text, num_tokens), replace(regions, num_shown=num_shown - has_whole_image)
 
 
 def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
     """Returns at most ``longest`` tokens of a masked text, its last one, the [SEP], kept."""
     if len(text.tokens) <= longest:
         return text
-    places = kept_tokens(len(text.tokens), longest)
+    positions = select_tokens(len(text.tokens), longest)
     return MaskedTokens(
-        original=text.original[places], tokens=text.tokens[places], masked=text.masked[places]
+        original=text.original[positions],
+        tokens=text.tokens[positions],
+        masked=text.masked[positions],
     )
 
 
@@ -251,7 +255,7 @@ def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
     return np.concatenate(pieces)[:longest]
 
 
-def global_feature_of(row: RegionRow) -> npt.NDArray[Any]:
+def get_global_feature(row: RegionRow) -> npt.NDArray[Any]:
     """The whole picture's feature [G]. Raises InputError if the row has none."""
     if row.global_feature is None:
         raise InputError(
@@ -275,6 +279,6 @@ def kept_lengths(tokens: int, regions: int, longest: int = LONGEST) -> tuple[int
     return tokens, regions
 
 
-def kept_tokens(count: int, kept: int) -> Ids:
-    """The places of the ``kept`` of ``count`` tokens: the first ones, and the last, the [SEP]."""
-    return np.append(np.arange(kept - 1), count - 1).astype(np.int64)
+def select_tokens(count: int, num_kept: int) -> Ids:
+    """The places of the ``num_kept`` of ``count`` tokens: the first ones, and the last, the [SEP]."""
+    return np.append(np.arange(num_kept - 1), count - 1).astype(np.int64)

@@ -20,16 +20,16 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.chosen import StagePairs, stage_rows
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.patches import BlockMasking
-from vlmill.train.loading.mixture import ROUND_EPOCH, mixture_of
+from vlmill.train.loading.mixture import ROUND_EPOCH, make_mixture
 from vlmill.train.loading.order import TURN_STAGES, AlternatingOrder, PairOrder, Visit
 from vlmill.train.loading.pictures.boxed import boxed_picture
 from vlmill.train.loading.pictures.crop import UndecodablePicture, decode, training_pictures
 from vlmill.train.loading.random import Uniforms, streams
-from vlmill.train.loading.sample import Sample, SampledRegions, columns_of, fit_together
+from vlmill.train.loading.sample import Sample, SampledRegions, list_columns, fit_together
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 
 PATCH_SIZE = 16
 Rows = tuple[Sample, ...]  # of one visit, in a batch one after the other
@@ -48,7 +48,7 @@ class StageBatches(Dataset[HostBatch], ABC):
     """
 
     samples: Path
-    stage: Pass
+    stage: TrainingStage
     stage_number: int
     seed: int
     splits: Splits | None = None  # of the samples; all without
@@ -61,8 +61,8 @@ class StageBatches(Dataset[HostBatch], ABC):
     asking: str = "--pairs"  # the option that names the table of the samples
 
     def __getstate__(self) -> dict[str, object]:
-        opened = ("table", "order", "texts", "pairs", "_block_masking", "_columns", "_join")
-        return {name: value for name, value in self.__dict__.items() if name not in opened}
+        cached = ("table", "order", "texts", "pairs", "_block_masking", "_columns", "_join")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
 
     @cached_property
     def table(self) -> SampleTable:
@@ -105,7 +105,7 @@ class StageBatches(Dataset[HostBatch], ABC):
             lengths = regions.astype(np.int64) * (1 << 20) + self.table.num_tokens
         return PairOrder(
             rows=rows,
-            mixture=mixture_of(self.table, rows, self.stage.mixture),
+            mixture=make_mixture(self.table, rows, self.stage.mixture),
             lengths=lengths,
             loading=loading,
             seed=self.seed,
@@ -127,7 +127,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @cached_property
     def _columns(self) -> tuple[str, ...]:
-        return columns_of(self.stage.feeding, global_features=self.global_features)
+        return list_columns(self.stage.feeding, global_features=self.global_features)
 
     @property
     def _longest(self) -> int:
@@ -161,7 +161,7 @@ class StageBatches(Dataset[HostBatch], ABC):
             while isinstance(rows, Undecodable):
                 undecodable.append(rows)
                 if self.tolerance is not None:
-                    self.tolerance.check({one.image_id: None for one in undecodable})
+                    self.tolerance.check({fault.image_id: None for fault in undecodable})
                 spare = next(spares, None)
                 if spare is None:
                     raise InputError(
@@ -205,7 +205,7 @@ class StageBatches(Dataset[HostBatch], ABC):
         """A text with the picture of a row of the table, or the ``second`` one, if that can be
         decoded.
         """
-        at, image_id = self._picture_of(row, second=second)
+        row_number, image_id = self._picture_of(row, second=second)
         kind = self.stage.feeding.kind
         text, regions, pixels, image = sample.text, None, Arrays(), None
         try:
@@ -214,13 +214,13 @@ class StageBatches(Dataset[HostBatch], ABC):
             if image is not None and self.stage.feeding.boxes == "examples":
                 regions = self._example_regions(row, image.size, draws)
             elif kind in ("regions", "picture-regions"):
-                regions = self._regions(at, draws)
+                regions = self._regions(row_number, draws)
             if regions is not None:
                 text, regions = fit_together(text, regions, self.stage.feeding)
             if image is not None and regions is not None:
                 pixels = self._boxed(image, regions)
             elif kind in ("pixels", "pictures"):
-                pixels = self._pixels(at, image_id, draws)
+                pixels = self._pixels(row_number, image_id, draws)
         except UndecodablePicture as error:
             return Undecodable(
                 pair_id=self.table.pair_id(row),
@@ -239,12 +239,12 @@ class StageBatches(Dataset[HostBatch], ABC):
     def _picture_of(self, row: int, *, second: bool) -> tuple[int, str]:
         """Where a row's picture is, and its id."""
         if second:
-            of_row = self.table.value
-            return of_row("second_row", row), of_row("second_image_id", row)
+            get_value = self.table.value
+            return get_value("second_row", row), get_value("second_image_id", row)
         return int(self.table.image_rows[row]), self.table.image_id(row)
 
     @abstractmethod
-    def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
+    def _regions(self, row_number: int, draws: Uniforms) -> SampledRegions:
         """Reads the regions of a row of their table."""
 
     def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:
@@ -263,16 +263,16 @@ class StageBatches(Dataset[HostBatch], ABC):
         """The picture of a row, RGB and upright. Raises UndecodablePicture."""
         assert self.images is not None
         image_id = self.table.image_id(row)
-        (at,) = self._join.find([image_id])
-        return decode(self.images.bytes_of(int(at)), image_id)
+        (row_number,) = self._join.find([image_id])
+        return decode(self.images.bytes_of(int(row_number)), image_id)
 
     def _boxed(self, image: Image.Image, regions: SampledRegions) -> Arrays:
         """The picture with the boxes of its regions, as the model takes them."""
         return boxed_picture(image, regions, self.stage.feeding)
 
-    def _pixels(self, at: int, image_id: str, draws: Uniforms) -> Arrays:
+    def _pixels(self, row_number: int, image_id: str, draws: Uniforms) -> Arrays:
         assert self.images is not None
-        content, feeding = self.images.bytes_of(at), self.stage.feeding
+        content, feeding = self.images.bytes_of(row_number), self.stage.feeding
         pixels, small = training_pictures(content, image_id, draws, feeding)
         if small is None:
             return {"pixels": pixels}

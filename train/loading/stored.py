@@ -36,31 +36,31 @@ class StoredFeatures:
         """Returns the places in the row of some of the regions, which count from 0."""
         return regions if self.order is None else self.order[regions]
 
-    def in_order(self, places: Ids) -> "StoredFeatures":
-        """The same regions in the order ``places``, which stays within each part."""
+    def in_order(self, positions: Ids) -> "StoredFeatures":
+        """The same regions in the order ``positions``, which stays within each part."""
         parts, end = list[StoredFeatures](), 0
         for part in self.parts:
             start, end = end, end + part.num_regions
-            order = part.rows_of(places[start:end] - start)
+            order = part.rows_of(positions[start:end] - start)
             parts.append(replace(part, order=order, more=()))
         return replace(parts[0], more=tuple(parts[1:]))
 
 
 def stored_features(
-    group: RegionGroup, at: int, num_regions: int, order: Ids | None = None
+    group: RegionGroup, row_number: int, num_regions: int, order: Ids | None = None
 ) -> StoredFeatures:
-    """Finds the features of row ``at`` of a group. Raises InputError if the row has none and
+    """Finds the features of row ``row_number`` of a group. Raises InputError if the row has none and
     ``num_regions`` are asked for.
     """
     if not num_regions:
         return StoredFeatures(num_regions=0, place=None, copied=np.empty(0, np.uint8))
-    place = group.feature_place(at)
-    if place is not None:
-        where = (group.shard_number, *place)
+    span = group.feature_place(row_number)
+    if span is not None:
+        where = (group.shard_number, *span)
         return StoredFeatures(num_regions=num_regions, place=where, order=order)
-    copied = group.stored_bytes("features", at)
+    copied = group.stored_bytes("features", row_number)
     if copied is None:
-        raise no_features(group.image_id(at))
+        raise no_features(group.image_id(row_number))
     return StoredFeatures(num_regions=num_regions, place=None, copied=copied, order=order)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 
 CONFIG, FULL, ADDED = "tokenizer_config.json", "tokenizer.json", "added_tokens.json"
@@ -99,7 +99,7 @@ def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
         normalizer = _bert_normalizer(files[FULL], where)
         settings = {key: normalizer[name] for key, (name, _) in RULES.items() if name in normalizer}
         rules |= _rules(settings, where)
-        _add(added, _listed_tokens(files[FULL].get("added_tokens") or [], where), where)
+        _add(added, _parse_tokens(files[FULL].get("added_tokens") or [], where), where)
     if ADDED in files:
         where = f"{flag} {folder / ADDED}"
         tokens = {_token_id(number, where): name for name, number in files[ADDED].items()}
@@ -111,14 +111,18 @@ def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
         where = f"{flag} {folder / CONFIG}"
         _check_config(files[CONFIG], where)
         rules |= _rules({key: files[CONFIG][key] for key in RULES if key in files[CONFIG]}, where)
-        listed = files[CONFIG].get("added_tokens_decoder") or {}
-        if not isinstance(listed, dict):
+        entries_by_id = files[CONFIG].get("added_tokens_decoder") or {}
+        if not isinstance(entries_by_id, dict):
             raise InputError(f"{where}: added_tokens_decoder must be an object of id and token")
-        entries = [{"id": number} | _object(entry, where) for number, entry in listed.items()]
-        _add(added, _listed_tokens(entries, where), where)
+        entries = [
+            {"id": number} | _object(entry, where) for number, entry in entries_by_id.items()
+        ]
+        _add(added, _parse_tokens(entries, where), where)
     special = set(SPECIAL_NAMES.values())  # never matched in texts, which anybody may have written
-    kept = {number: token for number, token in added.items() if token.content not in special}
-    return TokenizerFiles(rules=rules, added=kept, vocabulary=vocabulary)
+    plain_tokens = {
+        number: token for number, token in added.items() if token.content not in special
+    }
+    return TokenizerFiles(rules=rules, added=plain_tokens, vocabulary=vocabulary)
 
 
 def config_text(tokenizer: Tokenizer, usual: Mapping[str, bool | None]) -> str | None:
@@ -129,20 +133,22 @@ def config_text(tokenizer: Tokenizer, usual: Mapping[str, bool | None]) -> str |
     """
     rules = {key: getattr(tokenizer.normalizer, name) for key, (_, name) in RULES.items()}
     added = tokenizer.get_added_tokens_decoder()
-    own = {RULES[key][1]: value for key, value in rules.items()}
-    if own == usual and not added:
+    normalizer_rules = {RULES[key][1]: value for key, value in rules.items()}
+    if normalizer_rules == usual and not added:
         return None
     if rules["clean_text"]:
         del rules["clean_text"]  # no setting of BertTokenizer's
-    listed = {str(number): _described(token) for number, token in sorted(added.items())}
-    settings = {"tokenizer_class": "BertTokenizer"} | rules | {"added_tokens_decoder": listed}
+    token_entries = {str(number): _describe_token(token) for number, token in sorted(added.items())}
+    settings = (
+        {"tokenizer_class": "BertTokenizer"} | rules | {"added_tokens_decoder": token_entries}
+    )
     return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
 
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def _described(token: AddedToken) -> dict[str, Any]:
+def _describe_token(token: AddedToken) -> dict[str, Any]:
     return {"content": token.content} | {name: getattr(token, name) for name in FLAGS}
 
 
@@ -187,7 +193,7 @@ def _token_id(number: Any, where: str) -> int:
     return number
 
 
-def _listed_tokens(entries: Iterable[Any], where: str) -> dict[int, AddedToken]:
+def _parse_tokens(entries: Iterable[Any], where: str) -> dict[int, AddedToken]:
     tokens: dict[int, AddedToken] = {}
     for entry in entries:
         fields = _object(entry, where)
@@ -219,16 +225,18 @@ def _add(added: dict[int, AddedToken], more: Mapping[int, AddedToken], where: st
 def _check_config(config: Mapping[str, Any], where: str) -> None:
     """Warns of settings without effect. Raises InputError for special tokens of other names."""
     for key, name in SPECIAL_NAMES.items():
-        given = config.get(key)
-        text = given.get("content") if isinstance(given, dict) else given
+        value = config.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
         if text is not None and text != name:
             raise InputError(f"{where}: {key}={text!r}, expected {name}; give a BERT vocabulary")
     kind = str(config.get("tokenizer_class") or "BertTokenizer")
     if kind.removesuffix("Fast") not in LIKE_BERT:
-        say(f"warning: {where}: tokenizer_class={kind} has no effect; texts are split as BERT's")
+        print_status(
+            f"warning: {where}: tokenizer_class={kind} has no effect; texts are split as BERT's"
+        )
     for key, usual in WITHOUT_EFFECT.items():
         if key in config and config[key] not in usual:
-            say(f"warning: {where}: {key}={json.dumps(config[key])} has no effect")
+            print_status(f"warning: {where}: {key}={json.dumps(config[key])} has no effect")
 
 
 def _full_vocabulary(full: Mapping[str, Any], where: str) -> dict[str, int]:

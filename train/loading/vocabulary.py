@@ -20,9 +20,9 @@ from tokenizers import (
     trainers,
 )
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.train.loading.tokenizer_files import (
     CONFIG,
     FULL,
@@ -113,17 +113,17 @@ def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000
     )
     model = Tokenizer(models.WordPiece(unk_token=UNK))
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model.train_from_iterator(_repeated(spellable, words), trainer)
+    model.train_from_iterator(_repeat_words(spellable, words), trainer)
     return bert_tokenizer(model.get_vocab())
 
 
-def _repeated(words: list[str], counts: Counter[str]) -> Iterable[str]:
+def _repeat_words(words: list[str], counts: Counter[str]) -> Iterable[str]:
     """Returns each word as often as it was seen, in lines short enough to stream."""
     for word in words:
-        full, rest = divmod(counts[word], 1000)
+        full, remainder = divmod(counts[word], 1000)
         for _ in range(full):
             yield " ".join([word] * 1000)
-        yield " ".join([word] * rest)
+        yield " ".join([word] * remainder)
 
 
 def read_vocabulary(
@@ -140,20 +140,20 @@ def read_vocabulary(
     Raises InputError for a file that is missing, too large, not UTF-8 or lacks a special token, and
     for settings beside it that cannot be followed.
     """
-    path = path_of(path)
+    path = to_path(path)
     folders = [folder for folder in (path.parent, settings_in) if folder is not None]
     folder = next((f for f in folders if tokenizer_files(f)), path.parent)
     files = read_tokenizer_files(folder, flag)
     if path.name == FULL:
         if not path.is_file():
             raise InputError(f"{flag} {path}: no such file; give a BERT vocab.txt")
-        own = files if folder == path.parent else read_tokenizer_files(path.parent, flag)
-        assert own.vocabulary is not None
-        tokens = dict(own.vocabulary)
+        own_files = files if folder == path.parent else read_tokenizer_files(path.parent, flag)
+        assert own_files.vocabulary is not None
+        tokens = dict(own_files.vocabulary)
     else:
         tokens = _read_lines(path, flag)
         if files.vocabulary is not None and files.vocabulary != tokens:
-            say(
+            print_status(
                 f"warning: {flag} {path} and {folder / FULL} have other tokens or numbers; those "
                 f"of {path.name} count"
             )
@@ -164,12 +164,12 @@ def read_vocabulary(
     size = max(tokens.values()) + 1
     if size > MAX_TOKENS:
         raise InputError(f"{flag} {path}: {size} tokens, expected at most {MAX_TOKENS}")
-    return bert_tokenizer(_filled(tokens, size), rules, files.added.values())
+    return bert_tokenizer(_fill_unused(tokens, size), rules, files.added.values())
 
 
 def vocabulary_files(path: str | Path) -> list[Path]:
     """Returns the files that :func:`read_vocabulary` reads: the vocabulary, and those beside it."""
-    path = path_of(path)
+    path = to_path(path)
     return [path, *(file for file in tokenizer_files(path.parent) if file != path)]
 
 
@@ -193,7 +193,7 @@ def _read_lines(path: Path, flag: str) -> dict[str, int]:
         vocabulary[token] = number
     if repeated:
         more = f" (and {len(repeated) - NAMED} more)" if len(repeated) > NAMED else ""
-        say(
+        print_status(
             f"warning: {flag} {path}: {'; '.join(repeated[:NAMED])}{more}; the later line counts, "
             "as in Hugging Face's tokenizers, and the earlier one's number stays unused"
         )
@@ -204,9 +204,13 @@ def _merge_added(tokens: dict[str, int], files: TokenizerFiles, where: str) -> N
     """Gives the added tokens their numbers. Raises InputError where one is another token's."""
     names = {number: token for token, number in tokens.items()}
     for number, token in sorted(files.added.items()):
-        taken, other = names.get(number), tokens.get(token.content, number)
-        if taken not in (None, token.content) or other != number:
-            has = f"{number} is {taken!r}" if other == number else f"it has the number {other}"
+        existing_token, existing_number = names.get(number), tokens.get(token.content, number)
+        if existing_token not in (None, token.content) or existing_number != number:
+            has = (
+                f"{number} is {existing_token!r}"
+                if existing_number == number
+                else f"it has the number {existing_number}"
+            )
             raise InputError(
                 f"{where}: the token {token.content!r} is added with the number {number}, but in "
                 f"the vocabulary {has}; make the two files agree"
@@ -219,7 +223,7 @@ def _merge_added(tokens: dict[str, int], files: TokenizerFiles, where: str) -> N
         tokens[token.content] = number
 
 
-def _filled(tokens: Mapping[str, int], size: int) -> dict[str, int]:
+def _fill_unused(tokens: Mapping[str, int], size: int) -> dict[str, int]:
     """Names each number below ``size`` that has no token ``[unusedN]``, with the first free N.
 
     BERT's own unused tokens have such names, which no text is split into.
@@ -231,7 +235,7 @@ def _filled(tokens: Mapping[str, int], size: int) -> dict[str, int]:
 
 def padded_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
     """Returns the tokenizer with ``size`` tokens, of which the further ones no text has."""
-    vocabulary = _filled(tokenizer.get_vocab(), size)
+    vocabulary = _fill_unused(tokenizer.get_vocab(), size)
     rules = {name: getattr(tokenizer.normalizer, name) for name in usual_rules(())}
     return bert_tokenizer(vocabulary, rules, tokenizer.get_added_tokens_decoder().values())
 

@@ -45,8 +45,8 @@ class GlobalContrast:
     def weights(self, pairs: int) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """How likely each image is drawn for one's own texts, and each text for one's images."""
         excluded = None if self.excluded is None else self.excluded[:pairs]
-        of_images = negative_weights(self.scores.T[:pairs], excluded)
-        return of_images, negative_weights(self.scores[:pairs], excluded)
+        image_weights = negative_weights(self.scores.T[:pairs], excluded)
+        return image_weights, negative_weights(self.scores[:pairs], excluded)
 
 
 def global_contrast(
@@ -62,14 +62,14 @@ def global_contrast(
     Pairs of one of the ``picture_keys`` are no negatives of each other; without keys every pair has
     a picture of its own.
     """
-    texts, images = (gather_first(one.own, exact=exact) for one in (text, image))
+    texts, images = (gather_first(vectors.own, exact=exact) for vectors in (text, image))
     excluded = None if picture_keys is None else same_pictures(gather_first(picture_keys))
     scale = model.log_scale.exp()
     losses = [contrast(texts, images, scale, excluded)]
     fused_scale = model.fused_scale()
     if fused_scale is not None:
         assert text.fused is not None and image.fused is not None
-        fused = [gather_first(one, exact=exact) for one in (text.fused, image.fused)]
+        fused = [gather_first(vectors, exact=exact) for vectors in (text.fused, image.fused)]
         losses.append(contrast(fused[0], fused[1], fused_scale, excluded))
     scores = contrast_logits(images, texts, scale)
     return GlobalContrast(scores=scores, loss=torch.stack(losses).mean(), excluded=excluded)
@@ -192,17 +192,17 @@ def contrast_and_matching(
     made = _encode_apart(model, inputs, masked_tokens, longest, pack=pack)
     image, texts, images = made.image, made.text, made.image_vectors
     if cached is None:
-        of_all = global_contrast(model, texts, images, picture_keys, exact=exact)
+        contrast_result = global_contrast(model, texts, images, picture_keys, exact=exact)
     else:
         loss = cached.part_loss(_scaled_vectors(model, texts, images))
-        of_all = GlobalContrast(scores=loss.new_zeros(0, 0), loss=loss)
+        contrast_result = GlobalContrast(scores=loss.new_zeros(0, 0), loss=loss)
     more = longest - length
     mask = F.pad(inputs.token_mask, (0, more))
     true, *passes = (Pairs(F.pad(text, (0, 0, 0, more)), mask, image) for text in made.texts)
     num_masked = len(passes) * pairs
     classes = inputs.tokens.new_zeros(0)
     if match and given is None:
-        drawn = draw(*of_all.weights(pairs))
+        drawn = draw(*contrast_result.weights(pairs))
         passes += [true, *_negatives(model, inputs, true, *drawn)]
         classes = _match_classes(*drawn)
     elif match and given is not None:
@@ -212,7 +212,7 @@ def contrast_and_matching(
     return ContrastAndMatching(
         text=texts,
         image=images,
-        contrast=of_all,
+        contrast=contrast_result,
         masked_text=image[:0] if joint is None else joint.text[:num_masked, :length],
         match_logits=model.match_logits(joint.pooled[num_masked:])
         if match and joint is not None
@@ -276,7 +276,7 @@ def _joint(
     model: Vlmo, passes: list[Pairs], num_masked: int, bias: Biases | None, *, pack: bool
 ) -> Encoded:
     """The fusion encoder over all ``passes`` at once: words are read of the first pairs alone."""
-    text, mask, image = (torch.cat(some) for some in zip(*passes, strict=True))
+    text, mask, image = (torch.cat(tensors) for tensors in zip(*passes, strict=True))
     masked = torch.arange(num_masked * mask.shape[1], device=mask.device)
     firsts = first_cells((len(mask), mask.shape[1]), mask)
     read = Cells(torch.cat([masked, firsts[num_masked:]]), masked[:0])

@@ -49,8 +49,8 @@ def negative_weights(
 
 def same_pictures(keys: Int[Tensor, " C"]) -> Bool[Tensor, "C C"]:
     """Which text and image of different pairs belong together: the pairs' pictures have one key."""
-    others = ~torch.eye(len(keys), dtype=torch.bool, device=keys.device)
-    return (keys[:, None] == keys[None]) & others
+    is_other_pair = ~torch.eye(len(keys), dtype=torch.bool, device=keys.device)
+    return (keys[:, None] == keys[None]) & is_other_pair
 
 
 def draw_negatives(
@@ -80,15 +80,15 @@ def negative_numbers(
     return sent(torch.from_numpy(np.ascontiguousarray(numbers)), accelerator.device)
 
 
-def drawn_by(numbers: Tensor) -> Draw:
+def make_draw(numbers: Tensor) -> Draw:
     """Draws negatives by given numbers [2, B], of images and of texts.
 
     A candidate's share of the way from 0 to 1 is its weight's, and candidates stand along it in the
     order of all processes' pairs.
     """
 
-    def draw(of_images: Tensor, of_texts: Tensor) -> tuple[Tensor, Tensor]:
-        return _at(of_images, numbers[0]), _at(of_texts, numbers[1])
+    def draw(image_weights: Tensor, text_weights: Tensor) -> tuple[Tensor, Tensor]:
+        return _pick_columns(image_weights, numbers[0]), _pick_columns(text_weights, numbers[1])
 
     return draw
 
@@ -104,7 +104,7 @@ def sample_columns(
     return columns.clamp(max=weights.shape[1] - 1)
 
 
-def _at(weights: Tensor, numbers: Tensor) -> Tensor:
+def _pick_columns(weights: Tensor, numbers: Tensor) -> Tensor:
     """The sampled columns [B] of weights [B, W B], which have one's own pairs first."""
     order = _in_order(*weights.shape, device=weights.device)
     return order[sample_columns(weights[:, order], numbers)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vlmill.models import Beit, Bert, VLInputs, Vlmo
 from vlmill.models.outputs import Encoded, RegionModel
-from vlmill.models.registry import variant_of
+from vlmill.models.registry import find_variant
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.pictures.tokenizer import PictureTokens
@@ -31,9 +31,9 @@ from vlmill.train.objectives.losses import (
     mean_soft_cross_entropy,
     mean_squared_error,
 )
-from vlmill.train.objectives.negatives import Draw, draw_negatives, drawn_by
+from vlmill.train.objectives.negatives import Draw, draw_negatives, make_draw
 from vlmill.train.recipes.parts import Objectives
-from vlmill.train.recipes.variants import named, training_of
+from vlmill.train.recipes.variants import named, get_training
 
 
 def weighted(weights: Objectives) -> tuple[str, ...]:
@@ -84,36 +84,36 @@ class Options:
     cached: CachedContrast | None = None
 
 
-Named = dict[str, Float[Tensor, ""]]  # each loss by its objective
-Losses = Callable[[Any, Batch, Objectives, Options], Named]
+NamedLosses = dict[str, Float[Tensor, ""]]  # each loss by its objective
+Losses = Callable[[Any, Batch, Objectives, Options], NamedLosses]
 DEFAULTS = Options()
 
 
-def losses_of(model: nn.Module) -> Losses:
+def find_losses(model: nn.Module) -> Losses:
     """How the variant's losses with a weight above 0 are computed, each unweighted.
 
     Each is a mean over its labels; means over nothing are 0 with a gradient, not NaN. Raises
     ValueError for an objective that the model has no head for.
     """
-    losses: Losses = named(training_of(variant_of(model)).losses)
+    losses: Losses = named(get_training(find_variant(model)).losses)
     return losses
 
 
 def region_losses(
     model: RegionModel, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> Named:
+) -> NamedLosses:
     """Losses of a model on regions: words, regions and pairs, each where the recipe weighs it."""
     encoded = model(batch.inputs, pack=options.pack)
-    return _of_encoded(model, batch, weights, encoded)
+    return _compute_encoded_losses(model, batch, weights, encoded)
 
 
 def end_to_end_losses(
     model: VlBertEndToEnd, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> Named:
+) -> NamedLosses:
     """The same where the model computes the regions' features (VL-BERT)."""
     variant = cast(RegionModel, model.model)
     encoded = variant(with_features(model, batch), pack=options.pack)
-    return _of_encoded(variant, batch, weights, encoded)
+    return _compute_encoded_losses(variant, batch, weights, encoded)
 
 
 def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
@@ -121,19 +121,21 @@ def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
     regions, inputs = batch.picture_regions, batch.inputs
     if regions is None or inputs.masked_regions is None:
         raise ValueError("VL-BERT end to end needs feeding.kind=picture-regions with whole_image")
-    pairs, shown = regions.region_mask.shape
+    pairs, num_shown = regions.region_mask.shape
     pictures = without_pixels(regions.pictures, regions.boxes, inputs.masked_regions[:pairs])
     features = model.cnn(pictures, regions.boxes, regions.region_mask, real=inputs.real_regions)
     rows = len(inputs.tokens) - pairs
-    none = features.new_zeros(rows, shown, features.shape[2])
+    none = features.new_zeros(rows, num_shown, features.shape[2])
     locations = regions.locations()
     return inputs.described(
         torch.cat([features, none]),
-        torch.cat([locations, locations.new_zeros(rows, shown, 5)]),
+        torch.cat([locations, locations.new_zeros(rows, num_shown, 5)]),
     )
 
 
-def _of_encoded(model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded) -> Named:
+def _compute_encoded_losses(
+    model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded
+) -> NamedLosses:
     """MLM, MOC, MRKL, MRCE, MRFR: means over the masked words and regions; ITM: over all pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
@@ -155,7 +157,7 @@ def _of_encoded(model: RegionModel, batch: Batch, weights: Objectives, encoded: 
 
 def picture_losses(
     model: Beit, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> Named:
+) -> NamedLosses:
     """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
     if options.picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
         raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
@@ -185,9 +187,9 @@ def _from_distributions(
 
 def _word_losses(
     model: Any, words: Float[Tensor, "W H"], end: int, batch: Batch, weights: Objectives
-) -> Named:
+) -> NamedLosses:
     """MLM over the words of pairs, those before place ``end``, and over texts alone."""
-    losses: Named = {}
+    losses: NamedLosses = {}
     if not (weights.mlm or weights.text_mlm):
         return losses
     logits = model.mlm_logits(words[batch.masked_tokens])
@@ -201,7 +203,7 @@ def _word_losses(
 
 def text_losses(
     model: Bert, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> Named:
+) -> NamedLosses:
     """Masked words of texts alone (Devlin et al. 2018, sec. 3.1, task 1)."""
     inputs = batch.inputs
     encoded = model(inputs.tokens, inputs.token_mask, real=inputs.real_tokens, pack=options.pack)
@@ -210,7 +212,7 @@ def text_losses(
 
 def vlmo_losses(
     model: Vlmo, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> Named:
+) -> NamedLosses:
     """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
     inputs, mask, pack = batch.inputs, batch.inputs.token_mask, options.pack
     if batch.pixels is None:
@@ -231,7 +233,7 @@ def vlmo_losses(
         match=bool(weights.itm),
         pack=pack,
     )
-    losses: Named = {}
+    losses: NamedLosses = {}
     if weights.itc:
         losses["itc"] = step.contrast.loss
     if weights.itm:
@@ -261,7 +263,7 @@ class PretrainingStep(nn.Module):
         self.model, self.weights, self.pack = model, weights, pack
         self.picture_tokens = picture_tokens
         self.same_picture_negatives = same_picture_negatives
-        self.names, self.losses = weighted(weights), losses_of(model)
+        self.names, self.losses = weighted(weights), find_losses(model)
         self.contrast: StepContrast | None = None
         if self.losses is vlmo_losses and (weights.itc or weights.itm):
             match = bool(weights.itm)
@@ -273,7 +275,7 @@ class PretrainingStep(nn.Module):
         shares: Float[Tensor, " J"] | None = None,
         numbers: Float[Tensor, "2 B"] | None = None,
         cached: CachedContrast | None = None,
-    ) -> tuple[Tensor, Named]:
+    ) -> tuple[Tensor, NamedLosses]:
         """Returns the weighted sum, and each loss unweighted.
 
         ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
@@ -286,7 +288,7 @@ class PretrainingStep(nn.Module):
             masked_tokens = masked if self.weights.mlm else None
             vlmo = cast(Vlmo, self.model)
             return contrast_vectors(vlmo, inputs, masked_tokens, pack=self.pack), {}
-        draw = draw_negatives if numbers is None else drawn_by(numbers)
+        draw = draw_negatives if numbers is None else make_draw(numbers)
         options = Options(
             picture_tokens=self.picture_tokens,
             draw=draw,
@@ -295,7 +297,7 @@ class PretrainingStep(nn.Module):
             cached=cached,
         )
         unshared = self.losses(self.model, batch, self.weights, options)
-        of_all = dict(zip(self.names, shares.unbind(), strict=True))
-        losses = {name: loss * of_all[name] for name, loss in unshared.items()}
+        shares_by_name = dict(zip(self.names, shares.unbind(), strict=True))
+        losses = {name: loss * shares_by_name[name] for name, loss in unshared.items()}
         terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
         return torch.stack(terms).sum(), losses

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from vlmill.train.devices.gather import laid_out_like, whole
+from vlmill.train.devices.gather import laid_out_like, gather_tensor
 
 # As a count of steps: the powers of both betas are 0 there, so that nothing is corrected.
 ENDLESS = 1e30
@@ -45,7 +45,7 @@ def _factor(norm: Tensor, largest: float) -> Tensor:
 def _clip_divided_(gradient: DTensor, largest: float, count: int) -> None:
     """The same of a gradient of which processes hold rows, wherever its ``count`` parts end."""
     squares = gradient.square()
-    by_row = whole(squares.flatten(1).sum(1) if squares.ndim > 1 else squares)
+    by_row = gather_tensor(squares.flatten(1).sum(1) if squares.ndim > 1 else squares)
     factors = _factor(by_row.view(count, -1).sum(1).sqrt(), largest)
     rows = factors.repeat_interleave(len(by_row) // count)
     gradient.mul_(laid_out_like(rows.view(-1, *[1] * (gradient.ndim - 1)), gradient))
@@ -70,13 +70,13 @@ class _Adam(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             joins = group.get("joins") or [1] * len(group["params"])
-            moved = [
+            with_gradient = [
                 (p, count)
                 for p, count in zip(group["params"], joins, strict=True)
                 if p.grad is not None
             ]
-            if moved:
-                parameters, counts = zip(*moved, strict=True)
+            if with_gradient:
+                parameters, counts = zip(*with_gradient, strict=True)
                 self._update(group, parameters, counts)
         return loss
 
@@ -182,10 +182,10 @@ class TransformersAdamW(_Adam):
             by_count.setdefault(count, []).append(parameter)
         (beta1, beta2), lr = group["betas"], group["lr"]
         stays = 1 - lr * group["weight_decay"]
-        for count, some in by_count.items():
+        for count, subset in by_count.items():
             size = lr
             if group["correct_bias"]:
                 size *= (1 - beta2**count) ** 0.5 / (1 - beta1**count)
             # What is left after decay is of the step too: stays (p - size u) for update u.
             decay = (1 - stays) / (size * stays) if size else 0.0
-            self._move(group, some, lr=size * stays, decay=decay)
+            self._move(group, subset, lr=size * stays, decay=decay)

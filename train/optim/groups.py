@@ -48,7 +48,7 @@ def names_from_bert(model: nn.Module) -> set[str]:
 
 
 def make_optimizer(
-    named: Iterable[tuple[str, Tensor]],
+    named_parameters: Iterable[tuple[str, Tensor]],
     settings: Optimizer,
     from_bert: Container[str] = frozenset(),
 ) -> torch.optim.Optimizer:
@@ -61,7 +61,9 @@ def make_optimizer(
         rate = settings.head_rate if head else settings.bert_rate if name in from_bert else 1.0
         return Treatment(is_decayed(name, parameter, settings.decay), rate, head)
 
-    groups = parameter_groups(named, rule, lr=settings.lr, weight_decay=settings.weight_decay)
+    groups = parameter_groups(
+        named_parameters, rule, lr=settings.lr, weight_decay=settings.weight_decay
+    )
     betas = (settings.beta1, settings.beta2)
     match settings.kind:
         case "bert-adam":
@@ -104,7 +106,7 @@ Rule = Callable[[str, Tensor], Treatment]
 
 
 def parameter_groups(
-    named: Iterable[tuple[str, Tensor]], rule: Rule, *, lr: float, weight_decay: float
+    named_parameters: Iterable[tuple[str, Tensor]], rule: Rule, *, lr: float, weight_decay: float
 ) -> list[dict[str, Any]]:
     """Returns the groups of an optimiser: ``params``, ``lr``, ``weight_decay`` and ``names``.
 
@@ -114,7 +116,7 @@ def parameter_groups(
     and of those decayed parameters before the others. ``rate`` is the factor of ``lr``.
     """
     groups: dict[Treatment, dict[str, Any]] = {}
-    for name, parameter in named:
+    for name, parameter in named_parameters:
         if parameter.requires_grad:
             treatment = rule(name, parameter)
             group = groups.setdefault(treatment, {"params": [], "names": [], "joins": []})

@@ -11,46 +11,48 @@ from collections.abc import Sequence
 from vlmill.train.recipes.parts import Optimizer
 
 
-def constant(at: float, *, warmup: float) -> float:
+def constant(position: float, *, warmup: float) -> float:
     """Rises from 0 over ``warmup``, then stays 1: ViLBERT's and InterBERT's fine-tuning, between
     drops.
     """
-    return at / warmup if at < warmup else 1.0
+    return position / warmup if position < warmup else 1.0
 
 
-def _rest(at: float, warmup: float, total: float) -> float:
+def _remaining_share(position: float, warmup: float, total: float) -> float:
     """Returns the share of the way from the peak to the end that is left."""
-    return max(total - at, 0.0) / max(total - warmup, 1.0)
+    return max(total - position, 0.0) / max(total - warmup, 1.0)
 
 
 def polynomial(
-    at: float, *, warmup: float, total: float, power: float = 1.0, end: float = 0.0
+    position: float, *, warmup: float, total: float, power: float = 1.0, end: float = 0.0
 ) -> float:
     """Rises from 0, then falls to ``end`` (a factor of the peak) by a power of what is left (VLMo).
 
     With a ``power`` of 1 a line, which is the pretraining schedule of all the papers.
     """
-    if at < warmup:
-        return constant(at, warmup=warmup)
-    return end + (1 - end) * math.pow(_rest(at, warmup, total), power)
+    if position < warmup:
+        return constant(position, warmup=warmup)
+    return end + (1 - end) * math.pow(_remaining_share(position, warmup, total), power)
 
 
-def cosine(at: float, *, warmup: float, total: float, end: float = 0.0) -> float:
+def cosine(position: float, *, warmup: float, total: float, end: float = 0.0) -> float:
     """Up from 0 over ``warmup``, then half a wave down to ``end`` (BEiT, VLMo's option)."""
-    if at < warmup:
-        return constant(at, warmup=warmup)
-    done = 1 - _rest(at, warmup, total)
+    if position < warmup:
+        return constant(position, warmup=warmup)
+    done = 1 - _remaining_share(position, warmup, total)
     return end + (1 - end) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def milestones(at: float, *, warmup: float, drops: Sequence[float], factor: float = 0.1) -> float:
+def milestones(
+    position: float, *, warmup: float, drops: Sequence[float], factor: float = 0.1
+) -> float:
     """Rises from 0, as VL-BERT's rate for VCR and ViLBERT's for all tasks, and is multiplied by
     ``factor`` at each of the ``drops`` reached.
 
     The warm-up's rise and the drops multiply, as far as they meet.
     """
-    reached = sum(at >= drop for drop in drops)
-    return constant(at, warmup=warmup) * float(factor**reached)
+    reached = sum(position >= drop for drop in drops)
+    return constant(position, warmup=warmup) * float(factor**reached)
 
 
 def warmup_length(steps: int, settings: Optimizer) -> float:
@@ -72,12 +74,12 @@ def learning_rate(step: int, *, steps: int, settings: Optimizer, epoch_steps: fl
     ``epoch_steps``: the steps of an epoch, in which drops are counted.
     """
     rising = warmup_length(steps, settings)
-    at = step - 1 + settings.first_step
+    position = step - 1 + settings.first_step
     if settings.schedule == "constant":
-        return settings.lr * constant(at, warmup=rising)
+        return settings.lr * constant(position, warmup=rising)
     if settings.schedule == "milestones":
         drops = [int(epoch * epoch_steps) for epoch in settings.drops]
-        factor = milestones(at, warmup=rising, drops=drops, factor=settings.drop_factor)
+        factor = milestones(position, warmup=rising, drops=drops, factor=settings.drop_factor)
         return settings.lr * factor
     down = cosine if settings.schedule == "cosine" else polynomial
-    return settings.lr * down(at, warmup=rising, total=steps, end=settings.end)
+    return settings.lr * down(position, warmup=rising, total=steps, end=settings.end)

@@ -13,12 +13,12 @@ from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.tables import EXPRESSIONS, QUESTIONS, REJECTS, Table
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.tasks.evaluating.job import predict_all, prepared_batches
+from vlmill.train.tasks.evaluating.job import predict_all, prepare_batches
 from vlmill.train.tasks.evaluating.opened import (
     EvaluationOptions,
-    Opened,
+    EvaluationSetup,
     open_evaluation,
-    recipe_of,
+    find_recipe,
 )
 from vlmill.train.tasks.refcoco.metrics import Grounding
 from vlmill.train.tasks.refcoco.task import Refcoco
@@ -41,7 +41,7 @@ class Grounded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class AnswerTask:
     """Holds what a question to a checkpoint needs beside picture and text: the model, its device,
     and ``labels``, the file of what its head tells apart, where the checkpoint does not say it.
     """
@@ -51,41 +51,41 @@ class Asking:
     labels: Path | None = None
 
 
-def fed_by(loaded: LoadedCheckpoint, task: str) -> tuple[Feeding, int]:
+def required_inputs(loaded: LoadedCheckpoint, task: str) -> tuple[Feeding, int]:
     """Says what the task's model is fed, and of how many tokens at the most.
 
     Raises InputError for a checkpoint without the task's head.
     """
-    recipe = recipe_of(loaded, task)
+    recipe = find_recipe(loaded, task)
     feeding, longest = recipe.stages[0].feeding, recipe.max_text_tokens
     return feeding, min(feeding.max_tokens or longest, longest)
 
 
-def answers_of(
-    asking: Asking, folder: Path, questions: Mapping[str, str], tables: Mapping[str, str]
+def answer_questions(
+    answer_task: AnswerTask, folder: Path, questions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the likeliest answers to questions, each by the name of its picture in ``tables``;
     of a picture of which nothing is known, none. ``folder`` is for what is made on the way.
 
     Raises InputError for a checkpoint of another task, and for one that does not say its answers.
     """
-    if asking.labels is None and asking.loaded.task is None:
+    if answer_task.labels is None and answer_task.loaded.task is None:
         raise InputError(
-            f"checkpoint {asking.loaded.path} does not say its answers, as a converted one does "
+            f"checkpoint {answer_task.loaded.path} does not say its answers, as a converted one does "
             "not; give labels=FILE, its own list in its own order, a line each"
         )
     rows = [
         {"question_id": name, "image_id": name, "question": question}
         for name, question in questions.items()
     ]
-    opened, values = _predicted(asking, folder, ANSWER, QUESTIONS, rows, tables)
-    assert isinstance(opened.task, Vqa)
-    answers = opened.task.answers
+    evaluation, values = _predict(answer_task, folder, ANSWER, QUESTIONS, rows, tables)
+    assert isinstance(evaluation.task, Vqa)
+    answers = evaluation.task.answers
     return {name: answers[int(value)] for name, value in values.items()}
 
 
-def grounded_in(
-    asking: Asking, folder: Path, expressions: Mapping[str, str], tables: Mapping[str, str]
+def ground_expressions(
+    answer_task: AnswerTask, folder: Path, expressions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, Grounded]:
     """Returns the boxes of pictures by how well the expressions fit them; names as
     :func:`answers_of` has them.
@@ -96,12 +96,12 @@ def grounded_in(
         {"expression_id": name, "image_id": name, "text": expression, "box": SOME_BOX}
         for name, expression in expressions.items()
     ]
-    opened, values = _predicted(asking, folder, GROUND, EXPRESSIONS, rows, tables)
-    assert isinstance(opened.task, Refcoco)
-    return {name: _sorted(value) for name, value in values.items()}
+    evaluation, values = _predict(answer_task, folder, GROUND, EXPRESSIONS, rows, tables)
+    assert isinstance(evaluation.task, Refcoco)
+    return {name: _sort_boxes(value) for name, value in values.items()}
 
 
-def _sorted(value: Grounding) -> Grounded:
+def _sort_boxes(value: Grounding) -> Grounded:
     order = np.argsort(-value.scores, kind="stable")
     return Grounded(
         boxes=value.candidates[order].astype(np.float32),
@@ -109,29 +109,31 @@ def _sorted(value: Grounding) -> Grounded:
     )
 
 
-def _predicted(
-    asking: Asking,
+def _predict(
+    answer_task: AnswerTask,
     folder: Path,
     task: str,
     table: Table,
     rows: Sequence[Mapping[str, Any]],
     tables: Mapping[str, str],
-) -> tuple[Opened, dict[str, Any]]:
+) -> tuple[EvaluationSetup, dict[str, Any]]:
     """Evaluates a task on examples, rows of its table; returns what the model says of each."""
     examples = folder / "examples"
     write_shard(examples, table, [{**dict.fromkeys(table.schema.names), **row} for row in rows])
     options = EvaluationOptions(
         task=task,
-        checkpoint=asking.loaded.path,
+        checkpoint=answer_task.loaded.path,
         examples=str(examples),
         output=folder / "results",
         regions=tables.get("regions"),
         images=tables.get("images"),
-        labels=asking.labels if task == ANSWER else None,
-        device=asking.device,
+        labels=answer_task.labels if task == ANSWER else None,
+        device=answer_task.device,
     )
-    opened = open_evaluation(options, asking.loaded)
+    evaluation = open_evaluation(options, answer_task.loaded)
     with ShardWriter(folder / "results", REJECTS, 0, 1) as rejects:
-        batches = prepared_batches(opened, folder / "work", rejects)
-    predicted, _ = predict_all(opened, batches)
-    return opened, {batches.table.pair_id(one.row): one.value for one in predicted}
+        batches = prepare_batches(evaluation, folder / "work", rejects)
+    predicted, _ = predict_all(evaluation, batches)
+    return evaluation, {
+        batches.table.pair_id(prediction.row): prediction.value for prediction in predicted
+    }

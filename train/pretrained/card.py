@@ -12,7 +12,7 @@ from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.plain_fields import flatten
 from vlmill.train.checkpoints.detector import detector_words
-from vlmill.train.show.folder import Shown
+from vlmill.train.show.folder import FolderSummary
 from vlmill.train.show.sheet import stage_lines
 
 NOT_STATED = "not stated"
@@ -44,53 +44,53 @@ class CardFacts:
     has_detector: bool | None = None
 
 
-def card(shown: Shown, facts: CardFacts) -> str:
+def card(summary: FolderSummary, facts: CardFacts) -> str:
     """Returns the card as Markdown, behind the fields that the hub reads."""
-    training = shown.settings.get("training") or {}
+    training = summary.settings.get("training") or {}
     parts = [
-        "\n".join(_front_matter(shown, facts)),
-        f"# {PurePosixPath(facts.place).name}\n\n{_opening(shown, training)}",
+        "\n".join(_front_matter(summary, facts)),
+        f"# {PurePosixPath(facts.place).name}\n\n{_opening(summary, training)}",
         "## How to load it\n\n" + "\n".join(_loading(facts)),
-        "## What it was trained on\n\n" + "\n".join(_data(shown, training)),
+        "## What it was trained on\n\n" + "\n".join(_data(summary, training)),
         "## Figures\n\n" + "\n".join(_figures(training, facts)),
-        *([] if facts.has_detector is None else ["## Regions\n\n" + _regions(shown, facts)]),
+        *([] if facts.has_detector is None else ["## Regions\n\n" + _regions(summary, facts)]),
         "## Licences\n\n" + "\n".join(_licences(facts)),
-        "## Settings\n\n" + _settings(shown, facts),
+        "## Settings\n\n" + _settings(summary, facts),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(shown: Shown, facts: CardFacts) -> Iterator[str]:
+def _front_matter(summary: FolderSummary, facts: CardFacts) -> Iterator[str]:
     yield "---"
     yield "library_name: vlmill"
     if facts.license is not None:
         yield f"license: {facts.license}"
-    task = shown.settings.get("task") or {}
+    task = summary.settings.get("task") or {}
     if (tag := TASKS.get(task.get("name", ""))) is not None:
         yield f"pipeline_tag: {tag}"
     yield "tags:"
     yield "- vision-and-language"
-    yield f"- {shown.settings.get('variant')}"
+    yield f"- {summary.settings.get('variant')}"
     yield "---"
 
 
-def _opening(shown: Shown, training: Mapping[str, Any]) -> str:
-    variant, recipe = shown.settings.get("variant"), training.get("recipe")
-    task = shown.settings.get("task") or {}
+def _opening(summary: FolderSummary, training: Mapping[str, Any]) -> str:
+    variant, recipe = summary.settings.get("variant"), training.get("recipe")
+    task = summary.settings.get("task") or {}
     if task:
-        made = f"fine-tuned for {task.get('name')} by the recipe `{recipe}`"
+        origin = f"fine-tuned for {task.get('name')} by the recipe `{recipe}`"
     elif training.get("step"):
-        made = f"pretrained by the recipe `{recipe}`"
+        origin = f"pretrained by the recipe `{recipe}`"
     else:
-        made = f"not trained further (`{recipe}`)"
+        origin = f"not trained further (`{recipe}`)"
     blind = " It was trained without pictures (blind)." if task.get("blind") else ""
     size = ""
-    if shown.weights is not None:
-        types = ", ".join(sorted(shown.weights.dtypes))
-        size = f" {shown.weights.parameters / 1e6:,.1f} million parameters ({types})."
-    software = shown.settings.get("software")
+    if summary.weights is not None:
+        types = ", ".join(sorted(summary.weights.dtypes))
+        size = f" {summary.weights.parameters / 1e6:,.1f} million parameters ({types})."
+    software = summary.settings.get("software")
     by = f" Its files were written by {software}." if software else ""
-    return f"Model `{variant}`, {made}.{size}{blind}{by}"
+    return f"Model `{variant}`, {origin}.{size}{blind}{by}"
 
 
 def _loading(facts: CardFacts) -> Iterator[str]:
@@ -110,11 +110,11 @@ def _loading(facts: CardFacts) -> Iterator[str]:
     yield f'`"{facts.place}@COMMIT"` pins a commit of the repository.'
 
 
-def _data(shown: Shown, training: Mapping[str, Any]) -> Iterator[str]:
-    for line in stage_lines(shown.recipe, training, finished=shown.finished):
+def _data(summary: FolderSummary, training: Mapping[str, Any]) -> Iterator[str]:
+    for line in stage_lines(summary.recipe, training, finished=summary.finished):
         yield f"- {line}"
     yield ""
-    inputs = shown.inputs
+    inputs = summary.inputs
     if not inputs:
         yield "Its inputs are not recorded."
         return
@@ -136,12 +136,15 @@ def _digest(entry: Input) -> str:
 
 
 def _figures(training: Mapping[str, Any], facts: CardFacts) -> Iterator[str]:
-    own = {
+    training_figures = {
         name: training[name]
         for name in ("validation_loss", "validation_score")
         if training.get(name) is not None
     }
-    by_source = {**({"held out while training": own} if own else {}), **facts.figures}
+    by_source = {
+        **({"held out while training": training_figures} if training_figures else {}),
+        **facts.figures,
+    }
     if not by_source:
         yield "None were given."
         return
@@ -153,13 +156,13 @@ def _figures(training: Mapping[str, Any], facts: CardFacts) -> Iterator[str]:
     yield from _table(("of", "figure", "value"), rows)
 
 
-def _regions(shown: Shown, facts: CardFacts) -> str:
-    said = detector_words(shown.settings.get("detector")) or "unknown"
-    fingerprint = shown.settings.get("detector_fingerprint")
+def _regions(summary: FolderSummary, facts: CardFacts) -> str:
+    detector_text = detector_words(summary.settings.get("detector")) or "unknown"
+    fingerprint = summary.settings.get("detector_fingerprint")
     name = f" (fingerprint {fingerprint[:16]})" if fingerprint else ""
     if facts.has_detector:
-        return f"Its regions are made by the detector beside it: {said}{name}."
-    return f"Its regions are made by a detector that is not part of this: {said}{name}."
+        return f"Its regions are made by the detector beside it: {detector_text}{name}."
+    return f"Its regions are made by a detector that is not part of this: {detector_text}{name}."
 
 
 def _licences(facts: CardFacts) -> Iterator[str]:
@@ -170,11 +173,11 @@ def _licences(facts: CardFacts) -> Iterator[str]:
     )
 
 
-def _settings(shown: Shown, facts: CardFacts) -> str:
+def _settings(summary: FolderSummary, facts: CardFacts) -> str:
     if facts.recipe is not None:
         return f"```yaml\n{facts.recipe.strip()}\n```"
     rows = [
-        (name, str(value)) for name, value in flatten(shown.settings.get("model") or {}).items()
+        (name, str(value)) for name, value in flatten(summary.settings.get("model") or {}).items()
     ]
     return "\n".join(_table(("of the model", "value"), rows))
 

@@ -3,9 +3,9 @@
 import argparse
 from dataclasses import fields
 
-from vlmill.schemas.console.command import place
+from vlmill.schemas.console.command import path_or_url
 from vlmill.train.checkpoints.folders import find_checkpoint
-from vlmill.train.pretrained.places import hub_place
+from vlmill.train.pretrained.places import parse_hub_location
 
 PUSH_HELP = """\
 Send a checkpoint to the Hugging Face hub, with a model card.
@@ -28,7 +28,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl push``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--checkpoint", type=place, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
     add("--to", required=True, metavar="hf://OWNER/NAME", help="the repository")
     add(
         "--with-detector",
@@ -42,7 +42,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-license", metavar="TEXT", help="of the data of training, for the card")
     add(
         "--metrics",
-        type=place,
+        type=path_or_url,
         action="append",
         default=[],
         metavar="FILE",
@@ -54,7 +54,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_push(args: argparse.Namespace) -> int:
     """Runs ``train-vl push``; returns the exit status."""
-    hub_place(args.to)
+    parse_hub_location(args.to)
     find_checkpoint(args.checkpoint)
     # torch takes its time: not before the arguments are known to be good.
     from vlmill.train.pretrained.push import PushOptions, push

@@ -16,12 +16,12 @@ from vlmill.extract.config import (
 )
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.pictures.plan import plan_pictures
-from vlmill.extract.run.devices import Crew, engine_of
-from vlmill.extract.run.job import Job, results_of
+from vlmill.extract.run.devices import WorkerSettings, start_engine
+from vlmill.extract.run.job import Job, compute_results
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.schemas.console.lineage import OK, Node, lineage
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import from_plain
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
@@ -49,9 +49,9 @@ class RegionDetector:
         plan = plan_pictures([str(images)])
         job = Job(plan=plan, output=folder, detector=self.detector, config=self.config)
         rows, faults = list[RegionRow](), dict[str, Reason]()
-        with engine_of(Crew(), self.detector, self.config, None) as engine:
+        with start_engine(WorkerSettings(), self.detector, self.config, None) as engine:
             parts = [job.part(index) for index in range(job.num_shards)]
-            for extracted in results_of(engine, job, parts):
+            for extracted in compute_results(engine, job, parts):
                 if isinstance(extracted.result, Rejected):
                     faults[str(extracted.picture.image_id)] = extracted.result.reason
                 else:
@@ -61,18 +61,20 @@ class RegionDetector:
         return faults
 
 
-def detector_of(loaded: LoadedCheckpoint, weights: Path | None, device: str) -> RegionDetector:
+def open_recorded_detector(
+    loaded: LoadedCheckpoint, weights: Path | None, device: str
+) -> RegionDetector:
     """Opens the detector that a checkpoint names: ``weights`` is its file, where it had one.
 
     Random weights are drawn again from their seed. Raises InputError for a checkpoint whose
     settings do not suffice, and for weights of another detector.
     """
     record = loaded.detector or {}
-    said = str(record.get("weights") or "")
-    seed = RANDOM.fullmatch(said)
+    description = str(record.get("weights") or "")
+    seed = RANDOM.fullmatch(description)
     who = f"checkpoint {loaded.path}"
     if weights is None and seed is None:
-        name = f" ({said})" if said else ""
+        name = f" ({description})" if description else ""
         raise InputError(f"{who} reads regions; give its detector's file{name}: detector=FILE")
     for name, what in (("global_cnn", "features of whole pictures"), ("given", "given boxes")):
         if name in record:
@@ -83,7 +85,7 @@ def detector_of(loaded: LoadedCheckpoint, weights: Path | None, device: str) -> 
     if seed is not None:
         warn(f"the detector of {who} has random weights: its regions mean nothing")
     config = _extraction(loaded, record)
-    detector = network_of(loaded, weights, device)
+    detector = open_detector_network(loaded, weights, device)
     if loaded.detector_fingerprint is None:
         warn(
             f"{who} does not say which detector it was trained with: that it is "
@@ -92,7 +94,7 @@ def detector_of(loaded: LoadedCheckpoint, weights: Path | None, device: str) -> 
     return RegionDetector(detector=detector, config=config)
 
 
-def network_of(
+def open_detector_network(
     loaded: LoadedCheckpoint, weights: Path | None, device: str, *, folded: bool = True
 ) -> Detector:
     """Opens the network of a checkpoint's detector: of a file, or drawn again from its seed.
@@ -121,18 +123,18 @@ def recorded_weights(loaded: LoadedCheckpoint) -> Path | None:
 
     Raises InputError where nothing is recorded, or it lies there no more.
     """
-    said = str((loaded.detector or {}).get("weights") or "")
-    if RANDOM.fullmatch(said):
+    description = str((loaded.detector or {}).get("weights") or "")
+    if RANDOM.fullmatch(description):
         return None
     nodes = [node for node in _nodes(lineage(loaded.path)) if node.entry.flag == "--weights"]
     there = [node for node in nodes if node.state == OK]
     if not there:
-        name = f" ({said})" if said else ""
+        name = f" ({description})" if description else ""
         raise InputError(
             f"--with-detector: where the detector of {loaded.path}{name} lies is not recorded, or "
             "it is there no more; give --with-detector FILE"
         )
-    return path_of(there[0].path)
+    return to_path(there[0].path)
 
 
 def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -149,7 +151,7 @@ def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractC
         precision = record.get("precision", "exact")
         batch_size = int(record.get("batch_size", 1))
         return ExtractConfig(**parts, precision=precision, batch_size=batch_size)
-    preset = preset_of(loaded.variant)
+    preset = find_preset(loaded.variant)
     converted = not loaded.training.stage and loaded.training.step == 0
     if not converted or preset is None:
         raise InputError(
@@ -165,6 +167,6 @@ def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractC
     return ExtractConfig(selection=SELECTIONS[preset], storage=storage)
 
 
-def preset_of(variant: str) -> str | None:
+def find_preset(variant: str) -> str | None:
     """Returns the name of the selection of a variant's paper; None of one that has none."""
     return next((name for name in SELECTIONS if variant.startswith(name)), None)

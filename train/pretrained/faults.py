@@ -13,7 +13,7 @@ def without_words(count: int, good: Sequence[int]) -> dict[int, Reason]:
     return dict.fromkeys(sorted(set(range(count)) - set(good)), Reason.NO_TEXT)
 
 
-def warn_of(what: str, faults: dict[int, Reason]) -> None:
+def warn_faults(what: str, faults: dict[int, Reason]) -> None:
     """Warns of pictures or texts that have no numbers: how many, why, and which come first."""
     if not faults:
         return
@@ -29,9 +29,9 @@ def warn(message: str) -> None:
     """Warns, at the line of a user that has called this package: its own lines say nothing to who
     reads the warning, and Python tells the same words at the same line only once.
     """
-    frame, level, ours = sys._getframe().f_back, 2, 1
+    frame, level, package_level = sys._getframe().f_back, 2, 1
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "vlmill":
-            ours = level
+            package_level = level
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=ours + 1)
+    warnings.warn(message, stacklevel=package_level + 1)

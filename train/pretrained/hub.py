@@ -14,7 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.train.pretrained.faults import warn
-from vlmill.train.pretrained.places import HubPlace
+from vlmill.train.pretrained.places import HubLocation
 
 CARD, RECIPE, DETECTOR = "README.md", "recipe.yaml", "detector.safetensors"
 MB = 1 << 20
@@ -34,7 +34,7 @@ FILES: dict[str, int] = {
 PICKLES = frozenset({".bin", ".ckpt", ".joblib", ".model", ".pickle", ".pkl", ".pt", ".pth"})
 
 
-def fetched(place: HubPlace) -> Path:
+def fetch_checkpoint(location: HubLocation) -> Path:
     """Fetches what a checkpoint has into the hub's cache on this machine; returns the folder.
 
     Without a network it is that of an earlier call. Raises InputError for a repository that is not
@@ -45,66 +45,70 @@ def fetched(place: HubPlace) -> Path:
 
     cache = cache_folder()
     try:
-        commit, sizes = _listed(place)
+        commit, sizes = _list_files(location)
     except HfHubHTTPError as error:
-        if (refused := refusal(place, error)) is not None:
+        if (refused := refusal(location, error)) is not None:
             raise refused from None
-        return _cached(place, cache, error)
+        return _find_cached(location, cache, error)
     except Exception as error:  # what its HTTP library raises, which has changed by version
-        return _cached(place, cache, error)
-    require_safe(place, sizes)
+        return _find_cached(location, cache, error)
+    require_safe(location, sizes)
     try:
         folder = snapshot_download(
-            place.repo,
-            revision=place.revision,
+            location.repo,
+            revision=location.revision,
             allow_patterns=list(FILES),
             cache_dir=cache,
             endpoint=endpoint(),
         )
     except Exception as error:
-        raise InputError(f"{place} could not be fetched ({_in_short(error)}); try again") from None
+        raise InputError(
+            f"{location} could not be fetched ({_in_short(error)}); try again"
+        ) from None
     there = Path(folder)
     arrived = {path.name: path.stat().st_size for path in there.iterdir() if path.is_file()}
     if there.name != commit or any(size != sizes.get(name) for name, size in arrived.items()):
-        raise InputError(f"{place} has changed while it was fetched; try again")
+        raise InputError(f"{location} has changed while it was fetched; try again")
     return there
 
 
-def require_safe(place: HubPlace, sizes: Mapping[str, int | None]) -> None:
+def require_safe(location: HubLocation, sizes: Mapping[str, int | None]) -> None:
     """Raises InputError for a repository with a pickle, with a file that is larger than it may be,
     or without a checkpoint.
     """
-    if pickles := pickles_of(sizes):
+    if pickles := find_pickles(sizes):
         raise InputError(
-            f"{place} holds {', '.join(pickles[:3])}, a pickle, which may run code when it is "
+            f"{location} holds {', '.join(pickles[:3])}, a pickle, which may run code when it is "
             "read; take a repository of safetensors, or download it and use `train-vl convert`"
         )
     if missing := [name for name in (SETTINGS, MODEL, VOCABULARY) if name not in sizes]:
         raise InputError(
-            f"{place} has no {missing[0]}: it is no checkpoint of vlmill; give one that `train-vl "
+            f"{location} has no {missing[0]}: it is no checkpoint of vlmill; give one that `train-vl "
             "push` has sent, or download a published one and use `train-vl convert`"
         )
-    for name, most in FILES.items():
+    for name, max_bytes in FILES.items():
         size = sizes.get(name, 0)
-        if size is None or size > most:
-            said = "of unknown size" if size is None else f"of {size} bytes"
-            raise InputError(f"{place}: {name} is {said}, more than {most} are not fetched")
+        if size is None or size > max_bytes:
+            size_text = "of unknown size" if size is None else f"of {size} bytes"
+            raise InputError(
+                f"{location}: {name} is {size_text}, more than {max_bytes} are not fetched"
+            )
 
 
-def pickles_of(names: Iterable[str]) -> list[str]:
+def find_pickles(names: Iterable[str]) -> list[str]:
     """Returns those of the names that pickles have, sorted."""
     return sorted(name for name in names if PurePosixPath(name).suffix.lower() in PICKLES)
 
 
-def refusal(place: HubPlace, error: Any) -> InputError | None:
+def refusal(location: HubLocation, error: Any) -> InputError | None:
     """Says why the hub has refused; None where it has only failed."""
     status = error.response.status_code
     if status in (401, 403, 404):
         return InputError(
-            f"{place}: the hub has no such repository or revision, or not for you (status "
+            f"{location}: the hub has no such repository or revision, or not for you (status "
             f"{status}); check the name, and log in with `hf auth login` or HF_TOKEN"
         )
-    return None if status >= 500 else InputError(f"{place}: {_in_short(error)}")
+    return None if status >= 500 else InputError(f"{location}: {_in_short(error)}")
 
 
 def endpoint() -> str | None:
@@ -119,36 +123,36 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
 
 
-def _listed(place: HubPlace) -> tuple[str, dict[str, int | None]]:
+def _list_files(location: HubLocation) -> tuple[str, dict[str, int | None]]:
     """Asks for the commit, and for the names and sizes of its files."""
     from huggingface_hub import HfApi
 
     info = HfApi(endpoint=endpoint()).model_info(
-        place.repo, revision=place.revision, files_metadata=True
+        location.repo, revision=location.revision, files_metadata=True
     )
     sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
     return str(info.sha), sizes
 
 
-def _cached(place: HubPlace, cache: Path, error: Exception) -> Path:
+def _find_cached(location: HubLocation, cache: Path, error: Exception) -> Path:
     """Returns what an earlier call has fetched, and warns. Raises InputError without any."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = snapshot_download(
-            place.repo,
-            revision=place.revision,
+            location.repo,
+            revision=location.revision,
             allow_patterns=list(FILES),
             cache_dir=cache,
             local_files_only=True,
         )
     except OSError:
         raise InputError(
-            f"{place}: the hub cannot be reached ({_in_short(error)}), and {cache} has nothing of "
+            f"{location}: the hub cannot be reached ({_in_short(error)}), and {cache} has nothing of "
             "it; try again with a network, or copy the cache from where there is one and name it "
             "by HF_HUB_CACHE"
         ) from None
-    warn(f"{place}: the hub cannot be reached; taken from the cache, {folder}")
+    warn(f"{location}: the hub cannot be reached; taken from the cache, {folder}")
     return Path(folder)
 
 

@@ -19,16 +19,16 @@ from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.region_rows import PER_BOX
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
-from vlmill.train.loading.features import global_widths_of
+from vlmill.train.loading.features import get_global_widths
 from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.tasks.retrieval.checks import body_config
 from vlmill.train.tasks.retrieval.inputs import RegionPictures
-from vlmill.train.tasks.retrieval.job import room_of
+from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class RegionEffects:
     """Holds the ``score`` of a picture with a text, its ``row`` of regions, and float32 [R] what
     the score loses ``without`` each.
     """
@@ -39,7 +39,7 @@ class LeftOut:
     arrays: Mapping[str, Any]  # types and widths of the row's arrays
 
 
-def left_out(model: Pretrained, picture: bytes, text: str) -> LeftOut:
+def measure_region_effects(model: Pretrained, picture: bytes, text: str) -> RegionEffects:
     """Scores a text with a picture, whole and without each region.
 
     Raises InputError for a model that reads no regions, or has no matching head, for a text without
@@ -58,22 +58,26 @@ def left_out(model: Pretrained, picture: bytes, text: str) -> LeftOut:
         row = reader["0"]
         count = len(row.boxes)
         rows = [row, *(without(row, region) for region in range(count))]
-        named = [dataclasses.replace(one, image_id=str(at)) for at, one in enumerate(rows)]
-        table = encode_regions(named, dtype=reader.arrays["features"]["dtype"])
+        variants = [
+            dataclasses.replace(variant, image_id=str(index)) for index, variant in enumerate(rows)
+        ]
+        table = encode_regions(variants, dtype=reader.arrays["features"]["dtype"])
         where = folder / "variants"
         write_shard(where, REGIONS, table, producer=reader.producer, arrays=reader.arrays)
-        whole = bool(global_widths_of(body_config(model.loaded)))
-        pictures = RegionPictures(RegionReader(where), model.feeding, global_features=whole)
+        has_global_features = bool(get_global_widths(body_config(model.loaded)))
+        pictures = RegionPictures(
+            RegionReader(where), model.feeding, global_features=has_global_features
+        )
         scores = match_scores(
-            scorer_of(model.loaded.model, room_of(model.feeding)),
+            scorer_of(model.loaded.model, get_max_elements(model.feeding)),
             tokens,
-            [one.image_id for one in named],
+            [variant.image_id for variant in variants],
             pictures,
             device=model.device,
             batch_size=model.batch_size,
         )[:, 0]
     losses = scores[0] - scores[1:]
-    return LeftOut(score=float(scores[0]), row=row, without=losses, arrays=reader.arrays)
+    return RegionEffects(score=float(scores[0]), row=row, without=losses, arrays=reader.arrays)
 
 
 def reads_regions(model: Pretrained) -> bool:

@@ -20,45 +20,45 @@ from numpy.typing import NDArray
 from vlmill.schemas.console.progress import without_progress
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.atomic import temporary_folder
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.features import global_widths_of
+from vlmill.train.loading.features import get_global_widths
 from vlmill.train.pretrained.answering import (
     ANSWER,
     GROUND,
-    Asking,
+    AnswerTask,
     Grounded,
-    answers_of,
-    fed_by,
-    grounded_in,
+    answer_questions,
+    required_inputs,
+    ground_expressions,
 )
-from vlmill.train.pretrained.detector import RegionDetector, detector_of
-from vlmill.train.pretrained.faults import warn, warn_of, without_words
-from vlmill.train.pretrained.hub import DETECTOR, fetched
-from vlmill.train.pretrained.pictures import Picture, encoded, listed
-from vlmill.train.pretrained.places import hub_place, is_hub
+from vlmill.train.pretrained.detector import RegionDetector, open_recorded_detector
+from vlmill.train.pretrained.faults import warn, warn_faults, without_words
+from vlmill.train.pretrained.hub import DETECTOR, fetch_checkpoint
+from vlmill.train.pretrained.pictures import ImageLike, read_image_bytes, require_list
+from vlmill.train.pretrained.places import parse_hub_location, is_hub
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
-    feeding_of,
+    find_feeding,
     longest_text,
-    ranking_of,
+    select_ranking,
 )
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
-from vlmill.train.tasks.retrieval.job import room_of
+from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
-from vlmill.train.tasks.search.opened import way_of
+from vlmill.train.tasks.search.opened import find_embedding_mode
 from vlmill.train.tasks.search.queries import write_images
 
 Floats = NDArray[np.float32]
-Said = TypeVar("Said")
+Result = TypeVar("Said")
 PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
 
 
@@ -102,7 +102,7 @@ class Pretrained:
                 f"{with_article(self.loaded.variant)}, which reads no regions; leave it away"
             )
 
-    def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> Floats:
+    def score(self, pictures: Sequence[ImageLike], texts: Sequence[str]) -> Floats:
         """Scores every picture with every text, float32 [I, T]: logits of the matching head, or
         cosines where the model has a contrastive head.
 
@@ -111,45 +111,53 @@ class Pretrained:
         (scores,) = self.score_each([(pictures, texts)])
         return scores
 
-    def score_each(self, asked: Sequence[tuple[Sequence[Picture], Sequence[str]]]) -> list[Floats]:
+    def score_each(
+        self, requests: Sequence[tuple[Sequence[ImageLike], Sequence[str]]]
+    ) -> list[Floats]:
         """Scores as :meth:`score` the pictures and texts of several, each with their own; what
         sees a picture or a text alone, as a detector does, sees those of all at once.
         """
-        pictures = [self._contents(own) for own, _ in asked]
-        texts = [listed(own, "texts") for _, own in asked]
+        pictures = [self._contents(members) for members, _ in requests]
+        texts = [require_list(members, "texts") for _, members in requests]
         contents = list(chain(*pictures))
-        if ranking_of(self.loaded) == "contrast":
-            images = parts_of(self._image_vectors(contents), pictures)
-            words = parts_of(self.encode_texts(list(chain(*texts))), texts)
-            return [ours @ theirs.T for ours, theirs in zip(images, words, strict=True)]
+        if select_ranking(self.loaded) == "contrast":
+            image_vectors = split_rows(self._image_vectors(contents), pictures)
+            words = split_rows(self.encode_texts(list(chain(*texts))), texts)
+            return [
+                image_block @ text_block.T
+                for image_block, text_block in zip(image_vectors, words, strict=True)
+            ]
         scores, tokens = list[Floats](), list[tuple[list[Ids], list[int]]]()
-        places = list[tuple[int, int]]()  # of each picture: whose, and which row of theirs
-        for own, said in zip(pictures, texts, strict=True):
-            every, good = self.tokens(said)
-            warn_of("texts", without_words(len(said), good))
-            places += [(len(scores), row) for row in range(len(own))]
-            tokens.append(([every[at] for at in good], good))
-            scores.append(np.full((len(own), len(said)), np.nan, dtype=np.float32))
-        scorer, faults = scorer_of(self.loaded.model, room_of(self.feeding)), dict[int, Reason]()
+        positions = list[tuple[int, int]]()  # of each picture: whose, and which row of theirs
+        for members, request_texts in zip(pictures, texts, strict=True):
+            every, good = self.tokens(request_texts)
+            warn_faults("texts", without_words(len(request_texts), good))
+            positions += [(len(scores), row) for row in range(len(members))]
+            tokens.append(([every[index] for index in good], good))
+            scores.append(np.full((len(members), len(request_texts)), np.nan, dtype=np.float32))
+        scorer, faults = (
+            scorer_of(self.loaded.model, get_max_elements(self.feeding)),
+            dict[int, Reason](),
+        )
         for start in range(0, len(contents), PICTURES_AT_ONCE):
             with self._tables(contents[start : start + PICTURES_AT_ONCE]) as tables:
-                good_ones = [(name, *places[start + int(name)]) for name in tables.good]
-                for one, of_one in groupby(good_ones, lambda place: place[1]):
-                    names, _, rows = zip(*of_one, strict=True)
+                good_ones = [(name, *positions[start + int(name)]) for name in tables.good]
+                for request, request_entries in groupby(good_ones, lambda place: place[1]):
+                    names, _, rows = zip(*request_entries, strict=True)
                     logits = match_scores(
                         scorer,
-                        tokens[one][0],
+                        tokens[request][0],
                         names,
                         tables.pictures,
                         device=self.device,
                         batch_size=self.batch_size,
                     )
-                    scores[one][np.ix_(rows, tokens[one][1])] = logits
+                    scores[request][np.ix_(rows, tokens[request][1])] = logits
                 faults |= {start + int(name): why for name, why in tables.faults.items()}
-        warn_of("pictures", faults)
+        warn_faults("pictures", faults)
         return scores
 
-    def encode_images(self, pictures: Sequence[Picture]) -> Floats:
+    def encode_images(self, pictures: Sequence[ImageLike]) -> Floats:
         """Returns unit vectors of pictures, float32 [I, D]. Raises InputError for a model that
         reads texts and pictures together.
         """
@@ -158,84 +166,94 @@ class Pretrained:
     def encode_texts(self, texts: Sequence[str]) -> Floats:
         """Returns unit vectors of texts, float32 [T, D]; products with pictures' rank."""
         self._require_dual("encode_texts")
-        texts = listed(texts, "texts")
+        texts = require_list(texts, "texts")
         tokens, good = self.tokens(texts)
-        warn_of("texts", without_words(len(texts), good))
+        warn_faults("texts", without_words(len(texts), good))
         vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
         vectors[good] = text_vectors(
             self.loaded.model,
-            [tokens[at] for at in good],
+            [tokens[index] for index in good],
             device=self.device,
             batch_size=self.batch_size,
         )
         return vectors
 
-    def answer(self, picture: Picture, question: str) -> str:
+    def answer(self, picture: ImageLike, question: str) -> str:
         """Answers a question about a picture by the likeliest of the checkpoint's answers.
 
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for a picture that
         cannot be read, and for a question without a word.
         """
-        return said_of(self.answer_each([(picture, question)]))
+        return unwrap_result(self.answer_each([(picture, question)]))
 
-    def answer_each(self, asked: Sequence[tuple[Picture, str]]) -> list[str | InputError]:
+    def answer_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[str | InputError]:
         """Answers questions as :meth:`answer` does, each about its picture; an error in the place
         of one that cannot be answered.
         """
-        return self._asked(ANSWER, answers_of, asked)
+        return self._asked(ANSWER, answer_questions, requests)
 
-    def ground(self, picture: Picture, expression: str) -> Grounded:
+    def ground(self, picture: ImageLike, expression: str) -> Grounded:
         """Finds what an expression names in a picture: the detector's boxes, the best first.
 
         Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for a
         picture that cannot be read, and for an expression without a word.
         """
-        return said_of(self._asked(GROUND, grounded_in, [(picture, expression)]))
+        return unwrap_result(self._asked(GROUND, ground_expressions, [(picture, expression)]))
 
     def _asked(
         self,
         task: str,
-        say: Callable[[Asking, Path, Mapping[str, str], Mapping[str, str]], Mapping[str, Said]],
-        asked: Sequence[tuple[Picture, str]],
-    ) -> list[Said | InputError]:
+        predict: Callable[
+            [AnswerTask, Path, Mapping[str, str], Mapping[str, str]], Mapping[str, Result]
+        ],
+        requests: Sequence[tuple[ImageLike, str]],
+    ) -> list[Result | InputError]:
         """Asks things, each about its picture, by the head of ``task``."""
-        feeding, longest = fed_by(self.loaded, task)
+        feeding, longest = required_inputs(self.loaded, task)
         errors = dict[int, InputError]()
-        for at, (_, text) in enumerate(asked):
+        for index, (_, text) in enumerate(requests):
             if not self.tokens([text], longest)[1]:
-                errors[at] = InputError(f"{text!r} has no word; give a text with one")
-        if len(errors) == len(asked):
+                errors[index] = InputError(f"{text!r} has no word; give a text with one")
+        if len(errors) == len(requests):
             return list(errors.values())
         with temporary_folder() as folder, without_progress():
-            contents = [b"" if at in errors else encoded(one) for at, (one, _) in enumerate(asked)]
+            contents = [
+                b"" if index in errors else read_image_bytes(image)
+                for index, (image, _) in enumerate(requests)
+            ]
             faults = self.write_tables(contents, folder, feeding)
-            names = [str(at) for at in range(len(asked)) if at not in errors]
-            texts = {name: asked[int(name)][1] for name in names if name not in faults}
+            names = [str(index) for index in range(len(requests)) if index not in errors]
+            texts = {name: requests[int(name)][1] for name in names if name not in faults}
             tables = {name: str(folder / name) for name in ("images", "regions")}
             there = {name: path for name, path in tables.items() if Path(path).is_dir()}
-            asking = Asking(loaded=self.loaded, device=str(self.device), labels=self.labels)
-            said = say(asking, folder, texts, there) if texts else {}
+            answer_task = AnswerTask(
+                loaded=self.loaded, device=str(self.device), labels=self.labels
+            )
+            results = predict(answer_task, folder, texts, there) if texts else {}
         for name in names:
-            if name not in said:
+            if name not in results:
                 why = faults.get(name, "nothing is known of it")
                 unread = f"nothing can be said of the picture: {why}; give another"
                 errors[int(name)] = InputError(unread)
-        return [errors[at] if at in errors else said[str(at)] for at in range(len(asked))]
+        return [
+            errors[index] if index in errors else results[str(index)]
+            for index in range(len(requests))
+        ]
 
     @cached_property
     def feeding(self) -> Feeding:
         """Says what the model is fed."""
-        return feeding_of(self.loaded)
+        return find_feeding(self.loaded)
 
     @cached_property
     def _regions(self) -> RegionDetector:
-        return detector_of(self.loaded, self.detector, str(self.device))
+        return open_recorded_detector(self.loaded, self.detector, str(self.device))
 
-    def _contents(self, pictures: Sequence[Picture]) -> list[bytes]:
-        return [encoded(picture) for picture in listed(pictures, "pictures")]
+    def _contents(self, pictures: Sequence[ImageLike]) -> list[bytes]:
+        return [read_image_bytes(picture) for picture in require_list(pictures, "pictures")]
 
     def _require_dual(self, what: str) -> None:
-        if way_of(self.loaded) != "dual":
+        if find_embedding_mode(self.loaded) != "dual":
             raise InputError(
                 f"{what}: {with_article(self.loaded.variant)} reads a text and a picture "
                 "together, and has no vector of one alone; use score, or "
@@ -257,7 +275,7 @@ class Pretrained:
             self._said.add("cut")
             warn(f"texts are cut at {longest} tokens, as in training")
         tokens = encoded_texts.tokens
-        return tokens, [at for at, text in enumerate(tokens) if len(text) > SPECIALS]
+        return tokens, [index for index, text in enumerate(tokens) if len(text) > SPECIALS]
 
     def _image_vectors(self, contents: Sequence[bytes]) -> Floats:
         self._require_dual("encode_images")
@@ -269,7 +287,7 @@ class Pretrained:
                 write_images(folder, block)
                 embedded = image_vectors(
                     self.loaded.model,
-                    [str(at) for at in range(len(block))],
+                    [str(index) for index in range(len(block))],
                     PixelPictures(ImageReader(folder), self.feeding),
                     device=self.device,
                     batch_size=self.batch_size,
@@ -277,22 +295,22 @@ class Pretrained:
             for name, vector in embedded.vectors.items():
                 vectors[start + int(name)] = vector
             faults |= {start + int(name): why for name, why in embedded.faults.items()}
-        warn_of("pictures", faults)
+        warn_faults("pictures", faults)
         return vectors
 
     @contextmanager
     def _tables(self, contents: Sequence[bytes]) -> Iterator[Tables]:
         """Has the pictures as the tables that the model reads, for as long as they are needed."""
-        names = [str(at) for at in range(len(contents))]
+        names = [str(index) for index in range(len(contents))]
         with temporary_folder() as folder:
             faults = self.write_tables(contents, folder)
             pictures: RegionPictures | PixelPictures
             if self.feeding.kind == "pixels":
                 pictures = PixelPictures(ImageReader(folder / "images"), self.feeding)
             else:
-                whole = bool(global_widths_of(body_config(self.loaded)))
+                has_global_features = bool(get_global_widths(body_config(self.loaded)))
                 reader = RegionReader(folder / "regions")
-                pictures = RegionPictures(reader, self.feeding, global_features=whole)
+                pictures = RegionPictures(reader, self.feeding, global_features=has_global_features)
             faults |= pictures.missing([name for name in names if name not in faults])
             left = [name for name in names if name not in faults]
             faults |= {name: why for name in left if (why := pictures.fault(name)) is not None}
@@ -309,12 +327,12 @@ class Pretrained:
         write_images(folder / "images", contents)
         if feeding.kind == "pixels":
             pictures = PixelPictures(ImageReader(folder / "images"), feeding)
-            names = [str(at) for at in range(len(contents))]
+            names = [str(index) for index in range(len(contents))]
             return {name: why for name in names if (why := pictures.fault(name)) is not None}
         return self._regions.write_regions(folder / "images", folder / "regions")
 
 
-def said_of(results: Sequence[Said | InputError]) -> Said:
+def unwrap_result(results: Sequence[Result | InputError]) -> Result:
     """Returns the only result. Raises the error that stands in its place."""
     (result,) = results
     if isinstance(result, InputError):
@@ -322,9 +340,9 @@ def said_of(results: Sequence[Said | InputError]) -> Said:
     return result
 
 
-def parts_of(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:
+def split_rows(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:
     """Cuts the rows of all into those of each, who has as many as ``owners`` has."""
-    return np.split(values, np.cumsum([len(own) for own in owners])[:-1])
+    return np.split(values, np.cumsum([len(owner) for owner in owners])[:-1])
 
 
 def load_pretrained(
@@ -342,7 +360,7 @@ def load_pretrained(
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: want at least 1")
     if is_hub(checkpoint):
-        checkpoint = fetched(hub_place(str(checkpoint)))
+        checkpoint = fetch_checkpoint(parse_hub_location(str(checkpoint)))
     loaded = load_checkpoint(checkpoint, "checkpoint")
     if detector is None and (loaded.path / DETECTOR).is_file():
         detector = loaded.path / DETECTOR
@@ -351,9 +369,9 @@ def load_pretrained(
     model = Pretrained(
         loaded=loaded,
         device=on_device,
-        detector=None if detector is None else path_of(detector),
+        detector=None if detector is None else to_path(detector),
         batch_size=batch_size,
-        labels=None if labels is None else path_of(labels),
+        labels=None if labels is None else to_path(labels),
     )
     if detector is not None:
         model.open_detector()

@@ -10,16 +10,16 @@ import numpy as np
 from PIL import Image
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.pictures.decode import Bounds, upright
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.pictures.crop import BOUNDS
 from vlmill.train.pretrained.faults import warn
 
-Picture = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 3] or [H, W]
+ImageLike = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 3] or [H, W]
 
 
-def encoded(picture: Picture, bounds: Bounds = BOUNDS) -> bytes:
+def read_image_bytes(picture: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
     """Returns a picture's bytes: a file's own, of an image or an array those of a PNG of its
     pixels, upright. Of a file that cannot be read none, which is that picture's fault.
 
@@ -28,9 +28,9 @@ def encoded(picture: Picture, bounds: Bounds = BOUNDS) -> bytes:
     if isinstance(picture, bytes):
         return picture
     if isinstance(picture, str | os.PathLike):
-        place = picture if isinstance(picture, str | Path) else Path(picture)
+        path = picture if isinstance(picture, str | Path) else Path(picture)
         try:
-            return path_of(place).read_bytes()
+            return to_path(path).read_bytes()
         except OSError as error:
             warn(f"picture {picture}: {error.strerror or error}")
             return b""
@@ -54,7 +54,7 @@ def encoded(picture: Picture, bounds: Bounds = BOUNDS) -> bytes:
     return content.getvalue()
 
 
-def listed(values: Any, what: str) -> Sequence[Any]:
+def require_list(values: Any, what: str) -> Sequence[Any]:
     """Returns the values as a list. Raises InputError for a single one."""
     single = isinstance(values, str | bytes | os.PathLike | Image.Image | np.ndarray)
     if single and not (isinstance(values, np.ndarray) and values.ndim == 4):

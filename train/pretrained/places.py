@@ -7,11 +7,11 @@ from vlmill.schemas.errors import InputError
 
 SCHEME = "hf://"
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
-_PLACE = re.compile(rf"hf://({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,254}}))?")
+_LOCATION = re.compile(rf"hf://({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,254}}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubPlace:
+class HubLocation:
     """Names a repository of the hub, and which ``revision`` of it: a commit, a tag or a branch."""
 
     repo: str
@@ -26,9 +26,9 @@ def is_hub(path: object) -> bool:
     return str(path).startswith(SCHEME)
 
 
-def hub_place(text: str) -> HubPlace:
+def parse_hub_location(text: str) -> HubLocation:
     """Reads ``hf://owner/name`` or ``hf://owner/name@revision``. Raises InputError for others."""
-    match = _PLACE.fullmatch(text)
+    match = _LOCATION.fullmatch(text)
     if match is None or ".." in text:
         raise InputError(f"{text}: want {SCHEME}owner/name, or {SCHEME}owner/name@revision")
-    return HubPlace(repo=match[1], revision=match[2] or "main")
+    return HubLocation(repo=match[1], revision=match[2] or "main")

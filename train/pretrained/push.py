@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.files.checkpoints import CHECKPOINTS
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
-from vlmill.train.pretrained.answering import ANSWER, GROUND, fed_by
+from vlmill.train.pretrained.answering import ANSWER, GROUND, required_inputs
 from vlmill.train.pretrained.card import CardFacts, card
-from vlmill.train.pretrained.detector import network_of, recorded_weights
+from vlmill.train.pretrained.detector import open_detector_network, recorded_weights
 from vlmill.train.pretrained.hub import (
     CARD,
     DETECTOR,
     FILES,
     RECIPE,
     endpoint,
-    pickles_of,
+    find_pickles,
     refusal,
 )
-from vlmill.train.pretrained.places import HubPlace, hub_place
-from vlmill.train.show.folder import Shown, read_folder
-from vlmill.train.tasks.retrieval.checks import feeding_of, ranking_of
+from vlmill.train.pretrained.places import HubLocation, parse_hub_location
+from vlmill.train.show.folder import FolderSummary, read_folder
+from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
 # A recipe's absolute paths, of which the names are told: where they lie is nobody's business.
 ABSOLUTE = re.compile(r"(?m)(:\s+['\"]?)/(?:[^\s'\"]*/)?([^\s/'\"]+)")
@@ -61,33 +61,33 @@ def push(options: PushOptions) -> int:
 
     Raises InputError for what a user can mend, StoreFailed without a network.
     """
-    place = hub_place(options.to)
-    if place.revision != "main":
+    location = parse_hub_location(options.to)
+    if location.revision != "main":
         raise InputError(f"--to {options.to}: a commit goes to main; leave the revision out")
     if options.license is not None and not LICENSE.fullmatch(options.license):
         raise InputError(f"--license {options.license}: want an ID as apache-2.0 or cc-by-4.0")
     loaded = load_checkpoint(options.checkpoint)
-    shown = read_folder(options.checkpoint)
+    summary = read_folder(options.checkpoint)
     with temporary_folder() as folder:
-        files = gathered(options, loaded, shown, folder)
+        files = collect_files(options, loaded, summary, folder)
         for name, path in files.items():
             if path.stat().st_size > FILES[name]:
                 raise InputError(f"{path} has more than {FILES[name]} bytes, which no load fetches")
         sizes = {name: path.stat().st_size for name, path in files.items()}
         for name, size in sizes.items():
-            say(f"{name:24} {size_words(size)}")
+            print_status(f"{name:24} {size_words(size)}")
         if options.dry_run:
             print(files[CARD].read_text(encoding="utf-8"), end="")
-            say(f"dry run: nothing was sent to {place}")
+            print_status(f"dry run: nothing was sent to {location}")
             return 0
         message = f"{loaded.variant}, {loaded.training.recipe}, step {loaded.training.step}"
-        commit = sent(place, files, message, public=options.public)
-    print(f"{place}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
+        commit = commit_files(location, files, message, public=options.public)
+    print(f"{location}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
     return 0
 
 
-def gathered(
-    options: PushOptions, loaded: LoadedCheckpoint, shown: Shown, folder: Path
+def collect_files(
+    options: PushOptions, loaded: LoadedCheckpoint, summary: FolderSummary, folder: Path
 ) -> dict[str, Path]:
     """Collects the files of a push by their names there; what is written anew lies in ``folder``.
 
@@ -95,7 +95,7 @@ def gathered(
     """
     where = loaded.path
     files = {name: _local(where / name, folder) for name in CARRIED if (where / name).is_file()}
-    (folder / SETTINGS).write_text(without_places(where / SETTINGS), encoding="utf-8")
+    (folder / SETTINGS).write_text(hide_paths(where / SETTINGS), encoding="utf-8")
     files[SETTINGS] = folder / SETTINGS
     run = where.parent.parent if where.parent.name == CHECKPOINTS else where
     recipe = None
@@ -104,8 +104,8 @@ def gathered(
         recipe = ABSOLUTE.sub(r"\1\2", text)
         (folder / RECIPE).write_text(recipe, encoding="utf-8")
         files[RECIPE] = folder / RECIPE
-    call = call_of(loaded)
-    reads_regions = call is not None and kind_of(loaded, call) == "regions"
+    call = find_call(loaded)
+    reads_regions = call is not None and find_input_kind(loaded, call) == "regions"
     if options.with_detector is not None:
         if not reads_regions:
             raise InputError(
@@ -119,10 +119,10 @@ def gathered(
         recipe=recipe,
         license=options.license,
         data_license=options.data_license,
-        figures={f"{path.parent.name}/{path.name}": figures_of(path) for path in options.metrics},
+        figures={f"{path.parent.name}/{path.name}": read_figures(path) for path in options.metrics},
         has_detector=DETECTOR in files if reads_regions else None,
     )
-    (folder / CARD).write_text(card(shown, facts), encoding="utf-8")
+    (folder / CARD).write_text(card(summary, facts), encoding="utf-8")
     return {**files, CARD: folder / CARD}
 
 
@@ -134,7 +134,7 @@ def _local(path: Path, folder: Path) -> Path:
     return folder / path.name
 
 
-def without_places(path: Path) -> str:
+def hide_paths(path: Path) -> str:
     """Returns a checkpoint's settings with the names alone of its inputs: where they lie on this
     machine is nobody's business.
     """
@@ -151,35 +151,35 @@ def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
             f"--with-detector: checkpoint {loaded.path} does not say what its detector is, as a "
             "converted one does not; publish the file beside it, and load it with detector=FILE"
         )
-    beside = loaded.path / DETECTOR
-    weights: Path | None = path_of(argument) if argument else beside
-    if not argument and not beside.is_file():
+    saved_detector = loaded.path / DETECTOR
+    weights: Path | None = to_path(argument) if argument else saved_detector
+    if not argument and not saved_detector.is_file():
         weights = recorded_weights(loaded)
-    detector = network_of(loaded, weights, "cpu", folded=False)
+    detector = open_detector_network(loaded, weights, "cpu", folded=False)
     save_tensors(detector.model.state_dict(), path)
 
 
-def call_of(loaded: LoadedCheckpoint) -> str | None:
+def find_call(loaded: LoadedCheckpoint) -> str | None:
     """Says which method of a loaded checkpoint gives something; None if no one does."""
     by_task = {ANSWER: "answer", GROUND: "ground"}
     if loaded.task is not None and loaded.task.name in by_task:
         return by_task[loaded.task.name]
     try:
-        ranking_of(loaded)
-        feeding_of(loaded)
+        select_ranking(loaded)
+        find_feeding(loaded)
     except InputError:
         return None
     return "score"
 
 
-def kind_of(loaded: LoadedCheckpoint, call: str) -> str:
+def find_input_kind(loaded: LoadedCheckpoint, call: str) -> str:
     """Says what the model of a method is fed of pictures: "regions" or "pixels"."""
     by_call = {"answer": ANSWER, "ground": GROUND}
-    feeding = fed_by(loaded, by_call[call])[0] if call in by_call else feeding_of(loaded)
+    feeding = required_inputs(loaded, by_call[call])[0] if call in by_call else find_feeding(loaded)
     return feeding.kind
 
 
-def figures_of(path: Path) -> dict[str, float]:
+def read_figures(path: Path) -> dict[str, float]:
     """Reads the numbers of a ``metrics.json``. Raises InputError for another file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -195,7 +195,9 @@ def figures_of(path: Path) -> dict[str, float]:
     return numbers
 
 
-def sent(place: HubPlace, files: Mapping[str, Path], message: str, *, public: bool) -> str:
+def commit_files(
+    location: HubLocation, files: Mapping[str, Path], message: str, *, public: bool
+) -> str:
     """Makes one commit of the files, and of the absence of those that an earlier push has left;
     returns its id.
 
@@ -206,11 +208,11 @@ def sent(place: HubPlace, files: Mapping[str, Path], message: str, *, public: bo
 
     api = HfApi(endpoint=endpoint())
     try:
-        api.create_repo(place.repo, private=not public, exist_ok=True)
-        there = api.list_repo_files(place.repo)
-        if pickles := pickles_of(there):
+        api.create_repo(location.repo, private=not public, exist_ok=True)
+        there = api.list_repo_files(location.repo)
+        if pickles := find_pickles(there):
             raise InputError(
-                f"{place} holds {pickles[0]}, a pickle, with which nothing of it is loaded; delete "
+                f"{location} holds {pickles[0]}, a pickle, with which nothing of it is loaded; delete "
                 "it there, or give another repository"
             )
         operations: list[Any] = [
@@ -222,13 +224,13 @@ def sent(place: HubPlace, files: Mapping[str, Path], message: str, *, public: bo
             for name in there
             if name in FILES and name not in files
         ]
-        commit = api.create_commit(place.repo, operations, commit_message=message)
+        commit = api.create_commit(location.repo, operations, commit_message=message)
     except InputError:
         raise
     except HfHubHTTPError as error:
-        if (refused := refusal(place, error)) is not None:
+        if (refused := refusal(location, error)) is not None:
             raise refused from None
-        raise StoreFailed(f"{place}: the hub has failed ({error}); try again") from None
+        raise StoreFailed(f"{location}: the hub has failed ({error}); try again") from None
     except Exception as error:  # what its HTTP library raises, which has changed by version
-        raise StoreFailed(f"{place}: the hub cannot be reached ({error}); try again") from None
+        raise StoreFailed(f"{location}: the hub cannot be reached ({error}); try again") from None
     return str(commit.oid)

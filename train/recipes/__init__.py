@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import parse_assignment, replaced
+from vlmill.schemas.plain_fields import parse_assignment, replace_fields
 from vlmill.train.recipes.bert import bert_base_recipe, bert_large_recipe, bert_small_recipe
 from vlmill.train.recipes.imagebert import (
     imagebert,
@@ -38,7 +38,7 @@ from vlmill.train.recipes.interbert import (
     interbert_without_bert,
 )
 from vlmill.train.recipes.parts import Feeding, Loading, Masking, MixedSource, Objectives, Optimizer
-from vlmill.train.recipes.spec import Pass, Recipe, RunSettings, Stage
+from vlmill.train.recipes.spec import TrainingStage, Recipe, RunSettings, Stage
 from vlmill.train.recipes.vilbert import (
     vilbert,
     vilbert_hour_recipe,
@@ -178,26 +178,26 @@ def change_recipe(recipe: R, assignments: Sequence[str]) -> R:
     its ``epochs``. Raises InputError for a stage that is given both.
     """
     changes = [parse_assignment(_full_path(recipe, assignment)) for assignment in assignments]
-    return replaced(recipe, [*changes, *_replaced_lengths(dict(changes)).items()])
+    return replace_fields(recipe, [*changes, *_replaced_lengths(dict(changes)).items()])
 
 
 def _replaced_lengths(changes: Mapping[str, Any]) -> dict[str, None]:
     """Returns null for the length of each stage, in steps or in epochs, that another replaces."""
-    others = {"steps": "epochs", "epochs": "steps"}
+    counterparts = {"steps": "epochs", "epochs": "steps"}
     lengths: dict[str, None] = {}
     for path, value in changes.items():
         stage, _, field = path.rpartition(".")
-        if stage.startswith("stages.") and value is not None and field in others:
-            other = f"{stage}.{others[field]}"
+        if stage.startswith("stages.") and value is not None and field in counterparts:
+            other = f"{stage}.{counterparts[field]}"
             if other not in changes:
                 lengths[other] = None
     return lengths
 
 
 def _full_path(recipe: RunSettings, assignment: str) -> str:
-    of_stage = {field.name for field in fields(type(recipe.stages[0]))}
-    of_stages = of_stage - {field.name for field in fields(type(recipe))}
-    if assignment.partition("=")[0].split(".")[0] not in of_stages:
+    stage_fields = {field.name for field in fields(type(recipe.stages[0]))}
+    stage_only_fields = stage_fields - {field.name for field in fields(type(recipe))}
+    if assignment.partition("=")[0].split(".")[0] not in stage_only_fields:
         return assignment
     if len(recipe.stages) > 1:
         raise InputError(

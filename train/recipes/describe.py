@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.train.recipes.parts import MixedSource
-from vlmill.train.recipes.size import network_of
-from vlmill.train.recipes.spec import Pass, RunSettings, Stage, contrasts
+from vlmill.train.recipes.size import measure_network
+from vlmill.train.recipes.spec import TrainingStage, RunSettings, Stage, contrasts
 from vlmill.train.recipes.trunk_size import COLOURS, Network
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
@@ -49,9 +49,9 @@ class Cost:
     pair_bytes: int
 
 
-def cost_of(recipe: RunSettings) -> Cost:
+def compute_cost(recipe: RunSettings) -> Cost:
     """What a recipe costs, by formulas on its configurations."""
-    network = network_of(recipe.model)
+    network = measure_network(recipe.model)
     number = 4 if recipe.precision == "no" else 2
     pair = max(activations(network, stage, recipe.max_text_tokens) for stage in recipe.stages)
     return Cost(
@@ -63,7 +63,7 @@ def cost_of(recipe: RunSettings) -> Cost:
 
 def step_bytes(recipe: RunSettings) -> int:
     """Returns the memory of a step in one process, in bytes; of the largest stage."""
-    cost = cost_of(recipe)
+    cost = compute_cost(recipe)
     kept = cost.pair_bytes // (RECOMPUTED_SHARE if recipe.checkpoint_activations else 1)
     return cost.fixed_bytes + max(
         kept * (stage.batch_size // stage.accumulation) + contrast_bytes(recipe, stage)
@@ -71,7 +71,7 @@ def step_bytes(recipe: RunSettings) -> int:
     )
 
 
-def contrast_bytes(recipe: RunSettings, stage: Pass) -> int:
+def contrast_bytes(recipe: RunSettings, stage: TrainingStage) -> int:
     """Returns what a contrast (VLMo's) keeps of all pairs of a step, however many parts it has."""
     config: Any = recipe.model
     pairs = stage.batch_size
@@ -84,7 +84,7 @@ def contrast_bytes(recipe: RunSettings, stage: Pass) -> int:
     return int(FLOAT32_BYTES * config.num_contrast_pairs * numbers + images)
 
 
-def activations(network: Network, stage: Pass, max_text_tokens: int) -> int:
+def activations(network: Network, stage: TrainingStage, max_text_tokens: int) -> int:
     """Numbers that the layers keep of one pair: inputs and outputs of their linear layers."""
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or max_text_tokens
@@ -96,14 +96,16 @@ def activations(network: Network, stage: Pass, max_text_tokens: int) -> int:
             text = max(feeding.max_elements - picture, 2)
     elif feeding.kind != "text":
         picture = (feeding.image_size // PATCH_SIZE) ** 2 + 1
-    beside = feeding.text_rows * feeding.text_row_tokens // stage.batch_size  # texts alone
-    rows = {"texts": text, "pictures": picture, "both": text + picture + beside}
+    extra_text_tokens = (
+        feeding.text_rows * feeding.text_row_tokens // stage.batch_size
+    )  # texts alone
+    rows = {"texts": text, "pictures": picture, "both": text + picture + extra_text_tokens}
     passes = JOINT_PASSES + 1 if isinstance(stage, Stage) and stage.objectives.itc else 1
     values = sum(rows[stack.rows] * stack.num_layers * stack.layer.kept for stack in network.stacks)
     return passes * values
 
 
-def length_of(stage: Pass) -> str:
+def describe_length(stage: TrainingStage) -> str:
     """A stage's steps, from its epochs where the size of its data is known."""
     if stage.steps is not None:
         return f"{stage.steps:,} steps"
@@ -118,39 +120,39 @@ def length_of(stage: Pass) -> str:
     return f"{stage.epochs:g} epochs ({stage.length(round(visits)):,} steps)"
 
 
-def said_sources(stage: Pass) -> str:
+def describe_sources(stage: TrainingStage) -> str:
     """What a stage reads, with the rules by which sources are mixed."""
     rules = {mixed.source: mixed for mixed in stage.mixture}
     names = stage.sources or (KINDS.get(stage.feeding.kind, "pairs"), *rules)
-    return ", ".join(_said_source(name, rules.get(name)) for name in names)
+    return ", ".join(_describe_source(name, rules.get(name)) for name in names)
 
 
-def _said_source(name: str, rule: MixedSource | None) -> str:
+def _describe_source(name: str, rule: MixedSource | None) -> str:
     if rule is None:
         return name
-    most = rule.captions_per_picture
-    captions = f", {most} captions a picture" if most else ""
+    max_captions = rule.captions_per_picture
+    captions = f", {max_captions} captions a picture" if max_captions else ""
     return f"{name} ({rule.weight:g} times{captions})"
 
 
-def said_stages(recipe: RunSettings) -> str:
+def describe_stages(recipe: RunSettings) -> str:
     """What a recipe trains on and for how long, stage by stage."""
     return "; then ".join(
-        f"{length_of(stage)} of {stage.batch_size} " + said_sources(stage)
+        f"{describe_length(stage)} of {stage.batch_size} " + describe_sources(stage)
         for stage in recipe.stages
     )
 
 
 def describe(recipe: RunSettings) -> list[str]:
     """The lines of a recipe in the list."""
-    cost = cost_of(recipe)
+    cost = compute_cost(recipe)
     kinds = {stage.feeding.kind for stage in recipe.stages}
-    one = KINDS.get(kinds.pop(), "pairs") if len(kinds) == 1 else "pairs"
-    memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a {one.removesuffix('s')}"
+    unit = KINDS.get(kinds.pop(), "pairs") if len(kinds) == 1 else "pairs"
+    memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a {unit.removesuffix('s')}"
     memory += f" ({_size(step_bytes(recipe))})"
     lines = [
         f"{recipe.name:27} {recipe.about}",
-        f"    {said_stages(recipe)}; {cost.parameters / 1e6:.1f} million parameters, {memory}",
+        f"    {describe_stages(recipe)}; {cost.parameters / 1e6:.1f} million parameters, {memory}",
     ]
     if recipe.needs:
         lines.append(f"    needs {recipe.needs}")

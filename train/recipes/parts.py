@@ -117,12 +117,16 @@ class Feeding:
                 "features; set kind=picture-regions, or boxes=annotated"
             )
         sides = (("image_size", 1), ("short_side", 1), ("long_side", 1))
-        for name, least in (("max_regions", 1), ("text_rows", 0), *sides):
-            if getattr(self, name) < least:
-                raise ValueError(f"feeding.{name}={getattr(self, name)}: want at least {least}")
-        for name, least in (("max_tokens", FEWEST_TOKENS), ("max_elements", 4), ("token_size", 1)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"feeding.{name}={value}: want at least {least}")
+        for name, minimum in (("max_regions", 1), ("text_rows", 0), *sides):
+            if getattr(self, name) < minimum:
+                raise ValueError(f"feeding.{name}={getattr(self, name)}: want at least {minimum}")
+        for name, minimum in (
+            ("max_tokens", FEWEST_TOKENS),
+            ("max_elements", 4),
+            ("token_size", 1),
+        ):
+            if (value := getattr(self, name)) is not None and value < minimum:
+                raise ValueError(f"feeding.{name}={value}: want at least {minimum}")
         low, high = self.crop
         if not 0 < low <= high <= 1:
             raise ValueError(f"feeding.crop={self.crop}: want two shares, the lower first")

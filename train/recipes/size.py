@@ -34,7 +34,7 @@ from vlmill.models.vlmo.config import VlmoConfig, VlmoNlvr2Config, VlmoTextConfi
 from vlmill.train.recipes.trunk_size import COLOURS, TRUNKS, Network, linear, norm
 
 
-def network_of(config: Any) -> Network:
+def measure_network(config: Any) -> Network:
     """What a variant's configuration amounts to."""
     return NETWORKS[type(config)](config)
 
@@ -59,7 +59,7 @@ def _region_cnn(config: RegionCnnConfig) -> int:
 
 
 def _vlbert_end_to_end(config: VlBertEndToEndConfig) -> Network:
-    model = network_of(config.model)
+    model = measure_network(config.model)
     return model._replace(beside=model.beside + _region_cnn(config.cnn))
 
 
@@ -69,7 +69,7 @@ def _weight_norm(width: int, outputs: int) -> int:
 
 
 def _vilbert_tasks(config: VilbertTasksConfig) -> Network:
-    trunk = network_of(config.trunk)
+    trunk = measure_network(config.trunk)
     visual = pooled = config.trunk.width
     if isinstance(config.trunk, VilbertConfig):
         visual, pooled = config.trunk.visual_width, config.trunk.co_width
@@ -79,20 +79,20 @@ def _vilbert_tasks(config: VilbertTasksConfig) -> Network:
 
 
 def _interbert_tasks(config: InterBertTasksConfig) -> Network:
-    trunk, width = network_of(config.trunk), config.trunk.width
+    trunk, width = measure_network(config.trunk), config.trunk.width
     pooled = config.trunk.pooled_width
     heads = linear(pooled, 1) + 2 * linear(width, 1) + linear(pooled, config.num_answers)
     return trunk._replace(beside=trunk.beside + heads)
 
 
 def _imagebert_retrieval(config: ImageBertRetrievalConfig) -> Network:
-    trunk = network_of(config.trunk)
+    trunk = measure_network(config.trunk)
     return trunk._replace(beside=trunk.beside + linear(config.trunk.width, 1))
 
 
 def _vlbert_vqa(config: VlBertVqaConfig) -> Network:
     heads: dict[str, Any] = {"masked_words": False, "masked_classes": False, "matching": False}
-    body = network_of(dataclasses.replace(config.body, **heads))
+    body = measure_network(dataclasses.replace(config.body, **heads))
     width = config.body.width
     transform = {"mlm": linear(width, width) + norm(width), "1fc": 0}
     if config.classifier == "2fc":
@@ -103,29 +103,31 @@ def _vlbert_vqa(config: VlBertVqaConfig) -> Network:
 
 def _vlbert_refcoco(config: VlBertRefcocoConfig) -> Network:
     heads: dict[str, Any] = {"masked_words": False, "masked_classes": False, "matching": False}
-    body = network_of(dataclasses.replace(config.body, **heads))
+    body = measure_network(dataclasses.replace(config.body, **heads))
     width = config.body.width
     return body._replace(beside=body.beside + linear(width, width) + linear(width, 1))
 
 
 def _vlbert_vcr(config: VlBertVcrConfig) -> Network:
     heads: dict[str, Any] = {"masked_words": config.masked_words, "matching": False}
-    body = network_of(dataclasses.replace(config.body, **heads, masked_classes=False))
+    body = measure_network(dataclasses.replace(config.body, **heads, masked_classes=False))
     # A masked region's own token belongs to the body, a head for its class does not.
     width = pooled = config.body.width
     has_token = config.body.masked_classes and config.body.masked_region in ("appearance", "pixels")
-    beside = width if has_token else 0
+    head_parameters = width if has_token else 0
     if config.classifier == "2fc":
-        beside += linear(width, config.classifier_width)
+        head_parameters += linear(width, config.classifier_width)
         pooled = config.classifier_width
-    beside += linear(pooled, 1) + linear(width, width) + linear(width, config.num_categories)
-    return body._replace(beside=body.beside + beside)
+    head_parameters += (
+        linear(pooled, 1) + linear(width, width) + linear(width, config.num_categories)
+    )
+    return body._replace(beside=body.beside + head_parameters)
 
 
 def _vlmo_encoder(config: VlmoConfig, head: int) -> Network:
     """An encoder without pretraining's heads, and a ``head`` of so many parameters."""
     heads: dict[str, Any] = {"contrast": False, "match": False, "mlm": False}
-    encoder = network_of(dataclasses.replace(config, **heads))
+    encoder = measure_network(dataclasses.replace(config, **heads))
     return encoder._replace(beside=encoder.beside + head)
 
 
@@ -153,20 +155,20 @@ def _vlmo_text(config: VlmoTextConfig) -> Network:
 
 
 def _text_classifier(config: BertTextConfig | InterBertTextConfig) -> Network:
-    trunk, sizes = network_of(config.trunk), config.trunk
+    trunk, sizes = measure_network(config.trunk), config.trunk
     pooled = sizes.width if isinstance(sizes, BertConfig) else sizes.pooled_width
     return trunk._replace(beside=trunk.beside + linear(pooled, config.num_labels))
 
 
 def _picture_classifier(config: VilbertClassifierConfig | InterBertPicturesConfig) -> Network:
-    trunk, sizes = network_of(config.trunk), config.trunk
+    trunk, sizes = measure_network(config.trunk), config.trunk
     pooled = sizes.co_width if isinstance(sizes, VilbertConfig) else sizes.pooled_width
     width = config.num_pictures * pooled
     return trunk._replace(beside=trunk.beside + _two_layers(width, width, config.num_labels))
 
 
 def _vilbert_12in1(config: Vilbert12in1Config) -> Network:
-    trunk, pooled = network_of(config.trunk), config.trunk.co_width
+    trunk, pooled = measure_network(config.trunk), config.trunk.co_width
     heads = linear(pooled, 1) + linear(config.trunk.width, 1)
     heads += linear(config.trunk.visual_width, 1) + linear(pooled, 3)
     heads += _two_layers(pooled, 2 * pooled, config.num_answers)

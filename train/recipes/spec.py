@@ -19,13 +19,13 @@ from vlmill.train.recipes.parts import (
     Optimizer,
     require_share,
 )
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 
 LEAST_DECAY = 0.5  # of an average of weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class TrainingStage:
     """A pass over one kind of examples, with a fresh optimiser and schedule: what pretraining and
     fine-tuning say of it alike.
     """
@@ -113,7 +113,7 @@ class Pass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage(Pass):
+class Stage(TrainingStage):
     """A stage of pretraining."""
 
     negative_share: float = 0.5  # pairs whose caption or picture is replaced
@@ -137,7 +137,7 @@ class Stage(Pass):
             )
 
 
-def contrasts(model: Any, stage: Pass) -> bool:
+def contrasts(model: Any, stage: TrainingStage) -> bool:
     """Returns whether a stage contrasts the pairs of a step (VLMo: pretraining and retrieval)."""
     if not isinstance(model, VlmoConfig) or not model.contrast:
         return False
@@ -155,7 +155,7 @@ class RunSettings:
     name: str
     variant: str  # a name of `vlmill.models.MODELS`
     model: Any  # a configuration of its class
-    stages: tuple[Pass, ...]
+    stages: tuple[TrainingStage, ...]
     about: str = ""  # what the run is and on what data, in a line
     needs: str = ""  # what has to be given for it beyond pairs and their pictures
     vocabulary_size: int = 30_522  # of the vocabulary that is trained where no --vocab is given
@@ -203,7 +203,7 @@ class RunSettings:
     @property
     def max_text_tokens(self) -> int:
         """Tokens that the model takes; a model of pictures alone takes no text, however short."""
-        training = training_of(self.variant)
+        training = get_training(self.variant)
         if not training.reads_text:
             return FEWEST_TOKENS
         return int(training.body_of(self.model).max_text_tokens)
@@ -286,7 +286,7 @@ class Recipe(RunSettings):
 
     def _check_variant(self) -> None:
         """Every stage feeds and asks what the variant reads and has heads for."""
-        training = training_of(self.variant)
+        training = get_training(self.variant)
         for number, stage in enumerate(self.stages):
             if training.kind and stage.feeding.kind != training.kind:
                 raise ValueError(
@@ -306,8 +306,10 @@ class Recipe(RunSettings):
         """A head's classes have one number in all stages: with distributions 0 is background."""
         kinds = {s.feeding.region_targets: s.name for s in self.stages if s.feeding.reads_regions}
         if len(kinds) > 1:
-            said = " and ".join(f"{kind} in stage {name}" for kind, name in sorted(kinds.items()))
+            kinds_text = " and ".join(
+                f"{kind} in stage {name}" for kind, name in sorted(kinds.items())
+            )
             raise ValueError(
-                f"feeding.region_targets is {said}: one head cannot number classes both with and "
+                f"feeding.region_targets is {kinds_text}: one head cannot number classes both with and "
                 "without background; set the same in all stages"
             )

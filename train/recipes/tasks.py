@@ -115,7 +115,7 @@ def task_recipes() -> dict[str, Callable[[], TaskRecipe]]:
     return recipes
 
 
-def recipes_of(task: str) -> list[TaskRecipe]:
+def make_recipes(task: str) -> list[TaskRecipe]:
     """A task's recipes, in their order."""
     return [make() for make in named(TASKS[task].recipes).values()]
 
@@ -129,8 +129,8 @@ def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
     if name in recipes:
         return recipes[name]()
     if name in TASKS and variant is not None:
-        of_task = recipes_of(name)
-        fitting = [recipe for recipe in of_task if variant in recipe.starts_from]
+        candidates = make_recipes(name)
+        fitting = [recipe for recipe in candidates if variant in recipe.starts_from]
         if not fitting:
             raise InputError(
                 f"TASK {name}: no recipe starts from {with_article(variant)}; there are "

@@ -129,28 +129,32 @@ def _bert(config: BertConfig) -> Network:
     width = config.width
     heads = _word_head(width, config.vocab_size) + linear(width, 2)
     layer = _post_norm(width, config.intermediate_width)
-    beside = _tables(config) + linear(width, width) + heads
-    return Network(beside, (Stack("both", config.num_layers, layer),))
+    other_parameters = _tables(config) + linear(width, width) + heads
+    return Network(other_parameters, (Stack("both", config.num_layers, layer),))
 
 
 def _imagebert(config: ImageBertConfig) -> Network:
     width = config.width
-    beside = _text_embedding(config.vocab_size, config.num_positions, 2, width)
-    beside += _region_embedding(config.region_width, width)
-    beside += 2 * norm(width) if config.image_pre_ln else 0
-    beside += sum(linear(features, width) for features in config.global_widths)
-    beside += _word_head(width, config.vocab_size) + linear(width, config.num_region_classes)
-    beside += linear(width, config.region_width) + linear(width, config.match_outputs)
-    beside += linear(width, width) if config.itm_pooler else 0
+    other_parameters = _text_embedding(config.vocab_size, config.num_positions, 2, width)
+    other_parameters += _region_embedding(config.region_width, width)
+    other_parameters += 2 * norm(width) if config.image_pre_ln else 0
+    other_parameters += sum(linear(features, width) for features in config.global_widths)
+    other_parameters += _word_head(width, config.vocab_size) + linear(
+        width, config.num_region_classes
+    )
+    other_parameters += linear(width, config.region_width) + linear(width, config.match_outputs)
+    other_parameters += linear(width, width) if config.itm_pooler else 0
     layer = _post_norm(width, config.intermediate_width)
-    return Network(beside, (Stack("both", config.num_layers, layer),))
+    return Network(other_parameters, (Stack("both", config.num_layers, layer),))
 
 
 def _interbert(config: InterBertConfig) -> Network:
     width = config.width
     poolers = 2 * linear(width, config.pooled_width)
     heads = _pair_heads(config, width, config.pooled_width)
-    beside = _tables(config) + _region_embedding(config.region_width, width) + poolers + heads
+    other_parameters = (
+        _tables(config) + _region_embedding(config.region_width, width) + poolers + heads
+    )
     layer = _post_norm(width, config.intermediate_width)
     visual = _post_norm(width, config.visual_intermediate_width)
     stacks = (
@@ -158,89 +162,95 @@ def _interbert(config: InterBertConfig) -> Network:
         Stack("texts", config.num_text_layers, layer),
         Stack("pictures", config.num_visual_layers, visual),
     )
-    return Network(beside, stacks)
+    return Network(other_parameters, stacks)
 
 
 def _vilbert(config: VilbertConfig) -> Network:
     width, visual = config.width, config.visual_width
     poolers = linear(width, config.co_width) + linear(visual, config.co_width)
-    beside = _tables(config) + config.num_tasks * width + poolers
-    beside += _region_embedding(config.region_width, visual)
-    beside += _pair_heads(config, visual, config.co_width)
+    other_parameters = _tables(config) + config.num_tasks * width + poolers
+    other_parameters += _region_embedding(config.region_width, visual)
+    other_parameters += _pair_heads(config, visual, config.co_width)
     picture_layer = _post_norm(visual, config.visual_intermediate_width)
     stacks = (
         Stack("texts", config.num_layers, _post_norm(width, config.intermediate_width)),
         Stack("pictures", config.visual_num_layers, picture_layer),
         Stack("both", len(config.text_co_layers), _co_attention(config)),
     )
-    return Network(beside, stacks)
+    return Network(other_parameters, stacks)
 
 
 def _single_stream(config: SingleStreamConfig) -> Network:
     width = config.width
     regions = _region_embedding(config.region_width, width) + config.num_segments * width
-    beside = _tables(config) + regions + linear(width, width) + _pair_heads(config, width, width)
+    other_parameters = (
+        _tables(config) + regions + linear(width, width) + _pair_heads(config, width, width)
+    )
     layer = _post_norm(width, config.intermediate_width)
-    return Network(beside, (Stack("both", config.num_layers, layer),))
+    return Network(other_parameters, (Stack("both", config.num_layers, layer),))
 
 
 def _vlbert(config: VlBertConfig) -> Network:
     width, vector = config.width, config.vector_width
-    beside = _text_embedding(config.vocab_size, config.num_positions, config.num_segments, width)
-    beside += linear(8 * config.num_wavelengths + config.region_width, vector)
-    beside += 2 * width  # [IMG] and [END]
-    beside += {"appearance": config.region_width, "vector": vector}.get(config.masked_region, 0)
+    other_parameters = _text_embedding(
+        config.vocab_size, config.num_positions, config.num_segments, width
+    )
+    other_parameters += linear(8 * config.num_wavelengths + config.region_width, vector)
+    other_parameters += 2 * width  # [IMG] and [END]
+    other_parameters += {"appearance": config.region_width, "vector": vector}.get(
+        config.masked_region, 0
+    )
     has_token = config.masked_classes and config.masked_region in ("appearance", "pixels")
-    beside += width if has_token else 0
-    beside += vector if config.text_only else 0
-    beside += NUM_SPECIAL_WORDS * width if config.frozen_words else 0
-    beside += 2 * (norm(width) if config.visual_norm else 1)
-    beside += 2 * linear(vector, width) if vector != width else 0
-    beside += linear(width, width) if config.pooler else 0
-    beside += _word_head(width, config.vocab_size) if config.masked_words else 0
+    other_parameters += width if has_token else 0
+    other_parameters += vector if config.text_only else 0
+    other_parameters += NUM_SPECIAL_WORDS * width if config.frozen_words else 0
+    other_parameters += 2 * (norm(width) if config.visual_norm else 1)
+    other_parameters += 2 * linear(vector, width) if vector != width else 0
+    other_parameters += linear(width, width) if config.pooler else 0
+    other_parameters += _word_head(width, config.vocab_size) if config.masked_words else 0
     if config.masked_classes:
-        beside += linear(width, width) + linear(width, config.num_region_classes)
-    beside += linear(width, 2) if config.matching else 0
+        other_parameters += linear(width, width) + linear(width, config.num_region_classes)
+    other_parameters += linear(width, 2) if config.matching else 0
     layer = _post_norm(width, config.intermediate_width)
-    return Network(beside, (Stack("both", config.num_layers, layer),))
+    return Network(other_parameters, (Stack("both", config.num_layers, layer),))
 
 
 def _vlmo(config: VlmoConfig) -> Network:
     width, num_fused = config.width, config.num_layers - config.first_vl_layer
-    beside = _text_embedding(config.vocab_size, config.max_text_tokens, 2, width)
-    beside += _patch_embedding(config) + (1 + config.num_images) * width + norm(width)
-    beside += linear(width, width) if config.pooler else 0
+    other_parameters = _text_embedding(config.vocab_size, config.max_text_tokens, 2, width)
+    other_parameters += _patch_embedding(config) + (1 + config.num_images) * width + norm(width)
+    other_parameters += linear(width, width) if config.pooler else 0
     if config.relative_positions:
         rows = _relative_rows(config) + 2 * config.relative_text_span + 2
-        beside += rows * config.num_layers * config.num_heads
+        other_parameters += rows * config.num_layers * config.num_heads
     if config.contrast:  # two heads and a scale for each contrast
-        beside += config.num_contrast_pairs * (2 * width**2 + 1)
-    beside += linear(width, 2) if config.match else 0
+        other_parameters += config.num_contrast_pairs * (2 * width**2 + 1)
+    other_parameters += linear(width, 2) if config.match else 0
     if config.mlm:
-        beside += _word_head(width, config.vocab_size) + config.vocab_size * width
+        other_parameters += _word_head(width, config.vocab_size) + config.vocab_size * width
     scaled = config.layer_scale is not None
     lower, upper = (
         _pre_norm(width, config.intermediate_width, len(config.experts_of(n)), scaled=scaled)
         for n in (0, config.first_vl_layer)
     )
     stacks = (Stack("both", config.first_vl_layer, lower), Stack("both", num_fused, upper))
-    return Network(beside, stacks)
+    return Network(other_parameters, stacks)
 
 
 def _beit(config: BeitConfig) -> Network:
     width = config.width
-    beside = _patch_embedding(config) + (norm(width) if config.final_norm else 0)
+    other_parameters = _patch_embedding(config) + (norm(width) if config.final_norm else 0)
     if config.relative_positions:
         tables = 1 if config.shared_relative else config.num_layers
-        beside += tables * _relative_rows(config) * config.num_heads
+        other_parameters += tables * _relative_rows(config) * config.num_heads
     if config.num_visual_tokens:
-        beside += width + linear(width, config.num_visual_tokens)  # with the mask token
+        other_parameters += width + linear(width, config.num_visual_tokens)  # with the mask token
     if config.num_classes:
-        beside += linear(width, config.num_classes)
-        beside += norm(width) if config.mean_pooling else 0
+        other_parameters += linear(width, config.num_classes)
+        other_parameters += norm(width) if config.mean_pooling else 0
     scaled = config.layer_scale is not None
     layer = _pre_norm(width, config.intermediate_width, 1, scaled=scaled)
-    return Network(beside, (Stack("both", config.num_layers, layer),))
+    return Network(other_parameters, (Stack("both", config.num_layers, layer),))
 
 
 TRUNKS: dict[type[Any], Callable[[Any], Network]] = {

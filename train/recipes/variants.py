@@ -47,9 +47,9 @@ class VariantTraining:
     starts_from: tuple[str, ...] = ("bert",)
     start: str = "vlmill.train.run.model.start_region_model"  # takes over the weights of `--init`
 
-    def body_of(self, whole: Any) -> Any:
+    def body_of(self, model_or_config: Any) -> Any:
         """The part of a model, or of its configuration, that has words and regions."""
-        return attrgetter(self.body)(whole) if self.body else whole
+        return attrgetter(self.body)(model_or_config) if self.body else model_or_config
 
     def with_body(self, config: Any, body: Any) -> Any:
         """``config`` with another configuration of its words and regions."""
@@ -136,7 +136,7 @@ TRAININGS: dict[str, VariantTraining] = {
 }
 
 
-def training_of(variant: str | None) -> VariantTraining:
+def get_training(variant: str | None) -> VariantTraining:
     """The variant's row; a plain region model's for one without."""
     return TRAININGS.get(variant or "", PLAIN)
 
@@ -149,7 +149,7 @@ def with_part(config: Any, path: str, part: Any) -> Any:
     )
 
 
-def part_of(model: Any, path: str) -> Any:
+def get_part(model: Any, path: str) -> Any:
     """The attribute at the end of a dotted path; None where one of its names is missing."""
     return reduce(lambda part, name: getattr(part, name, None), path.split("."), model)
 

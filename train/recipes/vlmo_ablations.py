@@ -36,8 +36,8 @@ def from_vit(
     recipe = vlmo_pairs("base-paper")
     stage, fields = recipe.stages[0], model or {}
     objectives = replace(stage.objectives, mlm=float(mlm), itm=float(itm))
-    said = "".join(f" {field}={value}".lower() for field, value in fields.items())
-    start = f"train-vl convert --family vit --as vlmo-base-paper experts=all{said}"
+    assignments = "".join(f" {field}={value}".lower() for field, value in fields.items())
+    start = f"train-vl convert --family vit --as vlmo-base-paper experts=all{assignments}"
     return replace(
         recipe,
         name=name,

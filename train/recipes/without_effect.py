@@ -80,8 +80,8 @@ def _mirrored(recipe: TaskRecipe) -> str | None:
 
 
 def _whole_image(recipe: TaskRecipe) -> str | None:
-    shown = any(stage.feeding.whole_image != "none" for stage in recipe.stages)
-    return None if shown else "feeding.whole_image=none"
+    has_whole_image = any(stage.feeding.whole_image != "none" for stage in recipe.stages)
+    return None if has_whole_image else "feeding.whole_image=none"
 
 
 def _masking(recipe: TaskRecipe) -> str | None:

@@ -14,15 +14,15 @@ from vlmill.train.checkpoints.trained_on import NO_KEYS
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.chosen import stage_rows, text_rows
-from vlmill.train.loading.features import global_widths_of
+from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.stage_batches import StageBatches
-from vlmill.train.loading.store.pairs import flag_of
+from vlmill.train.loading.store.pairs import get_flag
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.recipes import RunSettings
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Learning
 from vlmill.train.run.loop import StageRun
@@ -90,7 +90,7 @@ class RunBatches:
     def _of(
         self, run: StageRun, folder: str, splits: Sequence[Splits], *, training: bool
     ) -> StageBatches:
-        body = training_of(self.recipe.variant).body_of(self.recipe.model)
+        body = get_training(self.recipe.variant).body_of(self.recipe.model)
         return self.learning.batches(
             run,
             training=training,
@@ -102,7 +102,7 @@ class RunBatches:
             seed=self.recipe.seed,
             processes=self.accelerator.num_processes,
             longest=self.recipe.max_text_tokens,
-            global_features=bool(global_widths_of(body)),
+            global_features=bool(get_global_widths(body)),
             tolerance=self.tolerance if training else None,
-            asking=flag_of(self.sources.inputs.visited),
+            asking=get_flag(self.sources.inputs.visited),
         )

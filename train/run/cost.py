@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from vlmill.schemas.console.cost import SECONDS_MEASURED, Rate, rate_of_times
+from vlmill.schemas.console.cost import SECONDS_MEASURED, Rate, compute_rate
 from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.train.optim.groups import is_trained
@@ -39,10 +39,10 @@ def checkpoints_bytes(runner: Runner) -> int:
         sum(n for name, n in sizes.items() if name in runner.trainable and is_trained(name, parts))
         for parts in (run.stage.trained for run in stages)
     )
-    one = checkpoint_bytes(sum(sizes.values()), trained, averaged=bool(recipe.average))
+    checkpoint_size = checkpoint_bytes(sum(sizes.values()), trained, averaged=bool(recipe.average))
     saves = num_saves(recipe, stages)
     there = len(runner.saving.saved)
-    return one * max(0, min(recipe.keep_checkpoints + 1, saves) - there)
+    return checkpoint_size * max(0, min(recipe.keep_checkpoints + 1, saves) - there)
 
 
 def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) -> Rate:
@@ -76,4 +76,4 @@ def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) ->
         )
         with suppress(Stopped):  # at its limit
             run_stage(run, runner.batches.of_training(run, 0), training, events, done=0)
-    return rate_of_times(times, "steps")
+    return compute_rate(times, "steps")

@@ -8,7 +8,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from vlmill.train.loading.batch import HostBatch, said_of
+from vlmill.train.loading.batch import HostBatch, describe_not_finite
 
 NAMED = 6  # weights that a message names
 
@@ -28,13 +28,13 @@ def explain(
     An image whose features and boxes are finite is never named. All processes call it, and all name
     the same images.
     """
-    shown = ", ".join(f"{name} {value:g}" for name, value in losses.items())
-    stopped = f"step {step}: {shown}, gradient norm {norm:g}; no update was made. "
+    loss_text = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+    stopped = f"step {step}: {loss_text}, gradient norm {norm:g}; no update was made. "
     images = [image_id for part in parts for image_id in part.not_finite()]
     if accelerator.num_processes > 1:
         images = gather_object(images)
     if images:
-        return stopped + said_of(images)
+        return stopped + describe_not_finite(images)
     if weights := _weights_not_finite(module):
         more = f" and {len(weights) - NAMED} more" if len(weights) > NAMED else ""
         return stopped + (

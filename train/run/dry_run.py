@@ -18,7 +18,7 @@ from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.devices.setup import make_accelerator
-from vlmill.train.loading.store.pairs import PairTable, flag_of, pair_batches
+from vlmill.train.loading.store.pairs import PairTable, get_flag, pair_batches
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.recipes.describe import step_bytes
 from vlmill.train.run.cost import checkpoints_bytes, measure
@@ -52,14 +52,14 @@ def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
         )
         # Hard negatives cost a step no more than others, and their table is large.
         few = dataclasses.replace(inputs, pairs=str(Path(scratch) / "pairs"), negatives=None)
-        recipe = of_sample(recipe, sampled / max(total, 1))
+        recipe = scale_recipe(recipe, sampled / max(total, 1))
         small = dataclasses.replace(sources, inputs=few)
         output = Path(scratch) / "run"
         prepared = prepare(recipe, small, output, {}, fresh=False)
         assert prepared is not None  # a new folder holds no finished run
         runner = open_runner(recipe, small, output, prepared.tokenizer, accelerator)
         say_what_never_peaks(runner.stages)
-        return estimate_of(runner, sources, total, total / max(sampled, 1))
+        return estimate_cost(runner, sources, total, total / max(sampled, 1))
 
 
 def only_process(recipe: RunSettings) -> Accelerator:
@@ -84,26 +84,26 @@ def write_sample(
     With ``whole_pictures`` all pairs of about every so-many-th picture, by the hash of its id, and
     of texts alone by theirs. Memory: the sample.
     """
-    every, at, rows = max(1, -(-total // SAMPLE_PAIRS)), 0, list[dict[str, Any]]()
+    every, offset, rows = max(1, -(-total // SAMPLE_PAIRS)), 0, list[dict[str, Any]]()
     empty = dict.fromkeys(PAIRS.schema.names)
     met = set[tuple[str | None, str | None]]()
     for batch in pair_batches(pairs):
-        firsts = first_places(batch)
-        new = [place for kind, place in firsts.items() if kind not in met]
+        firsts = find_first_rows(batch)
+        new = [position for kind, position in firsts.items() if kind not in met]
         met |= firsts.keys()
-        places = {*range(-at % every, batch.num_rows, every), *new}
+        positions = {*range(-offset % every, batch.num_rows, every), *new}
         if whole_pictures and every > 1:
             ids = pc.coalesce(batch.column("image_id"), batch.column("pair_id")).to_pylist()
-            also = {ids[place] for place in new}
-            places = {i for i, name in enumerate(ids) if name in also or not key64(name) % every}
-        sampled = batch.take(pa.array(sorted(places), pa.int64()))
+            also = {ids[position] for position in new}
+            positions = {i for i, name in enumerate(ids) if name in also or not key64(name) % every}
+        sampled = batch.take(pa.array(sorted(positions), pa.int64()))
         rows += [empty | row for row in sampled.to_pylist()]
-        at += batch.num_rows
+        offset += batch.num_rows
     write_shard(folder, PAIRS, rows)
     return len(rows)
 
 
-def first_places(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None], int]:
+def find_first_rows(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None], int]:
     """Where each source and split of ``pairs`` occurs first."""
     kinds = pa.table(
         {
@@ -116,7 +116,7 @@ def first_places(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None], i
     return {(row["source"], row["split"]): row["place_min"] for row in firsts}
 
 
-def of_sample(recipe: Recipe, share: float) -> Recipe:
+def scale_recipe(recipe: Recipe, share: float) -> Recipe:
     """``recipe`` on ``share`` of its pairs: as many fewer are the most of each stage."""
     stages = tuple(
         dataclasses.replace(stage, max_pairs=stage.max_pairs and math.ceil(stage.max_pairs * share))
@@ -125,7 +125,7 @@ def of_sample(recipe: Recipe, share: float) -> Recipe:
     return dataclasses.replace(recipe, validate_every=0, stages=stages)
 
 
-def visited_of(run: StageRun, share: float) -> dict[str, str]:
+def describe_visits(run: StageRun, share: float) -> dict[str, str]:
     """Returns how many pairs a stage with a share visits, by its name; nothing of another stage.
     ``share``: pairs for one of the sample.
     """
@@ -136,7 +136,7 @@ def visited_of(run: StageRun, share: float) -> dict[str, str]:
     return {f"stage {run.stage.name}": f"visits {about}{visited:,} of {pairs:,} pairs"}
 
 
-def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) -> Estimate:
+def estimate_cost(runner: Runner, sources: Sources, num_pairs: int, share: float) -> Estimate:
     """Steps of each stage at its measured rate; ``share``: pairs, or a task's examples, for one of
     the sample.
     """
@@ -149,21 +149,25 @@ def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) 
         steps = run.steps if run.stage.steps is not None else round(run.steps * share)
         seconds += rate.seconds_for(steps) or 0.0
         total += steps
-    least = checkpoints_bytes(runner)
+    minimum_bytes = checkpoints_bytes(runner)
     regions, images = sources.regions, sources.images
-    visited = flag_of(sources.inputs.visited)
+    visited = get_flag(sources.inputs.visited)
     counts: Mapping[str, Any] = {
         visited: visited != "--images" and f"{num_pairs:,} {visited[2:]}",
         "--regions": regions and f"{len(regions):,} pictures",
         "--images": images and f"{len(images):,} pictures",
         "--negatives": sources.inputs.negatives or sources.inputs.neighbours,
-        **{name: count for run in runner.stages for name, count in visited_of(run, share).items()},
+        **{
+            name: count
+            for run in runner.stages
+            for name, count in describe_visits(run, share).items()
+        },
         "steps": f"{total:,}",
     }
     last = "; the rate is the last stage's" if len(runner.stages) > 1 else ""
     return Estimate(
         inputs={name: count for name, count in counts.items() if count},
-        least_bytes=least,
+        least_bytes=minimum_bytes,
         seconds=seconds,
         rate=rate,
         memory=f"about {size_words(step_bytes(runner.recipe))} for a step (`train-vl recipes` says "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.joined_regions import ANNOTATED, JoinedRegions
@@ -17,13 +17,13 @@ from vlmill.train.loading.store.pairs import (
     PairsFacts,
     PairTable,
     PicturesAlone,
-    flag_of,
+    get_flag,
     pairs_facts,
 )
 from vlmill.train.loading.store.prepare import RegionFacts, region_facts
 from vlmill.train.loading.store.splits import SplitPlan, plan_splits
 from vlmill.train.recipes import Recipe, RunSettings, require_sources
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 
 NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
 
@@ -125,7 +125,7 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
         images=images,
         facts=facts,
         pairs=pairs,
-        splits=plan_splits(recipe, pairs.splits, flag_of(inputs.visited)),
+        splits=plan_splits(recipe, pairs.splits, get_flag(inputs.visited)),
         init=init,
         picture_tokenizer=_open_tokenizer(recipe),
     )
@@ -157,8 +157,8 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
         first = inputs.annotated_regions if regions.flag == ANNOTATED else inputs.regions
         assert first is not None
         facts = region_facts(first)
-        seen = init if init is not None and init.variant != "bert" else None
-        check_detector(regions.detector_fingerprint, seen)
+        checked_init = init if init is not None and init.variant != "bert" else None
+        check_detector(regions.detector_fingerprint, checked_init)
     pairs = pairs_facts(inputs.visited)
     return Sources(
         inputs=inputs,
@@ -184,7 +184,7 @@ def _open_tokenizer(recipe: Recipe) -> PictureTokenizer | None:
 
 def same_words(init: LoadedCheckpoint, recipe: RunSettings) -> bool:
     """Whether the run reads text by the checkpoint's vocabulary; BEiT has read none."""
-    return training_of(init.variant).reads_text or init.variant == recipe.variant
+    return get_training(init.variant).reads_text or init.variant == recipe.variant
 
 
 def open_pictures(
@@ -193,9 +193,9 @@ def open_pictures(
     """Open the tables that the stages read of those that are given."""
     feeds = [stage.feeding for stage in recipe.stages]
     regions = images = None
-    of_regions = [feeding for feeding in feeds if feeding.reads_regions]
-    if of_regions:
-        regions = open_regions(inputs, of_regions[0].boxes)
+    region_feeds = [feeding for feeding in feeds if feeding.reads_regions]
+    if region_feeds:
+        regions = open_regions(inputs, region_feeds[0].boxes)
     if inputs.images is not None and any(feeding.reads_pictures for feeding in feeds):
         images = ImageReader(inputs.images)
     return regions, images
@@ -231,13 +231,13 @@ def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe
             f"{recipe.name}; add {changes}"
         )
     if by_distribution and "class_probs" not in regions.arrays:
-        say(
+        print_status(
             f"warning: --regions {where} has no distribution over classes; the class itself is the "
             "target (extract with --class-probs full or topk:K for the distribution)"
         )
     ranked = any(stage.feeding.region_order == "confidence" for stage in recipe.stages)
     if ranked and not are_ranked(regions):
-        say(
+        print_status(
             f"warning: --regions {where} does not say how sure the detector was; regions are taken "
             "in the table's order (extract with --class-probs, or feeding.region_order=table)"
         )
@@ -249,7 +249,7 @@ def check_detector(fingerprint: str | None, init: LoadedCheckpoint | None) -> No
         require_detector(fingerprint, init, "--init")
     if fingerprint is None or (init is not None and init.detector_fingerprint is None):
         who = "--regions" if fingerprint is None else "--init"
-        say(f"warning: {who} has no detector fingerprint; the detector counts as unknown")
+        print_status(f"warning: {who} has no detector fingerprint; the detector counts as unknown")
 
 
 def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
@@ -258,7 +258,9 @@ def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
     for flag, argument in (("--init", inputs.init), ("--negatives", inputs.negatives)):
         if argument is None and flag in recipe.needs:
             instead = "weights are random" if flag == "--init" else "negatives are drawn at random"
-            say(f"warning: {recipe.name} needs {flag} (see `train-vl recipes`); without, {instead}")
+            print_status(
+                f"warning: {recipe.name} needs {flag} (see `train-vl recipes`); without, {instead}"
+            )
     read = {
         "--regions": (inputs.regions, any(feed.reads_regions for feed in feeds)),
         "--images": (inputs.images, any(feed.reads_pictures for feed in feeds)),
@@ -266,7 +268,7 @@ def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
     }
     for flag, (argument, used) in read.items():
         if argument is not None and not used:
-            say(f"note: {flag} is not read; {recipe.name} has no use for it")
+            print_status(f"note: {flag} is not read; {recipe.name} has no use for it")
 
 
 def _draws_hard_negatives(recipe: Recipe) -> bool:

@@ -11,11 +11,11 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.cost import require_room
+from vlmill.schemas.console.cost import require_disk_space
 from vlmill.schemas.console.trackers import require_trackers
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.mirror import as_given
-from vlmill.schemas.plain_fields import replaced, to_yaml
+from vlmill.schemas.plain_fields import replace_fields, to_yaml
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation
@@ -37,7 +37,7 @@ from vlmill.train.run.pretraining import Pretraining
 from vlmill.train.run.report import write_report
 from vlmill.train.run.runner import Runner
 from vlmill.train.run.saving import PREPARED
-from vlmill.train.run.settings import settings_of
+from vlmill.train.run.settings import collect_settings
 from vlmill.train.run.sizes import model_config
 
 
@@ -58,31 +58,33 @@ def pretrain(
         say_what_is_missing(recipe, inputs)
     sources = open_sources(inputs, recipe)
     allowed_changes(recipe, sources.init)  # refused before anything is written
-    settings = settings_of(recipe, sources)
-    made = prepare_once(
+    settings = collect_settings(recipe, sources)
+    preparation = prepare_once(
         accelerator, lambda: prepare(recipe, sources, output, settings, fresh=fresh)
     )
-    if made is None:
-        return said_finished(output)
-    runner = open_runner(recipe, sources, output, made.tokenizer, accelerator)
-    return carry_out(runner, made, settings, force=force)
+    if preparation is None:
+        return describe_finished(output)
+    runner = open_runner(recipe, sources, output, preparation.tokenizer, accelerator)
+    return carry_out(runner, preparation, settings, force=force)
 
 
 def prepare_once(
     accelerator: Accelerator, make: Callable[[], Preparation | None]
 ) -> Preparation | None:
     """What ``make`` gives, which the first process alone calls."""
-    made: list[Any] = [make() if accelerator.is_main_process else None]
-    broadcast: Preparation | None = broadcast_object_list(made)[0]
+    preparations: list[Any] = [make() if accelerator.is_main_process else None]
+    broadcast: Preparation | None = broadcast_object_list(preparations)[0]
     return broadcast
 
 
-def said_finished(output: Path) -> str:
+def describe_finished(output: Path) -> str:
     """Says of an output that there is nothing left to do."""
     return f"{output} holds this run, finished at step {max(saved_steps(output))}"
 
 
-def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, force: bool) -> str:
+def carry_out(
+    runner: Runner, preparation: Preparation, settings: dict[str, Any], *, force: bool
+) -> str:
     """Trains what is left of a run whose samples are prepared, and says what came of it.
 
     Raises InputError for a disk that is too small unless ``force`` is set, and Stopped.
@@ -90,7 +92,7 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
     output, accelerator = runner.output, runner.accelerator
     if accelerator.is_main_process:
         say_what_never_peaks(runner.stages)
-        require_room(checkpoints_bytes(runner), output, force=force)
+        require_disk_space(checkpoints_bytes(runner), output, force=force)
         write_text(output / RECIPE, to_yaml(runner.recipe))
         say_visits(runner.stages)
     try:
@@ -100,20 +102,24 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
             f"{as_given(str(output))}: stopped at step {runner.done}, saved; the same command "
             "continues"
         ) from None
-    said = ""
+    summary = ""
     if accelerator.is_main_process:
-        rejects, met = runner.rejecting.add_to(made.rejects), runner.rejecting.met.values()
-        counts = made.counts - Counter(kept=len(met)) + Counter(one.reason.value for one in met)
-        table, tokenizer = SampleTable(output / PREPARED), Tokenizer.from_str(made.tokenizer)
+        rejects, met = runner.rejecting.add_to(preparation.rejects), runner.rejecting.met.values()
+        counts = (
+            preparation.counts
+            - Counter(kept=len(met))
+            + Counter(fault.reason.value for fault in met)
+        )
+        table, tokenizer = SampleTable(output / PREPARED), Tokenizer.from_str(preparation.tokenizer)
         criterion = runner.learning.criterion
         write_report(output, runner.recipe, table, tokenizer, counts, criterion)
         pairs = str(counts["kept"])
         if any(run.share is not None for run in runner.stages):
             pairs = f"{count_visited(runner.stages, table, runner.sources.splits)} of {pairs}"
-        said = runner.saving.finish(runner.done, rejects, settings, counts, pairs)
+        summary = runner.saving.finish(runner.done, rejects, settings, counts, pairs)
         runner.rejecting.forget()
     accelerator.wait_for_everyone()
-    return said
+    return summary
 
 
 def open_runner(
@@ -125,7 +131,7 @@ def open_runner(
     """
     words = Tokenizer.from_str(tokenizer)
     changes = allowed_changes(recipe, sources.init)
-    config = replaced(model_config(recipe, words, sources), changes.items(), "model")
+    config = replace_fields(model_config(recipe, words, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
     table = SampleTable(output / PREPARED)
     stages = plan_stages(recipe, table, sources.splits)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vlmill.schemas.console.lineage import record_of
+from vlmill.schemas.console.lineage import read_record
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import file_input, path_input, table_input
 from vlmill.schemas.files.inputs import Input
@@ -46,7 +46,7 @@ def run_inputs(recipe: RunSettings, sources: Sources) -> list[Input]:
 
 def checkpoint_input(flag: str, folder: Path) -> Input:
     """Records a checkpoint by the ends of its weights; its own inputs stand in its folder."""
-    job, _ = record_of(folder)
+    job, _ = read_record(folder)
     return path_input(flag, folder / MODEL, job=job or "train-vl")
 
 
@@ -58,7 +58,7 @@ def detector_record(regions: RegionReader) -> dict[str, Any]:
     """
     record = dict(regions.producer)
     try:
-        _, inputs = record_of(regions.paths[0].parent)
+        _, inputs = read_record(regions.paths[0].parent)
     except InputError:
         return record  # a manifest that is damaged tells nothing; the shards have been read
     digests = [entry.digest for entry in inputs or [] if entry.flag == WEIGHTS]

@@ -23,7 +23,7 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives.cached_contrast import cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.schedule import learning_rate
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.run.diverged import explain
 
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
@@ -51,7 +51,7 @@ class StageRun:
     pairs (`Pass.share`, `Pass.max_pairs`), how many that are, and of how many.
     """
 
-    stage: Pass
+    stage: TrainingStage
     number: int
     offset: int
     steps: int
@@ -126,9 +126,9 @@ def run_stage(
     for within in range(done + 1, run.steps + 1):
         step = run.offset + within
         rate = set_rate(training.optimizer, within, run)
-        asked = time.perf_counter()
+        wait_start = time.perf_counter()
         parts, undecodable = next_parts(step, batches, stage, events)
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - wait_start
         events.throughput.count(parts)
         numbers = train_step(step, parts, stage, training)
         events.after_step()
@@ -170,7 +170,7 @@ def set_rate(optimizer: Optimizer, within: int, run: StageRun) -> float:
 
 
 def next_parts(
-    step: int, batches: Iterator[HostBatch], stage: Pass, events: Events
+    step: int, batches: Iterator[HostBatch], stage: TrainingStage, events: Events
 ) -> tuple[list[HostBatch], int]:
     """The parts of a step, and how many undecodable pictures the run has met up to it.
 
@@ -186,7 +186,7 @@ def next_parts(
 
 
 def train_step(
-    step: int, parts: Sequence[HostBatch], stage: Pass, training: Training
+    step: int, parts: Sequence[HostBatch], stage: TrainingStage, training: Training
 ) -> dict[str, float]:
     """One update from the losses of ``parts`` of all processes.
 
@@ -218,17 +218,19 @@ def train_step(
             sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
     norm_of_all = clip_gradients(training, stage)
     losses = torch.stack([value.float() for value in sums.values()])
-    of_sources = Counter(source for part in parts for source in part.sources)
-    counts = torch.tensor([float(of_sources[source]) for source in training.sources])
+    source_counts = Counter(source for part in parts for source in part.sources)
+    counts = torch.tensor([float(source_counts[source]) for source in training.sources])
     values = torch.cat([losses, sent(counts, accelerator.device)])
     # The step's only wait for the device.
     *totals, norm = torch.cat([accelerator.reduce(values, reduction="sum"), norm_of_all]).tolist()
-    named = dict(zip(sums, totals[: len(sums)], strict=True))
-    if not math.isfinite(named["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
-        raise NonFiniteLoss(explain(step, named, norm, parts, module, accelerator))
+    loss_values = dict(zip(sums, totals[: len(sums)], strict=True))
+    if not math.isfinite(loss_values["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
+        raise NonFiniteLoss(explain(step, loss_values, norm, parts, module, accelerator))
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
-    numbers = {"loss" if name == "loss" else f"loss/{name}": loss for name, loss in named.items()}
+    numbers = {
+        "loss" if name == "loss" else f"loss/{name}": loss for name, loss in loss_values.items()
+    }
     if math.isfinite(norm):
         numbers["gradient_norm"] = norm
     pairs = zip(training.sources, totals[len(sums) :], strict=True)
@@ -254,16 +256,16 @@ def shares_of_labels(
     counts = torch.tensor(
         [list(count_labels(part).values()) for part in parts], dtype=torch.float64
     )
-    whole = counts.sum(0)
+    totals = counts.sum(0)
     if accelerator.num_processes > 1:
         # float32 on purpose: some backends have no float64, and labels of a step are few.
-        ours = sent(whole.float(), accelerator.device)
-        whole = accelerator.reduce(ours, reduction="sum").double().cpu()
-    shares = (counts / whole.clamp(min=1.0)).float()
+        local_totals = sent(totals.float(), accelerator.device)
+        totals = accelerator.reduce(local_totals, reduction="sum").double().cpu()
+    shares = (counts / totals.clamp(min=1.0)).float()
     return list(sent(shares, accelerator.device))
 
 
-def clip_gradients(training: Training, stage: Pass) -> Tensor:
+def clip_gradients(training: Training, stage: TrainingStage) -> Tensor:
     """Clip the whole gradient as the stage says, and return its norm from before [1]."""
     largest = stage.optimizer.clip
     if stage.optimizer.kind == "bert-adam" or not largest:

@@ -14,19 +14,19 @@ from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.models.vlmo.stages import start_from
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.features import features_of
+from vlmill.train.loading.features import load_features
 from vlmill.train.loading.store.pairs import PicturesAlone, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
 from vlmill.train.recipes import RECIPES, Recipe, RunSettings
-from vlmill.train.recipes.variants import named, training_of
+from vlmill.train.recipes.variants import named, get_training
 from vlmill.train.run.inputs import Sources, same_words
 
 IMAGES_MEASURED, MAX_REGIONS = 1000, 100
@@ -50,46 +50,52 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
     """
     if init is None:
         return {}
-    training, theirs = training_of(recipe.variant), flatten(to_plain(init.config))
+    training, init_fields = get_training(recipe.variant), flatten(to_plain(init.config))
     if init.variant not in (recipe.variant, *training.starts_from):
         raise InputError(
             f"--init is {with_article(init.variant)}, the recipe's is {recipe.variant}"
         )
     if init.variant in training.starts_from and not training.shared_sizes:
         body = flatten(to_plain(training.body_of(recipe.model)))
-        _refuse_others({name: body[name] for name in OF_BERT if name in body}, theirs, init)
+        _refuse_differences(
+            {name: body[name] for name in OF_BERT if name in body}, init_fields, init
+        )
         return {}  # the configuration is the recipe's
     if shared := training.shared_sizes:
-        names = {name for name in shared if name in theirs}
+        names = {name for name in shared if name in init_fields}
         if init.variant != recipe.variant:
             names -= {"relative_positions", "absolute_positions"}
-        asked = flatten(to_plain(recipe.model))
-        _refuse_others({name: asked[name] for name in names if name in asked}, theirs, init)
+        recipe_fields = flatten(to_plain(recipe.model))
+        _refuse_differences(
+            {name: recipe_fields[name] for name in names if name in recipe_fields},
+            init_fields,
+            init,
+        )
         return {}  # the configuration is the recipe's
     changes = _changes(recipe)
     free = {k: v for k, v in changes.items() if any(part in k for part in WITHOUT_WEIGHTS)}
-    _refuse_others({k: v for k, v in changes.items() if k not in free}, theirs, init)
+    _refuse_differences({k: v for k, v in changes.items() if k not in free}, init_fields, init)
     return free
 
 
 def _changes(recipe: Recipe) -> dict[str, Any]:
     """The model's fields that are not as in the recipe of that name; of one's own recipe, all."""
-    asked = flatten(to_plain(recipe.model))
+    recipe_fields = flatten(to_plain(recipe.model))
     known = RECIPES.get(recipe.name)
     usual = {} if known is None else flatten(to_plain(known().model))
     return {
         name: value
-        for name, value in asked.items()
+        for name, value in recipe_fields.items()
         if usual.get(name, MISSING) != value and name.rpartition(".")[2] not in OF_DATA
     }
 
 
-def _refuse_others(
-    asked: Mapping[str, Any], theirs: Mapping[str, Any], init: LoadedCheckpoint
+def _refuse_differences(
+    recipe_fields: Mapping[str, Any], init_fields: Mapping[str, Any], init: LoadedCheckpoint
 ) -> None:
-    for name, value in asked.items():
-        if theirs.get(name, MISSING) != value:
-            has = f"has {theirs[name]}" if name in theirs else "has no such field"
+    for name, value in recipe_fields.items():
+        if init_fields.get(name, MISSING) != value:
+            has = f"has {init_fields[name]}" if name in init_fields else "has no such field"
             raise InputError(
                 f"model.{name}={value}: --init {init.path} {has}; leave it as the checkpoint has "
                 "it, or start from another one"
@@ -112,7 +118,7 @@ def first_model(recipe: Recipe, sources: Sources, trained_images: Ids) -> nn.Mod
     if init is None:
         return fresh
     try:
-        named(training_of(recipe.variant).start)(fresh, init)
+        named(get_training(recipe.variant).start)(fresh, init)
         renumber_classes(fresh, recipe, init)
     except InputError:
         raise
@@ -128,25 +134,27 @@ def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -
     With distributions class 0 is background and the others follow it; without, they begin at 0 and
     the last row is free. The one that is moved across the end was free, or is background's.
     """
-    ours = {s.feeding.region_targets for s in recipe.stages if s.feeding.reads_regions}
-    theirs = _class_targets(init)
-    if not ours or theirs is None or ours == {theirs}:
+    recipe_targets = {s.feeding.region_targets for s in recipe.stages if s.feeding.reads_regions}
+    init_target = _class_targets(init)
+    if not recipe_targets or init_target is None or recipe_targets == {init_target}:
         return
-    training = training_of(recipe.variant)
+    training = get_training(recipe.variant)
     decoder: nn.Linear | None = training.body_of(fresh).class_decoder
     if decoder is None:
         return
     with torch.no_grad():
         for parameter in decoder.parameters():
-            parameter.copy_(parameter.roll(-1 if theirs == "distribution" else 1, 0))
-    say("note: --init numbers the detector's classes by one apart; the head's rows were moved")
+            parameter.copy_(parameter.roll(-1 if init_target == "distribution" else 1, 0))
+    print_status(
+        "note: --init numbers the detector's classes by one apart; the head's rows were moved"
+    )
 
 
 def _class_targets(init: LoadedCheckpoint) -> str | None:
     """What the checkpoint's head has learned to guess; None for one whose head is new."""
     feeding = init.feeding
     if feeding is None and not init.training.stage:  # published: `convert` names a preset's stage
-        feeding = named(training_of(init.variant).feeding)()
+        feeding = named(get_training(init.variant).feeding)()
     if feeding is None or not feeding.reads_regions:
         return None
     return str(feeding.region_targets)
@@ -156,7 +164,7 @@ def refuse_random_constants(recipe: RunSettings, init: LoadedCheckpoint | None) 
     """Raises InputError where stages of a region network would keep their random weights."""
     if not isinstance(recipe.model, VlBertEndToEndConfig):
         return
-    if init is not None and training_of(init.variant).makes_features:
+    if init is not None and get_training(init.variant).makes_features:
         return
     if stages := recipe.model.cnn.frozen_stages:
         raise InputError(
@@ -178,7 +186,7 @@ def start_region_model(fresh: nn.Module, init: LoadedCheckpoint) -> None:
         return
     origins = initialise_from_bert(fresh, export_reference("bert", init.model))
     new = sorted(name for name, origin in origins.items() if not origin.names)
-    say(f"{len(origins) - len(new)} of {len(origins)} parameters are BERT's ({init.path})")
+    print_status(f"{len(origins) - len(new)} of {len(origins)} parameters are BERT's ({init.path})")
     say_what_is_new(new)
 
 
@@ -186,7 +194,7 @@ def say_what_is_new(names: Sequence[str]) -> None:
     """Tells which parameters keep their random start beside a checkpoint."""
     if names:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        say(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")
+        print_status(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")
 
 
 def start_vlmo(fresh: Vlmo, init: LoadedCheckpoint) -> None:
@@ -228,7 +236,7 @@ def feature_statistics(reader: RegionReader, rows: Ids) -> tuple[Tensor, Tensor]
     with_boxes = rows[reader.box_counts()[rows] > 0]
     count, total, squares = 0, np.zeros(reader.feature_dim), np.zeros(reader.feature_dim)
     for row in with_boxes[:IMAGES_MEASURED].tolist():
-        features = features_of(reader.row(row), MAX_REGIONS).astype(np.float64)
+        features = load_features(reader.row(row), MAX_REGIONS).astype(np.float64)
         count += len(features)
         total, squares = total + features.sum(0), squares + (features**2).sum(0)
     if not count:

@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.chosen import stage_rows, text_rows
-from vlmill.train.loading.mixture import sources_of
+from vlmill.train.loading.mixture import collect_source_pairs
 from vlmill.train.loading.store.splits import SplitPlan, Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.optim.schedule import learning_rate
-from vlmill.train.recipes import Pass, RunSettings
+from vlmill.train.recipes import TrainingStage, RunSettings
 from vlmill.train.run.loop import StageRun
 
 NO_ROWS = np.empty(0, dtype=np.int64)
@@ -25,7 +25,7 @@ def say_what_never_peaks(stages: Sequence[StageRun]) -> None:
         rising = run.stage.optimizer.warmup_steps or 0
         if run.steps and rising >= run.steps:
             last = learning_rate(run.steps, steps=run.steps, settings=run.stage.optimizer)
-            say(
+            print_status(
                 f"warning: stage {run.stage.name} has {run.steps} steps and warms up for {rising}: "
                 f"its rate ends at {last:.2g} of {run.stage.optimizer.lr:g}; set "
                 f"stages.{run.number}.optimizer.warmup_steps=null for a share of the steps "
@@ -42,16 +42,16 @@ def plan_stages(
     """
     runs: list[StageRun] = []
     for number, stage in enumerate(recipe.stages):
-        visits, texts = visits_of(table, stage, plan.training[number])
+        visits, texts = count_visits(table, stage, plan.training[number])
         count = sum(visits.values())
         steps = stage.length(count)
         if not count and (steps or stage.steps is None):
             _refuse_without_pairs(table, stage, number, plan.training[number], flag)
-        for at, mixed in enumerate(stage.mixture):
+        for index, mixed in enumerate(stage.mixture):
             if mixed.source not in visits.keys() | texts.keys():
                 raise InputError(
-                    f"stages.{number}.mixture.{at}.source={mixed.source}: stage {stage.name} has "
-                    f"no pair of it in {flag} (there are: {said_visits(visits | texts)}); name "
+                    f"stages.{number}.mixture.{index}.source={mixed.source}: stage {stage.name} has "
+                    f"no pair of it in {flag} (there are: {format_visits(visits | texts)}); name "
                     "one of those"
                 )
         runs.append(
@@ -69,25 +69,25 @@ def plan_stages(
     return runs
 
 
-def visits_of(
-    table: SampleTable, stage: Pass, splits: Splits
+def count_visits(
+    table: SampleTable, stage: TrainingStage, splits: Splits
 ) -> tuple[dict[str, int], dict[str, int]]:
     """How many pairs of each source an epoch of ``stage`` visits, and how many texts come beside
     pairs in an epoch of texts.
     """
     texts = text_rows(table, stage, splits) if stage.feeding.text_rows else NO_ROWS
-    pairs, beside = (
+    pairs, text_visits = (
         table.sources(rows)
         | {
             source.rule.source: source.in_an_epoch
-            for source in sources_of(table, rows, stage.mixture)
+            for source in collect_source_pairs(table, rows, stage.mixture)
         }
         for rows in (stage_rows(table, stage, splits), texts)
     )
-    return pairs, beside
+    return pairs, text_visits
 
 
-def count_share(table: SampleTable, stage: Pass, splits: Splits) -> tuple[int, int] | None:
+def count_share(table: SampleTable, stage: TrainingStage, splits: Splits) -> tuple[int, int] | None:
     """Returns how many pairs ``share`` and ``max_pairs`` have a stage visit, and of how many; None
     of a stage that has neither.
     """
@@ -103,13 +103,13 @@ def say_visits(stages: Sequence[StageRun]) -> None:
         stage = run.stage
         if run.share is not None:
             share = [f"share={stage.share:g}"] if stage.share < 1 else []
-            most = [] if stage.max_pairs is None else [f"max_pairs={stage.max_pairs}"]
+            limit = [] if stage.max_pairs is None else [f"max_pairs={stage.max_pairs}"]
             visited, pairs = run.share
             unit = "images" if stage.feeding.kind == "pictures" else "pairs"
-            fields = " ".join(share + most)
-            say(f"stage {stage.name}: {fields} visits {visited:,} of {pairs:,} {unit}")
+            fields = " ".join(share + limit)
+            print_status(f"stage {stage.name}: {fields} visits {visited:,} of {pairs:,} {unit}")
         if stage.mixture:
-            say(f"stage {stage.name}: an epoch visits {said_visits(run.visits)}")
+            print_status(f"stage {stage.name}: an epoch visits {format_visits(run.visits)}")
 
 
 def count_visited(stages: Sequence[StageRun], table: SampleTable, plan: SplitPlan) -> int:
@@ -135,7 +135,7 @@ def trained_images(recipe: RunSettings, table: SampleTable, plan: SplitPlan) -> 
 
 
 def _refuse_without_pairs(
-    table: SampleTable, stage: Pass, number: int, splits: Splits, flag: str
+    table: SampleTable, stage: TrainingStage, number: int, splits: Splits, flag: str
 ) -> None:
     if table.rows_of(stage.sources, stage.feeding.kind, splits).size:
         raise InputError(
@@ -144,10 +144,10 @@ def _refuse_without_pairs(
         )
     raise InputError(
         f"{flag} has no pair of source {', '.join(stage.sources)} for stage {stage.name} "
-        f"(there are: {said_visits(table.sources())}); set stages.{number}.sources=[] to use all"
+        f"(there are: {format_visits(table.sources())}); set stages.{number}.sources=[] to use all"
     )
 
 
-def said_visits(visits: Mapping[str, int]) -> str:
+def format_visits(visits: Mapping[str, int]) -> str:
     """Returns the number of visits of each source, in words."""
     return ", ".join(f"{source} {count}" for source, count in visits.items())

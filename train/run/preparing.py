@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.console.trackers import MLFLOW, STATE, TENSORBOARD, WANDB
 from vlmill.schemas.errors import InputError
@@ -24,12 +24,17 @@ from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
 from vlmill.train.checkpoints.folders import saved_steps
-from vlmill.train.loading.store.files import Preparation, remember, remembered
-from vlmill.train.loading.store.pairs import PicturesAlone, flag_of
-from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm, WhatToPrepare, prepare_samples
-from vlmill.train.loading.store.splits import Rows, drawn_below, said_of
+from vlmill.train.loading.store.files import Preparation, write_preparation, read_preparation
+from vlmill.train.loading.store.pairs import PicturesAlone, get_flag
+from vlmill.train.loading.store.prepare import (
+    AS_IT_IS,
+    TextForm,
+    PreparationInputs,
+    prepare_samples,
+)
+from vlmill.train.loading.store.splits import Rows, drawn_below, describe_plan
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.store.usable import WhichPairs, require_pictures, sample_ids, unit_keys
+from vlmill.train.loading.store.usable import PairSelection, require_pictures, sample_ids, unit_keys
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.inputs import Sources
@@ -58,7 +63,7 @@ def prepare(
     state = _claim(output, recipe.job, settings, fresh=fresh)
     if state is State.FINISHED:
         return None
-    if before := remembered(output / PREPARED, output):
+    if before := read_preparation(output / PREPARED, output):
         return before
     learnt, measured = _chosen_rows(recipe, sources)
     tokenizer = make_tokenizer(recipe, sources, learnt)
@@ -67,23 +72,23 @@ def prepare(
     with rejects:
         counts = prepare_samples(output / PREPARED, what, rejects)
     assert rejects.shard is not None
-    require_pictures(counts, sources.inputs.missing, flag_of(what.pairs))
+    require_pictures(counts, sources.inputs.missing, get_flag(what.pairs))
     _require_pairs(counts, what)
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, rows=measured, negatives=None, neighbours=None)
         prepare_samples(output / HELD_OUT, for_validation)
         learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
         _compare(learnt_table, held_out, drawn=sources.splits.draws)
-    made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
-    remember(output / PREPARED, made)
-    return made
+    preparation = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
+    write_preparation(output / PREPARED, preparation)
+    return preparation
 
 
 def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
     """Returns the rows to train on and those to validate on, told to the user."""
     plan, splits = sources.splits, sources.pairs.splits
     if set(splits) - {None}:
-        say(said_of(plan, splits))
+        print_status(describe_plan(plan, splits))
     learnt = Rows(splits=plan.trained)
     if not plan.draws:
         return learnt, Rows(splits=plan.validated)
@@ -95,9 +100,9 @@ def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None
     """Tells what there is to validate on, and whether its pictures are trained on as well."""
     pictures = np.unique(measured.image_keys[measured.image_rows != ABSENT])
     why = "; there is no validation split: held out by the hash of their ids" if drawn else ""
-    say(f"validates on {len(measured)} pairs of {len(pictures)} pictures{why}")
+    print_status(f"validates on {len(measured)} pairs of {len(pictures)} pictures{why}")
     if both := np.intersect1d(learnt.image_keys, pictures).size:
-        say(
+        print_status(
             f"warning: {both} of the {len(pictures)} pictures that are validated on are trained on "
             "with other captions"
         )
@@ -113,13 +118,13 @@ def _claim(output: Path, job: str, settings: dict[str, Any], *, fresh: bool) -> 
         try:
             return prepare_output(output, job=job, settings=settings)
         except InputError:
-            if not _made_no_step(output):
+            if not _has_no_step(output):
                 raise
     _remove_run(output)
     return prepare_output(output, job=job, settings=settings, fresh=True)
 
 
-def _made_no_step(output: Path) -> bool:
+def _has_no_step(output: Path) -> bool:
     """Returns whether ``output`` holds a start of training alone, that ended before its first step
     or in it: no step is logged and no checkpoint is there.
     """
@@ -128,8 +133,8 @@ def _made_no_step(output: Path) -> bool:
     except (OSError, ValueError, TypeError, KeyError):
         return False
     is_ours = job in {f"train-vl {kind.command}" for kind in (Recipe, TaskRecipe)}
-    made = (output / MANIFEST).exists() or saved_steps(output) or read_log(output / LOG)
-    return is_ours and not made
+    has_progress = (output / MANIFEST).exists() or saved_steps(output) or read_log(output / LOG)
+    return is_ours and not has_progress
 
 
 def _remove_run(output: Path) -> None:
@@ -144,10 +149,10 @@ def _remove_run(output: Path) -> None:
 
 def _what_to_prepare(
     recipe: RunSettings, sources: Sources, rows: Rows, tokenizer: Tokenizer, form: TextForm
-) -> WhatToPrepare:
+) -> PreparationInputs:
     """What the stages together read."""
     feeds = [stage.feeding for stage in recipe.stages]
-    return WhatToPrepare(
+    return PreparationInputs(
         **vars(_which_pairs(recipe, sources, rows)),
         tokenizer=tokenizer,
         max_tokens=max(feed.max_tokens or recipe.max_text_tokens for feed in feeds),
@@ -169,10 +174,10 @@ def longest_alone(recipe: RunSettings) -> int | None:
     return max(rows, default=None)
 
 
-def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> WhichPairs:
+def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> PairSelection:
     """The pairs among ``rows`` that any stage takes."""
     feeds = [stage.feeding for stage in recipe.stages]
-    return WhichPairs(
+    return PairSelection(
         pairs=sources.inputs.visited,
         rows=rows,
         pictures=sources.pictures,
@@ -184,15 +189,15 @@ def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> WhichPair
     )
 
 
-def _require_pairs(counts: Counter[str], what: WhatToPrepare) -> None:
+def _require_pairs(counts: Counter[str], what: PreparationInputs) -> None:
     if counts["kept"]:
         return
     if isinstance(what.pairs, PicturesAlone):
         raise InputError(f"--images {what.pairs.images} has no picture to train on")
     ids = f": {sample_ids(what)}" if counts[Reason.NO_REGIONS] or counts[Reason.NO_PICTURE] else ""
-    flag = flag_of(what.pairs)
-    wanted = "whose pictures are in --regions" if what.takes_pairs else "that have a text"
+    flag = get_flag(what.pairs)
+    requirement = "whose pictures are in --regions" if what.takes_pairs else "that have a text"
     raise InputError(
         f"{flag} has no {flag[2:-1]} to train on ({reason_counts(counts) or 'it is empty'}){ids}; "
-        f"give {flag[2:]} {wanted}"
+        f"give {flag[2:]} {requirement}"
     )

@@ -31,13 +31,13 @@ class Pretraining:
 
     def batches(self, run: StageRun, *, training: bool, **common: Any) -> StageBatches:
         """Returns the stage's masked pairs."""
-        return PretrainBatches(stage=stage_of(run), lexicon=Lexicon.of(self.tokenizer), **common)
+        return PretrainBatches(stage=get_stage(run), lexicon=Lexicon.of(self.tokenizer), **common)
 
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> PretrainingStep:
         """Returns the stage's objectives on ``model``."""
-        tokenizer, stage = self.picture_tokenizer, stage_of(run)
+        tokenizer, stage = self.picture_tokenizer, get_stage(run)
         tokens: Callable[[Tensor], Tensor] | None = None
         if tokenizer is not None:
             blanks = partial(blank_tokens, stride=tokenizer.stride)
@@ -51,7 +51,7 @@ class Pretraining:
 
     def count_labels(self, run: StageRun) -> CountLabels:
         """Returns the labels of each objective."""
-        return partial(label_counts, weights=stage_of(run).objectives)
+        return partial(label_counts, weights=get_stage(run).objectives)
 
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
@@ -61,7 +61,7 @@ class Pretraining:
         return held_out_losses(module, batches, examples, accelerator)
 
 
-def stage_of(run: StageRun) -> Stage:
+def get_stage(run: StageRun) -> Stage:
     """Returns the stage of a run of pretraining."""
     assert isinstance(run.stage, Stage)
     return run.stage

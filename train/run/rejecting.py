@@ -18,7 +18,7 @@ from vlmill.schemas.tables import REJECTS
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
 
-Said = Undecodable | InputError  # of a step, by a process
+ReadFault = Undecodable | InputError  # of a step, by a process
 UNDECODABLE = "undecodable.jsonl"  # until they are rows of the rejects table
 
 
@@ -44,10 +44,12 @@ class Rejecting:
         lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
         read = [json.loads(line) for line in lines]
         earlier = [row for row in read if row["step"] <= after]
-        self.met = {row["image_id"]: _of_line(row) for row in earlier}
+        self.met = {row["image_id"]: _parse_line(row) for row in earlier}
         accelerator.wait_for_everyone()  # all have read it
         if accelerator.is_main_process and len(earlier) < len(read):
-            write_bytes(self._path, b"".join(_line(row["step"], _of_line(row)) for row in earlier))
+            write_bytes(
+                self._path, b"".join(_line(row["step"], _parse_line(row)) for row in earlier)
+            )
 
     def note(self, step: int, read: Sequence[HostBatch] | InputError) -> int:
         """Takes in what the parts of a step name; returns how many pictures the run has met.
@@ -55,29 +57,29 @@ class Rejecting:
         All processes take part, also one that could read no parts. Raises InputError, in all of
         them, where undecodable pictures are too many, and what any of them could not read.
         """
-        ours = [read] if isinstance(read, InputError) else _named(read)
-        said = self._of_all(ours)
-        for one in said:
-            if isinstance(one, InputError):
-                raise one
-        undecodable = [one for one in said if isinstance(one, Undecodable)]
-        news = {one.image_id: one for one in undecodable if one.image_id not in self.met}
+        local_faults = [read] if isinstance(read, InputError) else _collect_faults(read)
+        faults = self._of_all(local_faults)
+        for fault in faults:
+            if isinstance(fault, InputError):
+                raise fault
+        undecodable = [fault for fault in faults if isinstance(fault, Undecodable)]
+        news = {fault.image_id: fault for fault in undecodable if fault.image_id not in self.met}
         if news:
             self.met |= news
             if self._accelerator.is_main_process:
                 with self._path.open("ab") as file:
-                    file.write(b"".join(_line(step, one) for one in news.values()))
+                    file.write(b"".join(_line(step, fault) for fault in news.values()))
             self._tolerance.check(self.met)
         return len(self.met)
 
-    def _of_all(self, ours: Sequence[Said]) -> Sequence[Said]:
+    def _of_all(self, local_faults: Sequence[ReadFault]) -> Sequence[ReadFault]:
         """What all processes say, in their order; a number is all that most steps exchange."""
         if self._accelerator.num_processes == 1:
-            return ours
-        count = torch.tensor(len(ours), device=self._accelerator.device)
+            return local_faults
+        count = torch.tensor(len(local_faults), device=self._accelerator.device)
         if not int(self._accelerator.reduce(count, reduction="sum")):
             return []
-        everyones: list[Said] = gather_object(list(ours))
+        everyones: list[ReadFault] = gather_object(list(local_faults))
         return everyones
 
     def add_to(self, rejects: Shard) -> Shard:
@@ -90,7 +92,7 @@ class Rejecting:
         ) as writer:
             for batch in iter_batches(folder / rejects.name, REJECTS):
                 writer.write(batch.to_pylist())
-            writer.write([_reject(self._command, one) for one in self.met.values()])
+            writer.write([_reject(self._command, fault) for fault in self.met.values()])
         assert writer.shard is not None
         return writer.shard
 
@@ -99,18 +101,18 @@ class Rejecting:
         self._path.unlink(missing_ok=True)
 
 
-def _named(parts: Sequence[HostBatch]) -> list[Said]:
-    return [one for part in parts for one in part.undecodable]
+def _collect_faults(parts: Sequence[HostBatch]) -> list[ReadFault]:
+    return [fault for part in parts for fault in part.undecodable]
 
 
-def _line(step: int, one: Undecodable) -> bytes:
-    return json.dumps({"step": step, **asdict(one)}).encode() + b"\n"
+def _line(step: int, fault: Undecodable) -> bytes:
+    return json.dumps({"step": step, **asdict(fault)}).encode() + b"\n"
 
 
-def _of_line(row: dict[str, str]) -> Undecodable:
+def _parse_line(row: dict[str, str]) -> Undecodable:
     fields = {name: row[name] for name in ("pair_id", "image_id", "why")}
     return Undecodable(**fields, reason=Reason(row["reason"]))
 
 
-def _reject(command: str, one: Undecodable) -> dict[str, object]:
-    return reject(command, one.pair_id, one.reason, f"{one.image_id}: {one.why}")
+def _reject(command: str, fault: Undecodable) -> dict[str, object]:
+    return reject(command, fault.pair_id, fault.reason, f"{fault.image_id}: {fault.why}")

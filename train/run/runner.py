@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import nn
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.log import Log, read_log
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.console.stopping import StopRequest, any_of
@@ -103,7 +103,7 @@ class Runner:
         """Train all stages. Raises Stopped when the run was asked to stop and has saved."""
         total, is_first = self.stages[-1].last, self.accelerator.is_main_process
         if self.saving.resumes and is_first:
-            say(f"continues {self.output} after step {self.done} of {total}")
+            print_status(f"continues {self.output} after step {self.done} of {total}")
             self._warn_of_other_processes()
         with (
             Progress(
@@ -133,7 +133,7 @@ class Runner:
     def _warn_of_other_processes(self) -> None:
         before, now = num_processes(self.state), self.accelerator.num_processes
         if before != now:
-            say(
+            print_status(
                 f"warning: --output was trained by {before} process{'' if before == 1 else 'es'} "
                 f"and continues with {now}: steps have the same pairs and rates, but each process "
                 "draws its own dropout, so losses differ as far as that goes"
@@ -149,7 +149,7 @@ class Runner:
             restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
         held_out = self.batches.num_held_out(run)
         if self.recipe.validate_every and not held_out and self.accelerator.is_main_process:
-            say(f"warning: stage {run.stage.name} has no pair to validate on")
+            print_status(f"warning: stage {run.stage.name} has no pair to validate on")
         values: list[float] = []  # of validation, at the step at hand
 
         def validate() -> dict[str, float]:

@@ -30,7 +30,7 @@ from vlmill.train.checkpoints.files import (
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.checkpoints.state import training_state, whole_weights
 from vlmill.train.checkpoints.trained_on import TrainedOn
-from vlmill.train.devices.gather import whole
+from vlmill.train.devices.gather import gather_tensor
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.recipes import RunSettings
 from vlmill.train.run.inputs import Sources
@@ -107,7 +107,7 @@ class Saving:
         weights = whole_weights(model)
         if average is not None:
             state |= {f"{RAW}{name}": weights[name].clone() for name in average.shadow}
-            weights |= {name: whole(value) for name, value in average.shadow.items()}
+            weights |= {name: gather_tensor(value) for name, value in average.shadow.items()}
         if measured is not None:
             self.measured[step] = measured
         highest = self.criterion.highest

@@ -19,13 +19,13 @@ from vlmill.train.run.inputs import Sources
 NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ when a run goes on
 
 
-def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
+def collect_settings(recipe: Recipe, sources: Sources) -> dict[str, Any]:
     """What decides the output: the recipe's fields, and the inputs by content, not by path."""
     tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []
-    return settings_of_run(recipe, sources) | {FIELD: _digest(tokenizer, FIELD)}
+    return collect_run_settings(recipe, sources) | {FIELD: _digest(tokenizer, FIELD)}
 
 
-def settings_of_run(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
+def collect_run_settings(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
     """What decides any run's output, fine-tuning's too."""
     inputs, init = sources.inputs, sources.init
     fields = {k: v for k, v in to_plain(recipe).items() if k not in NO_EFFECT}

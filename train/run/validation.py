@@ -14,7 +14,7 @@ from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.objectives.cached_contrast import cache_contrast
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.objectives.pretraining import label_counts
-from vlmill.train.recipes import Pass
+from vlmill.train.recipes import TrainingStage
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def _means(
     return {name: value / max(number, 1.0) for name, value, number in pairs}
 
 
-def as_measured(stage: Pass) -> Pass:
+def as_measured(stage: TrainingStage) -> TrainingStage:
     """The stage as validation reads it: all of its pairs, each once, and nothing mirrored, coloured
     or cropped at random.
     """

@@ -14,9 +14,9 @@ from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.service.bodies import Form
 from vlmill.schemas.service.guard import Guard
-from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.refused import RequestRefused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.shell import Shell, guarded, new_application, require_query
+from vlmill.schemas.service.shell import Shell, guard_application, new_application, require_query
 from vlmill.train.service.questions import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
 
 DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
@@ -113,7 +113,9 @@ def contents(form: Form) -> list[bytes]:
 def few(texts: Sequence[str]) -> Sequence[str]:
     """Returns the texts. Raises Refused for too many."""
     if len(texts) > MOST_TEXTS:
-        raise Refused(413, "too_many_texts", f"over {MOST_TEXTS} texts; send several requests")
+        raise RequestRefused(
+            413, "too_many_texts", f"over {MOST_TEXTS} texts; send several requests"
+        )
     return texts
 
 
@@ -138,11 +140,11 @@ class Pictures:
             (row,) = self.reader.find([image_id])
             data = None if row == ABSENT else self.reader.bytes_of(int(row))
         if data is None:
-            raise Refused(404, "no_picture", "--images has no picture of this image_id")
+            raise RequestRefused(404, "no_picture", "--images has no picture of this image_id")
         try:
             return thumbnail(data)
         except Rejected as why:
-            raise Refused(404, why.reason.value, "the picture cannot be read") from None
+            raise RequestRefused(404, why.reason.value, "the picture cannot be read") from None
 
 
 def model_service(
@@ -158,36 +160,36 @@ def model_service(
     the names of regions: what the page shows. Raises InputError for a table that cannot be read.
     """
     shell = Shell(settings=settings)
-    pictures = None if images is None else Pictures(images)
+    shown_images = None if images is None else Pictures(images)
 
     def about() -> Mapping[str, Any]:
         limits = {"bytes": settings.max_bytes, "pictures": settings.max_pictures}
         title = f"A model: {shell.about['variant']}"
         names = {"classes": list(classes), "attributes": list(attributes)}
-        shown = {"has_pictures": pictures is not None, **names}
-        return {"service": "model", "title": title, "limits": limits, **shown, **shell.about}
+        page_data = {"has_pictures": shown_images is not None, **names}
+        return {"service": "model", "title": title, "limits": limits, **page_data, **shell.about}
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)
 
-    async def answered(request: Request, method: str) -> dict[str, Any]:
+    async def answer_request(request: Request, method: str) -> dict[str, Any]:
         if method not in shell.about["methods"]:
             there = ", ".join(shell.about["methods"])
-            raise Refused(
+            raise RequestRefused(
                 404, "no_such_method", f"this checkpoint has no head for {method}; it has {there}"
             )
         words, read = READERS[method]
         question = read(await shell.form(request, words=words))
         (result,) = await shell.ask(request, [question], weight=question.weight)
         if isinstance(result, NoAnswer):
-            raise Refused(422, result.reason, result.message)
-        said: dict[str, Any] = result
-        return said
+            raise RequestRefused(422, result.reason, result.message)
+        response: dict[str, Any] = result
+        return response
 
     def add(method: str) -> None:
         summary, how, example = HELP[method]
 
         async def endpoint(request: Request) -> dict[str, Any]:
-            return await answered(request, method)
+            return await answer_request(request, method)
 
         application.add_api_route(
             f"/v1/{method}",
@@ -205,9 +207,9 @@ def model_service(
     @application.get("/v1/picture", summary="A small JPEG of a picture that a search has found")
     async def picture(request: Request, image_id: str = "") -> Response:
         require_query(request, ("image_id",))
-        if pictures is None:
-            raise Refused(404, "no_pictures", "the service was started without --images")
-        content = await asyncio.to_thread(pictures.small, image_id)
+        if shown_images is None:
+            raise RequestRefused(404, "no_pictures", "the service was started without --images")
+        content = await asyncio.to_thread(shown_images.small, image_id)
         return Response(content, media_type="image/jpeg")
 
-    return shell, guarded(shell, application)
+    return shell, guard_application(shell, application)

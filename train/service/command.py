@@ -3,16 +3,16 @@
 import argparse
 from pathlib import Path
 
-from vlmill.schemas.console.command import at_least, place
+from vlmill.schemas.console.command import int_at_least, path_or_url
 from vlmill.schemas.extras import require_extra
 from vlmill.schemas.service.settings import (
     add_name_arguments,
     add_service_arguments,
-    names_of,
-    settings_of,
+    read_name_lists,
+    read_service_settings,
 )
 from vlmill.train.checkpoints.folders import find_checkpoint
-from vlmill.train.pretrained.places import hub_place, is_hub
+from vlmill.train.pretrained.places import parse_hub_location, is_hub
 
 BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
 
@@ -45,21 +45,21 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--detector",
-        type=place,
+        type=path_or_url,
         metavar="FILE",
         help="of a model that reads regions: the weights that were --weights",
     )
-    add("--index", type=place, metavar="DIR", help="what /v1/search searches")
+    add("--index", type=path_or_url, metavar="DIR", help="what /v1/search searches")
     add(
         "--images",
-        type=place,
+        type=path_or_url,
         metavar="IMAGES",
         help="the table of the index's pictures, which the page then shows",
     )
     add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
     add(
         "--batch-size",
-        type=at_least(1),
+        type=int_at_least(1),
         default=64,
         help="computed at once (default: 64): pictures and texts, pairs of them where pairs are "
         "scored; requests are put together as far as that takes about a second",
@@ -70,14 +70,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def checkpoint_place(text: str) -> Path | str:
     """The type of an argument that is a checkpoint's folder, or its repository on the hub."""
-    return text if is_hub(text) else place(text)
+    return text if is_hub(text) else path_or_url(text)
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Runs ``train-vl serve``; returns the exit status."""
-    settings = settings_of(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
+    settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
     if is_hub(args.checkpoint):
-        hub_place(args.checkpoint)
+        parse_hub_location(args.checkpoint)
     else:
         find_checkpoint(args.checkpoint)
     require_extra("service")
@@ -94,7 +94,7 @@ def run_serve(args: argparse.Namespace) -> int:
         index=args.index,
         batch_size=args.batch_size,
     )
-    names = names_of(args)
+    names = read_name_lists(args)
     shell, application = model_service(settings, images=args.images, **names)
 
     def check() -> None:

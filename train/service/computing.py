@@ -18,11 +18,11 @@ from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.readers.regions import encode_regions
 from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.plain import plain_row
-from vlmill.schemas.service.workers import Opened
+from vlmill.schemas.service.workers import WorkerContext
 from vlmill.train.pretrained.answering import ANSWER as VQA
 from vlmill.train.pretrained.detector import RANDOM
-from vlmill.train.pretrained.left_out import left_out, reads_regions
-from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained, parts_of
+from vlmill.train.pretrained.left_out import measure_region_effects, reads_regions
+from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained, split_rows
 from vlmill.train.service.questions import (
     ANSWER,
     ATTEND,
@@ -33,38 +33,38 @@ from vlmill.train.service.questions import (
     NoAnswer,
     Question,
 )
-from vlmill.train.tasks.retrieval.checks import ranking_of
-from vlmill.train.tasks.search.answering import answers_of
+from vlmill.train.tasks.retrieval.checks import select_ranking
+from vlmill.train.tasks.search.answering import answer_queries
 from vlmill.train.tasks.search.index import open_index
-from vlmill.train.tasks.search.opened import way_of
-from vlmill.train.tasks.search.queries import Answered, Query, asker_with
+from vlmill.train.tasks.search.opened import find_embedding_mode
+from vlmill.train.tasks.search.queries import AnsweredQuery, Query, make_query_encoder
 
 Answer = dict[str, Any] | NoAnswer
 Method = Callable[[Sequence[Question]], Sequence[Answer]]
 
 
-def open_model(options: ModelOptions, device: str) -> Opened:
+def open_model(options: ModelOptions, device: str) -> WorkerContext:
     """Loads a checkpoint: what answers questions, and which ones it can be asked.
 
     Raises InputError for one that can be asked nothing, and for what does not belong to it.
     """
-    with noted():
+    with log_warnings():
         model = load_pretrained(
             options.checkpoint, options.detector, None, device, options.batch_size
         )
-    methods = methods_of(model, options.index)
+    methods = make_methods(model, options.index)
     if not methods:
         raise InputError(
             f"--checkpoint {options.checkpoint}: {with_article(model.loaded.variant)} with no "
             "head that scores, embeds or answers; give one that retrieval or VQA can evaluate"
         )
-    with noted():
+    with log_warnings():
         model.open_detector()  # not with the first request
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # answers say what is wrong with which picture
-            return answered(methods, questions)
+            return answer_all(methods, questions)
 
     loaded = model.loaded
     # Of which detector the regions are, as tables of regions say it.
@@ -75,33 +75,33 @@ def open_model(options: ModelOptions, device: str) -> Opened:
         "producer": {"detector": record.get("detector")},
         "random": RANDOM.fullmatch(str(record.get("weights"))) is not None,
     }
-    return Opened(compute=compute, about=about)
+    return WorkerContext(compute=compute, about=about)
 
 
 @contextmanager
-def noted() -> Iterator[None]:
+def log_warnings() -> Iterator[None]:
     """Makes lines of the log of what is warned of inside, as all else that is said there is one."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         yield
-    for one in said:
-        log("note", message=str(one.message))
+    for record in records:
+        log("note", message=str(record.message))
 
 
-def answered(methods: Mapping[str, Method], questions: Sequence[Question]) -> list[Answer]:
+def answer_all(methods: Mapping[str, Method], questions: Sequence[Question]) -> list[Answer]:
     """Answers questions, those of a method together; answers are in the questions' order."""
     answers = dict[int, Answer]()
     for name in dict.fromkeys(question.method for question in questions):
-        places = [at for at, question in enumerate(questions) if question.method == name]
-        said = methods[name]([questions[at] for at in places])
-        answers |= zip(places, said, strict=True)
-    return [answers[at] for at in range(len(questions))]
+        indices = [index for index, question in enumerate(questions) if question.method == name]
+        results = methods[name]([questions[index] for index in indices])
+        answers |= zip(indices, results, strict=True)
+    return [answers[index] for index in range(len(questions))]
 
 
-def methods_of(model: Pretrained, index: Path | None) -> dict[str, Method]:
+def make_methods(model: Pretrained, index: Path | None) -> dict[str, Method]:
     """Returns what a checkpoint has the heads for. Raises InputError for another's index."""
     methods: dict[str, Method] = {}
-    if holds(lambda: ranking_of(model.loaded)):
+    if holds(lambda: select_ranking(model.loaded)):
         methods[SCORE] = partial(score, model)
         if reads_regions(model):
             methods[ATTEND] = partial(attend, model)
@@ -126,7 +126,7 @@ def holds(check: Callable[[], object]) -> bool:
 def embeds(model: Pretrained) -> bool:
     """Says whether pictures and texts have vectors by themselves."""
     try:
-        return way_of(model.loaded) == "dual"
+        return find_embedding_mode(model.loaded) == "dual"
     except InputError:
         return False
 
@@ -134,7 +134,7 @@ def embeds(model: Pretrained) -> bool:
 def score(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
     """Scores every picture with every text; null where one of the two cannot be read."""
     scores = model.score_each([(question.pictures, question.texts) for question in questions])
-    return [{"scores": plain(own)} for own in scores]
+    return [{"scores": plain(rows)} for rows in scores]
 
 
 def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
@@ -145,7 +145,7 @@ def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
 def rest_on(model: Pretrained, picture: bytes, text: str) -> Answer:
     """Tells on which regions a score rests."""
     try:
-        effects = left_out(model, picture, text)
+        effects = measure_region_effects(model, picture, text)
     except InputError:
         return NoAnswer(
             reason="unreadable",
@@ -164,11 +164,11 @@ def embed(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
     """Embeds pictures and texts; null for one that cannot be read."""
     pictures = [question.pictures for question in questions]
     texts = [question.texts for question in questions]
-    images = parts_of(model.encode_images(list(chain(*pictures))), pictures)
-    words = parts_of(model.encode_texts(list(chain(*texts))), texts)
+    image_vectors = split_rows(model.encode_images(list(chain(*pictures))), pictures)
+    words = split_rows(model.encode_texts(list(chain(*texts))), texts)
     return [
-        {"pictures": vectors(own), "texts": vectors(said)}
-        for own, said in zip(images, words, strict=True)
+        {"pictures": vectors(image_rows), "texts": vectors(text_rows)}
+        for image_rows, text_rows in zip(image_vectors, words, strict=True)
     ]
 
 
@@ -179,39 +179,53 @@ def vectors(rows: Floats) -> list[list[float | None] | None]:
 
 def answer(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
     """Answers questions about their pictures."""
-    said = model.answer_each([(one.pictures[0], one.texts[0]) for one in questions])
+    results = model.answer_each([(item.pictures[0], item.texts[0]) for item in questions])
     unread = NoAnswer(
         reason="unreadable", message="the picture cannot be read, or the question has no word"
     )
-    return [unread if isinstance(one, InputError) else {"answer": one} for one in said]
+    return [unread if isinstance(item, InputError) else {"answer": item} for item in results]
 
 
 def searcher(model: Pretrained, folder: Path) -> Method:
     """Opens an index of the checkpoint's vectors; gives what searches it. Raises InputError."""
     index = open_index(folder)
-    asker = asker_with(index, model.loaded, str(model.device), flag="--index")
+    asker = make_query_encoder(index, model.loaded, str(model.device), flag="--index")
 
     def search(questions: Sequence[Question]) -> list[Answer]:
-        texts = {at: one.texts[0] for at, one in enumerate(questions) if one.texts}
+        texts = {
+            position: question.texts[0]
+            for position, question in enumerate(questions)
+            if question.texts
+        }
         worded = model.tokens(list(texts.values()))[1]
-        asked = {at: text for n, (at, text) in enumerate(texts.items()) if n in set(worded)}
-        seen = {str(at): one.pictures[0] for at, one in enumerate(questions) if not one.texts}
-        queries: dict[int, Query] = dict(zip(asked, asker.texts(list(asked.values())), strict=True))
-        queries |= {int(query.name): query for query in asker.pictures(seen)}
+        worded_texts = {
+            position: text for n, (position, text) in enumerate(texts.items()) if n in set(worded)
+        }
+        query_images = {
+            str(position): question.pictures[0]
+            for position, question in enumerate(questions)
+            if not question.texts
+        }
+        queries: dict[int, Query] = dict(
+            zip(worded_texts, asker.texts(list(worded_texts.values())), strict=True)
+        )
+        queries |= {int(query.name): query for query in asker.pictures(query_images)}
         blocks = dict[int, list[int]]()  # asked at once: the nearest one, the nearest ten
-        for at in queries:
-            blocks.setdefault(questions[at].top, []).append(at)
+        for position in queries:
+            blocks.setdefault(questions[position].top, []).append(position)
         answers = dict[int, Answer]()
-        for top, places in blocks.items():
-            said = answers_of(index, iter([[queries[at] for at in places]]), top)
-            answers |= zip(places, map(found, said), strict=True)
+        for top, positions in blocks.items():
+            results = answer_queries(
+                index, iter([[queries[position] for position in positions]]), top
+            )
+            answers |= zip(positions, map(format_answer, results), strict=True)
         wordless = NoAnswer(reason="no_text", message="the text has no word")
-        return [answers.get(at, wordless) for at in range(len(questions))]
+        return [answers.get(position, wordless) for position in range(len(questions))]
 
     return search
 
 
-def found(answered: Answered) -> Answer:
+def format_answer(answered: AnsweredQuery) -> Answer:
     """Says what was found for a query."""
     if answered.query.error is not None:
         return NoAnswer(reason=answered.query.error, message="the picture cannot be read")

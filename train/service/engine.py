@@ -2,7 +2,7 @@
 
 import functools
 
-from vlmill.schemas.service.workers import Opened, Plan
+from vlmill.schemas.service.workers import WorkerContext, Plan
 from vlmill.train.service.questions import ModelOptions
 
 MODULE = "vlmill.train.service.computing"  # what workers are forked from
@@ -14,7 +14,7 @@ def model_plan(options: ModelOptions, device: str) -> Plan:
     return Plan(name=device, module=MODULE, open=opener)
 
 
-def open_there(options: ModelOptions, device: str) -> Opened:
+def open_there(options: ModelOptions, device: str) -> WorkerContext:
     """Loads the checkpoint in the worker."""
     from vlmill.train.service.computing import open_model
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vlmill.schemas.console.command import place
+from vlmill.schemas.console.command import path_or_url
 
 EPILOG = """\
 examples:
@@ -22,7 +22,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
-    parser.add_argument("folder", type=place, metavar="DIR", help="a run, a checkpoint, or a table")
+    parser.add_argument(
+        "folder", type=path_or_url, metavar="DIR", help="a run, a checkpoint, or a table"
+    )
     parser.add_argument(
         "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
     )
@@ -35,11 +37,11 @@ def run_show(args: argparse.Namespace) -> int:
     from vlmill.train.show.folder import read_folder
     from vlmill.train.show.sheet import sheet
 
-    shown = read_folder(args.folder)
-    print("\n".join(sheet(shown)))
+    summary = read_folder(args.folder)
+    print("\n".join(sheet(summary)))
     if not args.lineage:
         return 0
-    nodes = lineage(shown.record_folder)
+    nodes = lineage(summary.record_folder)
     print("\nlineage")
     print("\n".join(f"  {line}" for line in lines_of(nodes)) or "  no input is recorded")
     wrong = mismatches(nodes)

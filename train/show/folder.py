@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from vlmill.schemas.console.lineage import record_of
+from vlmill.schemas.console.lineage import read_record
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.checkpoints import CHECKPOINTS
 from vlmill.schemas.files.inputs import Input
@@ -38,7 +38,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class FolderSummary:
     """A folder as far as it says what it is; without ``checkpoint``, some job's tables.
 
     ``record_folder`` is the one whose record lists the inputs.
@@ -59,7 +59,7 @@ class Shown:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_folder(folder: Path) -> Shown:
+def read_folder(folder: Path) -> FolderSummary:
     """Reads what a folder holds. Raises InputError for none that vlmill wrote, or a damaged one."""
     if not folder.is_dir():
         raise InputError(f"DIR {folder}: no such folder; give the --output of a run")
@@ -76,8 +76,8 @@ def read_folder(folder: Path) -> Shown:
                 f"DIR {folder} holds no checkpoint and no {MANIFEST}; give the --output of a run "
                 "that has saved or ended"
             )
-        job, inputs = record_of(folder)
-        return Shown(
+        job, inputs = read_record(folder)
+        return FolderSummary(
             folder=folder,
             record_folder=folder,
             job=job,
@@ -88,9 +88,9 @@ def read_folder(folder: Path) -> Shown:
         )
     checkpoint = find_checkpoint(folder, "DIR")
     record_folder = folder if finished else checkpoint
-    job, inputs = record_of(record_folder)
+    job, inputs = read_record(record_folder)
     output = checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else folder
-    return Shown(
+    return FolderSummary(
         folder=folder,
         record_folder=record_folder,
         job=job,

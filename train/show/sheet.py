@@ -6,15 +6,15 @@ from typing import Any
 from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.files.inputs import Input
 from vlmill.train.checkpoints.detector import detector_words
-from vlmill.train.show.folder import Shown
+from vlmill.train.show.folder import FolderSummary
 
 WIDTH = 12
 ONE_MODALITY = ("beit", "bert")  # variants that have nothing to rank by
 
 
-def sheet(shown: Shown) -> list[str]:
+def sheet(summary: FolderSummary) -> list[str]:
     """What a folder is, a fact a line; further lines of a fact are indented."""
-    facts = _checkpoint_facts(shown) if shown.checkpoint else _table_facts(shown)
+    facts = _checkpoint_facts(summary) if summary.checkpoint else _table_facts(summary)
     lines = []
     for name, values in facts:
         for number, value in enumerate(values):
@@ -22,30 +22,30 @@ def sheet(shown: Shown) -> list[str]:
     return lines
 
 
-def _table_facts(shown: Shown) -> Iterator[tuple[str, Sequence[str]]]:
-    yield "job", [shown.job or "unknown"]
-    yield "tables", [f"{rows:,} {table}" for table, rows in sorted(shown.rows.items())]
-    yield "inputs", input_lines(shown.inputs)
-    yield "metrics", metric_lines(shown)
+def _table_facts(summary: FolderSummary) -> Iterator[tuple[str, Sequence[str]]]:
+    yield "job", [summary.job or "unknown"]
+    yield "tables", [f"{rows:,} {table}" for table, rows in sorted(summary.rows.items())]
+    yield "inputs", input_lines(summary.inputs)
+    yield "metrics", metric_lines(summary)
 
 
-def _checkpoint_facts(shown: Shown) -> Iterator[tuple[str, Sequence[str]]]:
-    settings = shown.settings
+def _checkpoint_facts(summary: FolderSummary) -> Iterator[tuple[str, Sequence[str]]]:
+    settings = summary.settings
     training = _part(settings, "training")
     yield "variant", [str(settings.get("variant", "unknown"))]
     yield "recipe", [str(training.get("recipe", "unknown"))]
-    yield "stages", stage_lines(shown.recipe, training, finished=shown.finished)
-    if shown.steps:
-        yield "checkpoints", ["steps " + ", ".join(map(str, shown.steps))]
-    yield "data", data_lines(shown, training)
-    yield "inputs", input_lines(shown.inputs)
+    yield "stages", stage_lines(summary.recipe, training, finished=summary.finished)
+    if summary.steps:
+        yield "checkpoints", ["steps " + ", ".join(map(str, summary.steps))]
+    yield "data", data_lines(summary, training)
+    yield "inputs", input_lines(summary.inputs)
     yield "detector", detector_lines(settings)
-    if shown.weights is not None:
-        types = ", ".join(sorted(shown.weights.dtypes))
-        count = f"{shown.weights.parameters / 1e6:,.1f} million parameters"
-        yield "size", [f"{count} ({types}), {size_words(shown.weights.bytes)}"]
-    yield "metrics", metric_lines(shown)
-    yield "load", load_lines(shown)
+    if summary.weights is not None:
+        types = ", ".join(sorted(summary.weights.dtypes))
+        count = f"{summary.weights.parameters / 1e6:,.1f} million parameters"
+        yield "size", [f"{count} ({types}), {size_words(summary.weights.bytes)}"]
+    yield "metrics", metric_lines(summary)
+    yield "load", load_lines(summary)
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -57,30 +57,30 @@ def stage_lines(
     recipe: Mapping[str, Any], training: Mapping[str, Any], *, finished: bool
 ) -> list[str]:
     """Says of each stage of the recipe: done, at which step, or to come."""
-    at, step = training.get("stage"), training.get("step", 0)
+    current_stage, step = training.get("stage"), training.get("step", 0)
     stages = [s for s in recipe.get("stages", ()) if isinstance(s, Mapping)]
     names = [stage.get("name") for stage in stages]
-    if at not in names:
-        return [f"{at or 'none'}, step {step} of the run"]
+    if current_stage not in names:
+        return [f"{current_stage or 'none'}, step {step} of the run"]
     lines = []
     for number, stage in enumerate(stages):
         length = stage.get("steps")
         long = f"{length:,} steps" if isinstance(length, int) else f"{stage.get('epochs')} epochs"
-        if finished or number < names.index(at):
+        if finished or number < names.index(current_stage):
             state = "done"
-        elif number == names.index(at):
+        elif number == names.index(current_stage):
             state = f"at step {step} of the run"
         else:
             state = "to come"
         lines.append(f"{stage.get('name')}: {long} of {stage.get('batch_size')} pairs, {state}")
-    return [*lines, f"this checkpoint: {at}, step {step}"]
+    return [*lines, f"this checkpoint: {current_stage}, step {step}"]
 
 
-def data_lines(shown: Shown, training: Mapping[str, Any]) -> list[str]:
+def data_lines(summary: FolderSummary, training: Mapping[str, Any]) -> list[str]:
     """Tells how many pairs there were, and how many of them were left out."""
     count = training.get("num_pairs")
     pairs = f"{count:,} pairs" if isinstance(count, int) and count else "unknown"
-    rejected = shown.rows.get("rejects")
+    rejected = summary.rows.get("rejects")
     return [pairs if rejected is None else f"{pairs}, {rejected:,} left out"]
 
 
@@ -106,34 +106,34 @@ def detector_lines(settings: Mapping[str, Any]) -> list[str]:
     return [line for line in (words, fingerprint and f"fingerprint {fingerprint}") if line]
 
 
-def metric_lines(shown: Shown) -> list[str]:
+def metric_lines(summary: FolderSummary) -> list[str]:
     """Returns the losses logged last, the loss of validation, and an evaluation's figures."""
-    loss = _part(shown.settings, "training").get("validation_loss")
+    loss = _part(summary.settings, "training").get("validation_loss")
     lines = [] if loss is None else [f"validation/loss {loss:.4f} at this checkpoint"]
     logged = [
         f"{name} {value:.4f}"
-        for name, value in shown.last_line.items()
+        for name, value in summary.last_line.items()
         if "loss" in name and isinstance(value, int | float)
     ]
     if logged:
-        lines.append(f"at step {shown.last_line.get('step')}: {', '.join(logged)}")
-    numbers = {k: v for k, v in shown.metrics.items() if isinstance(v, int | float)}
+        lines.append(f"at step {summary.last_line.get('step')}: {', '.join(logged)}")
+    numbers = {k: v for k, v in summary.metrics.items() if isinstance(v, int | float)}
     lines += [f"{name} {value:.4g}" for name, value in numbers.items()]
     return lines or ["none"]
 
 
-def load_lines(shown: Shown) -> list[str]:
+def load_lines(summary: FolderSummary) -> list[str]:
     """Commands and code that take this checkpoint."""
-    tables = "--images IMAGES" if _reads_pixels(shown) else "--regions REGIONS"
-    evaluate = f"train-vl evaluate retrieval --checkpoint {shown.folder} --pairs PAIRS {tables} "
+    tables = "--images IMAGES" if _reads_pixels(summary) else "--regions REGIONS"
+    evaluate = f"train-vl evaluate retrieval --checkpoint {summary.folder} --pairs PAIRS {tables} "
     return [
-        *([] if shown.settings.get("variant") in ONE_MODALITY else [f"{evaluate}--output DIR"]),
-        f"train-vl pretrain RECIPE --init {shown.folder} ...",
+        *([] if summary.settings.get("variant") in ONE_MODALITY else [f"{evaluate}--output DIR"]),
+        f"train-vl pretrain RECIPE --init {summary.folder} ...",
         "from vlmill.train.checkpoints.files import load_checkpoint; "
-        f'model = load_checkpoint("{shown.folder}").model',
+        f'model = load_checkpoint("{summary.folder}").model',
     ]
 
 
-def _reads_pixels(shown: Shown) -> bool:
-    kind = _part(shown.settings, "feeding").get("kind")
-    return kind in ("pixels", "pictures") or shown.settings.get("variant") in ("vlmo", "beit")
+def _reads_pixels(summary: FolderSummary) -> bool:
+    kind = _part(summary.settings, "feeding").get("kind")
+    return kind in ("pixels", "pictures") or summary.settings.get("variant") in ("vlmo", "beit")

@@ -48,10 +48,10 @@ class TaskBatches(StageBatches):
 
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """The samples of each visit, as the task makes them."""
-        draws_of = self._draws(visits, self.stage_number)
+        visit_draws = self._draws(visits, self.stage_number)
         return [
             self.task.samples(self, visit, draws)
-            for visit, draws in zip(visits, draws_of, strict=True)
+            for visit, draws in zip(visits, visit_draws, strict=True)
         ]
 
     def collated(self, index: int, samples: list[Sample]) -> HostBatch:
@@ -100,9 +100,11 @@ class TaskBatches(StageBatches):
 
         ``among`` are all that are measured with them.
         """
-        made = self.sampled([self.visit_of(row, among) for row in rows])
-        lacking = tuple(one for one in made if isinstance(one, Undecodable))
-        samples = [sample for one in made if not isinstance(one, Undecodable) for sample in one]
+        results = self.sampled([self.visit_of(row, among) for row in rows])
+        lacking = tuple(result for result in results if isinstance(result, Undecodable))
+        samples = [
+            sample for result in results if not isinstance(result, Undecodable) for sample in result
+        ]
         return (self.collated(0, samples) if samples else None), lacking
 
     @staticmethod
@@ -110,20 +112,20 @@ class TaskBatches(StageBatches):
         """A visit of a row outside of training's order."""
         return Visit(epoch=0, row=row, near=among)
 
-    def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
+    def _regions(self, image_row: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None
         feeding = self.stage.feeding
         mirrored = self._mirrors(draws)
         if feeding.boxes in ("joined", "joined-in-training"):
             regions = joined_regions(
                 self.regions,
-                at,
+                image_row,
                 feeding,
                 with_annotated=self.training or feeding.boxes == "joined",
                 mirrored=mirrored,
             )
         else:
-            table = self.regions.located(at)
+            table = self.regions.located(image_row)
             regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)
         return self.task.hidden(regions) if self.blind else regions
 
@@ -154,17 +156,17 @@ class TaskBatches(StageBatches):
             return boxed
         return boxed | {"picture": hidden_picture(boxed["picture"])}
 
-    def _pixels(self, at: int, image_id: str, draws: Uniforms) -> Arrays:
+    def _pixels(self, image_row: int, image_id: str, draws: Uniforms) -> Arrays:
         if self.training and not self.blind:
-            return super()._pixels(at, image_id, draws)
-        return {"pixels": self._whole_picture(at, image_id)}
+            return super()._pixels(image_row, image_id, draws)
+        return {"pixels": self._whole_picture(image_row, image_id)}
 
-    def _whole_picture(self, at: int, image_id: str) -> NDArray[Any]:
+    def _whole_picture(self, image_row: int, image_id: str) -> NDArray[Any]:
         assert self.images is not None
         size = self.stage.feeding.image_size
         if self.blind:
             return np.full((3, size, size), 128, dtype=np.uint8)
-        return evaluation_picture(self.images.bytes_of(at), image_id, size)
+        return evaluation_picture(self.images.bytes_of(image_row), image_id, size)
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from vlmill.schemas.console.command import add_lock_seconds, place
+from vlmill.schemas.console.command import add_lock_seconds, path_or_url
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.recipes.tasks import TASKS
@@ -43,12 +43,12 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("task", choices=TASKS, help="what to evaluate")
-    add("--checkpoint", type=place, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
     add("--pairs", help="retrieval: image-text pairs: folder, file or glob")
     add("--examples", help="other tasks: their table, as `manifest` wrote it")
     add(
         "--labels",
-        type=place,
+        type=path_or_url,
         metavar="FILE",
         help="vqa: the answers of a converted checkpoint, in its order (JSON list, or a line each)",
     )
@@ -80,7 +80,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--images", help="their pictures: what VLMo reads; for the others the report's")
     add("--split", help="only the pairs or examples of this split (default: all)")
-    add("--output", type=place, required=True, help="folder to write")
+    add("--output", type=path_or_url, required=True, help="folder to write")
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
     add("--batch-size", type=int, default=64, help="pairs scored at once (default: 64)")
     add(

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from vlmill.train.loading.masking.words import MaskedTokens
 
 
-def sides_of(words: Tokenizer) -> dict[int, int]:
+def find_sides(words: Tokenizer) -> dict[int, int]:
     """Returns which token takes the place of which; none where the vocabulary lacks a side."""
     ids = words.get_vocab()
     if "left" not in ids or "right" not in ids:

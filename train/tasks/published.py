@@ -45,7 +45,7 @@ def published_rows(task: str, metrics: Iterable[str] | None = None) -> list[Publ
 
     A task that no paper has gives none.
     """
-    wanted = None if metrics is None else set(metrics)
+    metric_names = None if metrics is None else set(metrics)
     rows = []
     for table in _file()["table"]:
         if table["task"] != task:
@@ -53,7 +53,7 @@ def published_rows(task: str, metrics: Iterable[str] | None = None) -> list[Publ
         for paper, model, setting, printed in table["rows"]:
             values = zip(table["metrics"], printed.split(), strict=True)
             figures = {name: value for name, value in values if value != NOT_REPORTED}
-            if wanted is None or wanted & figures.keys():
+            if metric_names is None or metric_names & figures.keys():
                 rows.append(
                     PublishedRow(
                         task=task, paper=paper, model=model, setting=setting, figures=figures
@@ -76,13 +76,13 @@ def published_section(
     one) and of the published file alike; what one side lacks is a dash.
     """
     rows = published_rows(task, metrics)
-    ours = [
+    run_cells = [
         Markup("<b>{}</b>").format(_cell(figures, name, _decimals(rows, name))) for name in metrics
     ]
     table = html_table(
         ["paper", "model", "data", *(_title(name, task) for name in metrics)],
         [
-            [Markup("<b>this run</b>"), model, "", *ours],
+            [Markup("<b>this run</b>"), model, "", *run_cells],
             *(
                 [row.paper, row.model, row.setting, *(row.figures.get(m, "–") for m in metrics)]
                 for row in rows
@@ -108,8 +108,8 @@ def _cell(figures: Mapping[str, float | None], name: str, decimals: int) -> str:
     value, error = figures.get(name), figures.get(f"{name}_stderr")
     if value is None:
         return "–"
-    shown = percent(value, decimals)
-    return shown if error is None else f"{shown} ± {percent(error, decimals)}"
+    text = percent(value, decimals)
+    return text if error is None else f"{text} ± {percent(error, decimals)}"
 
 
 def _title(name: str, task: str) -> str:

@@ -113,17 +113,17 @@ def cases_section(
 
 
 def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
-    shown = [uris[name] for name in case.image_ids if name in uris]
-    is_whole = len(shown) == len(case.image_ids)  # half of two pictures would be taken for both
+    case_uris = [uris[name] for name in case.image_ids if name in uris]
+    is_whole = len(case_uris) == len(case.image_ids)  # half of two pictures would be taken for both
     about = [f"said: {case.said}", f"right: {case.right}", f"score {case.score:.2f}"]
     about += [case.example_id]
     if not is_whole:
         about += [f"picture {name}" for name in case.image_ids]
-    first, second, *_ = [*(shown if is_whole else []), "", ""]
+    first, second, *_ = [*(case_uris if is_whole else []), "", ""]
     return {"uri": first, "second": second, "text": case.asked, "about": "; ".join(about)}
 
 
-def pictures_of(
+def read_thumbnails(
     images: str | Path | None, image_ids: Set[str], *, side: int = CARD_PX
 ) -> dict[str, str]:
     """Reads thumbnails as data: URIs of the pictures that the table has, under their ids or by
@@ -159,11 +159,11 @@ class WeighedPicture:
 
 
 def weighed_section(
-    pictures: Sequence[WeighedPicture], images: str | Path | None = None
+    weighted: Sequence[WeighedPicture], images: str | Path | None = None
 ) -> Section:
     """Draws pictures with their regions, the heavier the more opaque."""
-    uris = pictures_of(images, {picture.image_id for picture in pictures}, side=WEIGHED_PX)
-    drawn = [weighed_boxes(picture, uris.get(picture.image_id, "")) for picture in pictures]
+    uris = read_thumbnails(images, {picture.image_id for picture in weighted}, side=WEIGHED_PX)
+    drawn = [weighed_boxes(picture, uris.get(picture.image_id, "")) for picture in weighted]
     return Section(
         title="What the answer rests on",
         intro="Each region as opaque as its weight: by how much the score falls without it "

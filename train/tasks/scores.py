@@ -45,10 +45,10 @@ def require_same_ids(predicted: Set[K], labelled: Set[K], source: str) -> None:
         "missing": sorted(labelled - predicted, key=_in_order),
         "not among the examples": sorted(predicted - labelled, key=_in_order),
     }
-    said = [f"{_ids(ids)} {what}" for what, ids in faults.items() if ids]
-    if said:
+    descriptions = [f"{_ids(ids)} {what}" for what, ids in faults.items() if ids]
+    if descriptions:
         raise InputError(
-            f"{source}: {'; '.join(said)}; predict each of the {len(labelled)} examples once"
+            f"{source}: {'; '.join(descriptions)}; predict each of the {len(labelled)} examples once"
         )
 
 

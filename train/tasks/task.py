@@ -28,14 +28,14 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.cached_contrast import StepContrast
 from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predicted:
+class Prediction:
     """What a model says of an example: ``value`` is the task's, of the table's row ``row``."""
 
     row: int
@@ -43,7 +43,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
+class EvaluationResult:
     """What an evaluation has to tell.
 
     ``figures`` are metrics by name, and ``headline`` those that the papers print. ``files`` write
@@ -63,7 +63,7 @@ class Evaluated:
     notes: Sequence[str] = ()
 
 
-class Reading(Protocol):
+class SampleSource(Protocol):
     """Where a task's samples come from: `vlmill.train.tasks.batches.TaskBatches`."""
 
     @property
@@ -129,7 +129,7 @@ def require_variant(recipe: TaskRecipe, variants: Collection[str]) -> None:
             f"variant={recipe.variant}: it has no head for {recipe.task}; expected one of "
             f"{', '.join(variants)}"
         )
-    num_tasks = getattr(training_of(recipe.variant).body_of(recipe.model), "num_tasks", 0)
+    num_tasks = getattr(get_training(recipe.variant).body_of(recipe.model), "num_tasks", 0)
     if num_tasks and recipe.task != "nlvr2":
         raise InputError(
             f"model: num_tasks={num_tasks}, but {recipe.task} feeds no task token; use a model "
@@ -192,7 +192,7 @@ class LearntTask(ABC):
         """
         return (rows,)
 
-    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The samples of an example; its text with its picture, unless a task says otherwise."""
         sample = batches.example(visit.row, draws)
         return sample if isinstance(sample, Undecodable) else (sample,)
@@ -238,9 +238,9 @@ class LearntTask(ABC):
 
     # How it is followed.
 
-    def held_out(self, table: SampleTable, rows: Ids, most: int) -> list[int]:
+    def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
         """The rows that are measured, at most so many: the same every time."""
-        chosen: list[int] = np.sort(rows[permutation(0, len(rows))[:most]]).tolist()
+        chosen: list[int] = np.sort(rows[permutation(0, len(rows))[:max_rows]]).tolist()
         return chosen
 
     def at_once(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
@@ -255,7 +255,7 @@ class LearntTask(ABC):
         """
 
     @abstractmethod
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """The metrics by which training is followed, ``criterion`` among them."""
 
 
@@ -268,6 +268,6 @@ class Task(LearntTask):
 
     @abstractmethod
     def evaluate(
-        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
-    ) -> Evaluated:
+        self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
+    ) -> EvaluationResult:
         """The official metrics of each split of ``examples``; where labels are not public, None."""

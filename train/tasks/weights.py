@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from vlmill.train.loading.batch import Batch
 
-Shown = NDArray[np.bool_]
+RegionMask = NDArray[np.bool_]
 
 
-def occlusion_weights(score: Callable[[Shown], float], num_regions: int) -> NDArray[np.float64]:
+def occlusion_weights(
+    score: Callable[[RegionMask], float], num_regions: int
+) -> NDArray[np.float64]:
     """Returns by how much the score falls where a region is left out: [R], below 0 where it rises.
 
     ``score`` is of the regions that are shown, [R]. Unlike the attention of one layer this is about
@@ -22,12 +24,12 @@ def occlusion_weights(score: Callable[[Shown], float], num_regions: int) -> NDAr
     """
     if num_regions < 2:
         return np.zeros(num_regions)
-    whole = score(np.ones(num_regions, dtype=np.bool_))
+    full_score = score(np.ones(num_regions, dtype=np.bool_))
     without = [score(np.arange(num_regions) != region) for region in range(num_regions)]
-    return whole - np.array(without)
+    return full_score - np.array(without)
 
 
-def only_rows(batch: Batch, rows: Shown) -> Batch:
+def only_rows(batch: Batch, rows: RegionMask) -> Batch:
     """Returns a batch of one picture with these rows of its regions."""
     inputs = batch.inputs
     chosen = torch.from_numpy(rows).to(inputs.region_features.device)

@@ -113,21 +113,21 @@ class _CpuAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, dropped, factors = ctx.saved_tensors
         grad = _by_head(grads[0])
-        of_q, of_k, of_v = (torch.empty_like(rows) for rows in (q, k, v))
-        of_bias = None
+        grad_q, grad_k, grad_v = (torch.empty_like(rows) for rows in (q, k, v))
+        grad_bias = None
         if ctx.needs_input_grad[5]:
-            of_bias = weights.new_zeros(ctx.heads, *weights.shape[1:])
-        for stretch in _stretches(weights, ctx.heads, few=of_bias is not None):
-            torch.bmm(dropped[stretch].mT, grad[stretch], out=of_v[stretch])
-            of_weights = torch.bmm(grad[stretch], v[stretch].mT)
+            grad_bias = weights.new_zeros(ctx.heads, *weights.shape[1:])
+        for stretch in _stretches(weights, ctx.heads, few=grad_bias is not None):
+            torch.bmm(dropped[stretch].mT, grad[stretch], out=grad_v[stretch])
+            grad_weights = torch.bmm(grad[stretch], v[stretch].mT)
             if factors is not None:
-                of_weights.mul_(factors[stretch])
+                grad_weights.mul_(factors[stretch])
             softmax = weights[stretch]
-            of_scores = torch._softmax_backward_data(of_weights, softmax, -1, softmax.dtype)
-            if of_bias is not None:
-                of_bias[_heads(stretch, ctx.heads)] += of_scores
-            to_q, to_k, options = of_q[stretch], of_k[stretch], {"beta": 0, "alpha": ctx.scale}
-            torch.baddbmm(to_q, of_scores, k[stretch], **options, out=to_q)
-            torch.baddbmm(to_k, of_scores.mT, q[stretch], **options, out=to_k)
-        back = (_by_position(rows, ctx.heads) for rows in (of_q, of_k, of_v))
-        return *back, None, None, of_bias
+            grad_scores = torch._softmax_backward_data(grad_weights, softmax, -1, softmax.dtype)
+            if grad_bias is not None:
+                grad_bias[_heads(stretch, ctx.heads)] += grad_scores
+            to_q, to_k, options = grad_q[stretch], grad_k[stretch], {"beta": 0, "alpha": ctx.scale}
+            torch.baddbmm(to_q, grad_scores, k[stretch], **options, out=to_q)
+            torch.baddbmm(to_k, grad_scores.mT, q[stretch], **options, out=to_k)
+        back = (_by_position(rows, ctx.heads) for rows in (grad_q, grad_k, grad_v))
+        return *back, None, None, grad_bias

@@ -39,7 +39,7 @@ _KEPT: ContextVar[_Blocks | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
-def kept_packed(num_sequences: int) -> Iterator[None]:
+def cache_packed_weights(num_sequences: int) -> Iterator[None]:
     """Keeps weights in oneDNN's blocks while no gradient is computed and none of them changes.
 
     They are in memory twice until the outermost such block ends. Of few sequences nothing is kept.
@@ -52,12 +52,12 @@ def kept_packed(num_sequences: int) -> Iterator[None]:
         _KEPT.reset(token)
 
 
-def _laid_out(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
+def _get_packed_weight(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
     """Gives a weight's blocks where they are kept, else the weight."""
     cache = _KEPT.get()
-    whole = weight if weight._base is None else weight._base
+    base = weight if weight._base is None else weight._base
     # Another tensor than a parameter may be gone when the next one lies in its place.
-    if cache is None or num_rows < 2 or not isinstance(whole, nn.Parameter):
+    if cache is None or num_rows < 2 or not isinstance(base, nn.Parameter):
         return weight
     key = (weight.data_ptr(), weight.shape, weight.stride())
     if key not in cache:
@@ -69,8 +69,8 @@ def _laid_out(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
 @functools.cache
 def mkl_is_fast() -> bool:
     """Says whether this machine's CPU is one that MKL is made for."""
-    of_intel = PROCESSORS.exists() and "GenuineIntel" in PROCESSORS.read_text(encoding="utf-8")
-    return of_intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    is_intel = PROCESSORS.exists() and "GenuineIntel" in PROCESSORS.read_text(encoding="utf-8")
+    return is_intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
 @functools.cache
@@ -111,11 +111,11 @@ class _OneDnnLinear(torch.autograd.Function):
         (grad,) = grads
         grad = grad.contiguous()
         need_rows, need_weight, need_bias = ctx.needs_input_grad
-        of_rows = None
+        grad_rows = None
         if need_rows:
-            of_rows = grad.mm(weight) if mkl_is_fast() else _product(grad, weight.t(), None)
+            grad_rows = grad.mm(weight) if mkl_is_fast() else _product(grad, weight.t(), None)
         return (
-            of_rows,
+            grad_rows,
             grad.t().mm(rows) if need_weight else None,
             grad.sum(0) if need_bias and ctx.has_bias else None,
         )
@@ -150,5 +150,5 @@ def onednn_linear(
     if torch.is_grad_enabled():
         product: Tensor = _OneDnnLinear.apply(rows, weight, bias)
     else:
-        product = _product(rows, _laid_out(weight, len(rows)), bias, act)
+        product = _product(rows, _get_packed_weight(weight, len(rows)), bias, act)
     return product.view(*hidden.shape[:-1], len(weight))

@@ -42,7 +42,7 @@ COCO_KEYS = {
 
 
 @dataclass(kw_only=True, slots=True)
-class Thing:
+class AnnotatedObject:
     """Holds one annotated object: corners, or why there are none."""
 
     box: tuple[float, float, float, float] | Drop  # x1, y1, x2, y2
@@ -53,12 +53,12 @@ class Thing:
 
 
 @dataclass(kw_only=True, slots=True)
-class Annotated:
+class AnnotatedImage:
     """Holds a picture's file name and the objects in it, or why there are none."""
 
     key: str
     file_name: str
-    things: list[Thing] | Drop = field(default_factory=list)
+    things: list[AnnotatedObject] | Drop = field(default_factory=list)
     width: int | None = None
     height: int | None = None
     split: str | None = None
@@ -76,7 +76,7 @@ def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
     return a, b, c, d
 
 
-def tsv_pictures(source: Source) -> Iterator[Annotated]:
+def tsv_pictures(source: Source) -> Iterator[AnnotatedImage]:
     """Reads a TSV with a header: a row an object, those of a picture gathered in any order.
 
     A picture without an object has a row with an empty class. Raises InputError for a header
@@ -89,7 +89,7 @@ def tsv_pictures(source: Source) -> Iterator[Annotated]:
             f"{source.said}: the first line must name the columns {', '.join(COLUMNS)} (and "
             "attributes, split), divided by tabs"
         )
-    pictures: dict[str, Annotated] = {}
+    pictures: dict[str, AnnotatedImage] = {}
     for number, fields in rows:
         key = f"{source.name}:{number}"
         if isinstance(fields, Drop) or len(fields) != len(header):
@@ -99,17 +99,17 @@ def tsv_pictures(source: Source) -> Iterator[Annotated]:
                 if isinstance(fields, Drop)
                 else Drop(Reason.BAD_ROW, f"{count} fields, want {len(header)}")
             )
-            yield Annotated(key=key, file_name="", things=drop)
+            yield AnnotatedImage(key=key, file_name="", things=drop)
             continue
         row = dict(zip(header, fields, strict=True))
         name = row["image"].strip()
         annotated = pictures.setdefault(
-            name, Annotated(key=key, file_name=name, split=row.get("split") or None)
+            name, AnnotatedImage(key=key, file_name=name, split=row.get("split") or None)
         )
         if row["class"].strip() and not isinstance(annotated.things, Drop):
             words = row.get("attributes", "").split(",")
             annotated.things.append(
-                Thing(
+                AnnotatedObject(
                     box=numbers([row[side] for side in COLUMNS[1:5]]),
                     name=row["class"].strip().lower(),
                     attributes=tuple(word.strip().lower() for word in words if word.strip()),
@@ -133,14 +133,14 @@ def coco_categories(source: Source) -> dict[CocoId, str]:
     Raises InputError for a category without an id or a name, or with the id of another.
     """
     names: dict[CocoId, str] = {}
-    listed = JsonLists(source=source, known=COCO_KEYS).elements("categories")
-    for place, one in enumerate(listed):
-        number = coco_id(one, "id")
-        if number is None or not isinstance(one.get("name"), str):
+    categories = JsonLists(source=source, known=COCO_KEYS).elements("categories")
+    for index, category in enumerate(categories):
+        number = coco_id(category, "id")
+        if number is None or not isinstance(category.get("name"), str):
             raise InputError(
-                f"{source.said}: categories[{place}] has no id or no name; give it both"
+                f"{source.said}: categories[{index}] has no id or no name; give it both"
             )
-        name = one["name"].lower()
+        name = category["name"].lower()
         if names.setdefault(number, name) != name:
             raise InputError(
                 f"{source.said}: the categories {names[number]} and {name} share the id "
@@ -149,49 +149,51 @@ def coco_categories(source: Source) -> dict[CocoId, str]:
     return dict(sorted(names.items(), key=lambda pair: (isinstance(pair[0], str), pair[0])))
 
 
-def coco_pictures(source: Source) -> Iterator[Annotated]:
+def coco_pictures(source: Source) -> Iterator[AnnotatedImage]:
     """Reads COCO's instances: boxes of x, y, width, height, with ``iscrowd``.
 
     Memory: the annotations, some 300 bytes each.
     """
     names = coco_categories(source)
     file = JsonLists(source=source, known=COCO_KEYS)
-    pictures: dict[CocoId | None, Annotated] = {}
-    split, folders = split_of(source.name), coco_folders(source.name)
-    for place, one in enumerate(file.elements("images")):
-        key, number = f"{source.name}:{place}", coco_id(one, "id")
-        if number is None or not isinstance(one.get("file_name"), str):
+    pictures: dict[CocoId | None, AnnotatedImage] = {}
+    split, folders = find_split(source.name), coco_folders(source.name)
+    for index, element in enumerate(file.elements("images")):
+        key, number = f"{source.name}:{index}", coco_id(element, "id")
+        if number is None or not isinstance(element.get("file_name"), str):
             drop = Drop(Reason.BAD_ROW, "a picture without id or file_name")
-            yield Annotated(key=key, file_name="", things=drop)
+            yield AnnotatedImage(key=key, file_name="", things=drop)
             continue
         if number in pictures:
             drop = Drop(Reason.ID_CONFLICT, f"the id of {pictures[number].file_name}: {number}")
-            yield Annotated(key=key, file_name="", things=drop)
+            yield AnnotatedImage(key=key, file_name="", things=drop)
             continue
-        pictures[number] = Annotated(
+        pictures[number] = AnnotatedImage(
             key=key,
-            file_name=one["file_name"],
-            width=whole(one.get("width")),
-            height=whole(one.get("height")),
+            file_name=element["file_name"],
+            width=parse_side(element.get("width")),
+            height=parse_side(element.get("height")),
             split=split,
             folders=folders,
         )
-    for place, one in enumerate(file.elements("annotations")):
-        picture = pictures.get(coco_id(one, "image_id"))
+    for index, element in enumerate(file.elements("annotations")):
+        picture = pictures.get(coco_id(element, "image_id"))
         if picture is None or isinstance(picture.things, Drop):
             drop = Drop(Reason.BAD_REFERENCE, "an annotation of a picture that is not listed")
-            yield Annotated(key=f"{source.name}:annotations:{place}", file_name="", things=drop)
+            yield AnnotatedImage(
+                key=f"{source.name}:annotations:{index}", file_name="", things=drop
+            )
             continue
-        box = numbers(one.get("bbox") if isinstance(one.get("bbox"), list) else [])
+        box = numbers(element.get("bbox") if isinstance(element.get("bbox"), list) else [])
         if not isinstance(box, Drop):
             box = (box[0], box[1], box[0] + box[2], box[1] + box[3])
-        words, category = one.get("attributes"), coco_id(one, "category_id")
+        words, category = element.get("attributes"), coco_id(element, "category_id")
         picture.things.append(
-            Thing(
+            AnnotatedObject(
                 box=box,
                 name=names.get(category, "") if category is not None else "",
                 attributes=tuple(str(a).lower() for a in words) if isinstance(words, list) else (),
-                crowd=bool(one.get("iscrowd")),
+                crowd=bool(element.get("iscrowd")),
             )
         )
     yield from pictures.values()
@@ -202,18 +204,18 @@ def coco_folders(name: str) -> tuple[str, ...]:
     ``instances_train2017.json``, and its own.
     """
     path = PurePosixPath(name)
-    of_name = path.name.split(".")[0].removeprefix("instances_")
-    folders = (path.parent, path.parent / of_name, path.parent.parent / of_name)
+    stem = path.name.split(".")[0].removeprefix("instances_")
+    folders = (path.parent, path.parent / stem, path.parent.parent / stem)
     return tuple(f"{folder}/" for folder in folders)
 
 
-def split_of(name: str) -> str | None:
+def find_split(name: str) -> str | None:
     """Returns the split that a file's or folder's name says: train, val or test."""
     lower = name.lower()
     return next((split for split in ("train", "val", "test") if split in lower), None)
 
 
-def whole(value: Any) -> int | None:
+def parse_side(value: Any) -> int | None:
     """Returns the side of a picture, a positive whole number; None for anything else."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 < value < MAX_PX else None
@@ -239,13 +241,13 @@ def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
     return paths, splits
 
 
-def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> Annotated:
+def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedImage:
     """Reads a Pascal VOC file, whose pixels count from 1 and whose last ones are inside."""
     folder = path.relative_to(root).parent
-    annotated = Annotated(
+    annotated = AnnotatedImage(
         key=path.name,
         file_name=path.stem,
-        split=splits.get(path.stem) or split_of(folder.as_posix()),
+        split=splits.get(path.stem) or find_split(folder.as_posix()),
         folders=tuple(f"{f.as_posix()}/" for f in (folder, folder.parent / "JPEGImages")),
     )
     try:
@@ -258,22 +260,22 @@ def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> Annotated:
         return annotated
     annotated.file_name = (tree.findtext("filename") or path.stem).strip()
     sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
-    annotated.width, annotated.height = (whole(digits(side)) for side in sides)
-    things = []
-    for one in tree.iter("object"):
-        corners = [one.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
+    annotated.width, annotated.height = (parse_side(digits(side)) for side in sides)
+    objects = []
+    for node in tree.iter("object"):
+        corners = [node.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
         box = numbers(corners)
         if not isinstance(box, Drop):
             box = (box[0] - 1, box[1] - 1, box[2], box[3])
-        words = [word.text or "" for word in one.iter("attribute")]
-        things.append(
-            Thing(
+        words = [word.text or "" for word in node.iter("attribute")]
+        objects.append(
+            AnnotatedObject(
                 box=box,
-                name=(one.findtext("name") or "").strip().lower(),
+                name=(node.findtext("name") or "").strip().lower(),
                 attributes=tuple(word.strip().lower() for word in words if word.strip()),
             )
         )
-    annotated.things = things
+    annotated.things = objects
     return annotated
 
 

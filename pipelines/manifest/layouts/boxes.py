@@ -6,15 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import Picture
+from vlmill.pipelines.manifest.entries import ListedImage
 from vlmill.pipelines.manifest.reading.sources import Folder
-from vlmill.schemas.pictures.decode import Bounds, opened
+from vlmill.schemas.pictures.decode import Bounds, open_image
 from vlmill.schemas.pictures.orientation import (
     LYING,
     UPRIGHT,
-    orientation_of,
-    turned_boxes,
-    turned_size,
+    read_orientation,
+    turn_boxes,
+    turn_size,
 )
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -39,10 +39,10 @@ class Frame(NamedTuple):
     @property
     def upright_size(self) -> tuple[int, int]:
         """Width and height of the upright picture."""
-        return turned_size(self.width, self.height, self.orientation)
+        return turn_size(self.width, self.height, self.orientation)
 
 
-def frame_of(folder: Folder, picture: Picture) -> Frame | None:
+def read_frame(folder: Folder, picture: ListedImage) -> Frame | None:
     """The published size of a picture, with the orientation that its file says, if it is there.
 
     None where no size was published and there is no readable file. A published size of which the
@@ -55,8 +55,8 @@ def frame_of(folder: Folder, picture: Picture) -> Frame | None:
     if isinstance(content, Drop):
         return Frame(*published) if published else None
     try:
-        with opened(content, _BOUNDS) as image:
-            stored, orientation = image.size, orientation_of(image)
+        with open_image(content, _BOUNDS) as decoded:
+            stored, orientation = decoded.size, read_orientation(decoded)
     except Rejected:
         return Frame(*published) if published else None
     if published and orientation in LYING and published == stored[::-1] != stored:
@@ -91,7 +91,7 @@ def edges(values: Sequence[object]) -> Box | Drop:
     return x, y, x + width, y + height
 
 
-def clipped(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
+def clip_box(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
     """A stored picture's box inside of it, turned upright, and whether it had to be cut.
 
     A Drop if nothing of it lies in the picture.
@@ -107,5 +107,5 @@ def clipped(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
     if frame is None or frame.orientation == UPRIGHT:
         return (x1, y1, x2, y2), cut
     boxes = np.array([[x1, y1, x2, y2]], dtype=np.float32)
-    turned = turned_boxes(boxes, frame.orientation, *frame.upright_size)[0].tolist()
+    turned = turn_boxes(boxes, frame.orientation, *frame.upright_size)[0].tolist()
     return (turned[0], turned[1], turned[2], turned[3]), cut

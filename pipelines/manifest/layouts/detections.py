@@ -5,7 +5,7 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Entry
-from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, edges
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, edges
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -18,23 +18,23 @@ Detection = tuple[Box, int, float]
 
 
 def detection_entries(
-    source: Source, sizes: Mapping[int, tuple[int, int]], frame_of: Callable[[int], Frame]
+    source: Source, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
 ) -> Iterator[Entry]:
     """Yields a row of ``regions`` for each picture of ``sizes``; one may have no boxes."""
     detections: dict[int, list[Detection]] = {image_id: [] for image_id in sizes}
-    for place, record in enumerate(JsonLists(source=source, known={"": KEYS}).elements()):
-        detection = detection_of(record, sizes, frame_of)
+    for index, record in enumerate(JsonLists(source=source, known={"": KEYS}).elements()):
+        detection = parse_detection(record, sizes, get_frame)
         if isinstance(detection, Drop):
-            yield Entry(key=f"{source.name}:{place}", group="", rows=detection)
+            yield Entry(key=f"{source.name}:{index}", group="", rows=detection)
         else:
             detections[detection[0]].append(detection[1])
     for image_id, boxes in detections.items():
-        row = regions_row(image_id, frame_of(image_id), boxes)
+        row = regions_row(image_id, get_frame(image_id), boxes)
         yield Entry(key=row["image_id"], group="", rows=((REGIONS, row),))
 
 
-def detection_of(
-    record: Any, sizes: Mapping[int, tuple[int, int]], frame_of: Callable[[int], Frame]
+def parse_detection(
+    record: Any, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
 ) -> tuple[int, Detection] | Drop:
     """Reads a detection as its picture's number and what was detected."""
     try:
@@ -49,7 +49,7 @@ def detection_of(
     if not isinstance(score, int | float) or not 0 <= score <= 1:
         return Drop(Reason.BAD_ROW, f"score {score!s:.40}, want 0 to 1")
     box = edges(bbox) if isinstance(bbox, list) else Drop(Reason.BAD_ROW, "no box")
-    inside = box if isinstance(box, Drop) else clipped(box, frame_of(image_id))
+    inside = box if isinstance(box, Drop) else clip_box(box, get_frame(image_id))
     if isinstance(inside, Drop):
         return inside
     return image_id, (inside[0], category_id, float(score))

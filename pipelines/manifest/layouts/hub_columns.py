@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from vlmill.pipelines.manifest.reading.columns import (
     PICTURES,
-    guessed,
+    guess_column,
     split_column,
     text_columns,
 )
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.splits import use_of
+from vlmill.schemas.splits import find_use
 
 FILE_NAMES = ("filename",)  # columns of images where none has a usual name
 
@@ -44,40 +44,42 @@ class Columns:
 
 def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) -> Columns:
     """Returns the columns that the flags name, or that have usual names. Raises InputError."""
-    names, said = schema.names, source.said
-    texts = text_columns(names, args.text_column, said)
+    names, display_name = schema.names, source.said
+    texts = text_columns(names, args.text_column, display_name)
     usual = PICTURES if any(name in names for name in PICTURES) else FILE_NAMES
     if args.image_column is None and not any(name in names for name in usual):
         usual = PICTURES  # whose names the message gives
-    image = guessed(names, usual, args.image_column, "--image-column", said)
+    image = guess_column(names, usual, args.image_column, "--image-column", display_name)
     if args.id_column is not None:
-        guessed(names, (), args.id_column, "--id-column", said)
-        _check_type(schema, args.id_column, "--id-column", said, numbers=True)
+        guess_column(names, (), args.id_column, "--id-column", display_name)
+        _check_type(schema, args.id_column, "--id-column", display_name, numbers=True)
     split = None
     if not args.no_split_column:
-        others = [*texts, image, *([args.id_column] if args.id_column else [])]
-        split = split_column(names, args.split_column, others, said)
+        excluded = [*texts, image, *([args.id_column] if args.id_column else [])]
+        split = split_column(names, args.split_column, excluded, display_name)
     labels = () if split is None else _label_names(schema, split)
     if split is not None:
-        _check_type(schema, split, "--split-column", said, numbers=bool(labels))
+        _check_type(schema, split, "--split-column", display_name, numbers=bool(labels))
         if args.split is not None and args.split_column is None:
             raise InputError(
-                f"--split {args.split}: {said} has the column {split}, which gives each row's "
+                f"--split {args.split}: {display_name} has the column {split}, which gives each row's "
                 f"split; add --split-column {split} (then only rows where it is empty are "
                 f"{args.split}) or --no-split-column (then all are)"
             )
     return Columns(texts=texts, image=image, id=args.id_column, split=split, split_names=labels)
 
 
-def _check_type(schema: pa.Schema, name: str, flag: str, said: str, *, numbers: bool) -> None:
+def _check_type(
+    schema: pa.Schema, name: str, flag: str, display_name: str, *, numbers: bool
+) -> None:
     kind = schema.field(name).type
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     texts = pa.types.is_string(inner) or pa.types.is_large_string(inner)
     if not texts and not (numbers and pa.types.is_integer(inner)):
-        wanted = "text or whole numbers" if numbers else "text, or a class label with its names"
+        expected = "text or whole numbers" if numbers else "text, or a class label with its names"
         remedy = " or --no-split-column" if flag == "--split-column" else ""
         raise InputError(
-            f"{said}: the column {name} is {kind}; want {wanted}: name another one, {flag} NAME"
+            f"{display_name}: the column {name} is {kind}; want {expected}: name another one, {flag} NAME"
             f"{remedy}"
         )
 
@@ -102,11 +104,13 @@ def resolved_options(columns: Columns) -> dict[str, Any]:
     }
 
 
-def columns_said(columns: Columns) -> str:
+def format_columns(columns: Columns) -> str:
     """Returns a line on the columns that are read."""
-    listed = {"captions": ", ".join(columns.texts), "images": columns.image}
-    listed |= {"image_id": columns.id or "", "splits": columns.split or "the files' names"}
-    return f"columns: {'; '.join(f'{what}: {name}' for what, name in listed.items() if name)}"
+    columns_by_use = {"captions": ", ".join(columns.texts), "images": columns.image}
+    columns_by_use |= {"image_id": columns.id or "", "splits": columns.split or "the files' names"}
+    return (
+        f"columns: {'; '.join(f'{what}: {name}' for what, name in columns_by_use.items() if name)}"
+    )
 
 
 def split_of_name(source: Source) -> str | None:
@@ -115,7 +119,7 @@ def split_of_name(source: Source) -> str | None:
     """
     words = re.split(r"[^A-Za-z0-9]+", source.name.rpartition(".")[0])
     forms = [(w, w.rstrip("0123456789"), w.lower().removesuffix("ing")) for w in words if w]
-    known = [next((form for form in one if use_of(form)), None) for one in forms]
+    known = [next((form for form in word_forms if find_use(form)), None) for word_forms in forms]
     splits = {word.lower(): word for word in known if word is not None}
     if len(splits) > 1:
         raise InputError(

@@ -7,8 +7,15 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import came_earlier, whole_number
-from vlmill.pipelines.manifest.entries import Entry, Picture
-from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.entries import Entry, ListedImage
+from vlmill.pipelines.manifest.layouts.boxes import (
+    Box,
+    Frame,
+    clip_box,
+    edges,
+    read_frame,
+    size_notes,
+)
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -43,7 +50,7 @@ class Instance:
     is_crowd: bool
 
 
-def size_of(record: Any) -> tuple[int, tuple[int, int]] | Drop:
+def parse_size(record: Any) -> tuple[int, tuple[int, int]] | Drop:
     """Reads an entry of ``images``: a picture's number, and its width and height in pixels."""
     try:
         image_id, width, height = record["id"], record["width"], record["height"]
@@ -55,7 +62,9 @@ def size_of(record: Any) -> tuple[int, tuple[int, int]] | Drop:
     return image_id, (width, height)
 
 
-def instance_of(record: Any, sizes: Mapping[int, tuple[int, int]]) -> tuple[int, Instance] | Drop:
+def parse_instance(
+    record: Any, sizes: Mapping[int, tuple[int, int]]
+) -> tuple[int, Instance] | Drop:
     """Reads an entry of ``annotations``."""
     try:
         ann_id, image_id = record["id"], record["image_id"]
@@ -84,55 +93,57 @@ def read_instances(
 ) -> Iterator[Entry]:
     """Puts what ``instances.json`` has into both dicts; yields what is no entry."""
     file = JsonLists(source=source, known=KNOWN)
-    for place, record in enumerate(file.elements("images")):
-        size = size_of(record)
+    for index, record in enumerate(file.elements("images")):
+        size = parse_size(record)
         if not isinstance(size, Drop) and size[0] in sizes:
             size = came_earlier(f"picture {size[0]}", same=sizes[size[0]] == size[1])
         if isinstance(size, Drop):
-            yield Entry(key=f"{source.name}:images:{place}", group="", rows=size)
+            yield Entry(key=f"{source.name}:images:{index}", group="", rows=size)
         else:
             sizes[size[0]] = size[1]
-    for place, record in enumerate(file.elements("annotations")):
-        instance = instance_of(record, sizes)
+    for index, record in enumerate(file.elements("annotations")):
+        instance = parse_instance(record, sizes)
         if not isinstance(instance, Drop) and instance[0] in instances:
             same = instances[instance[0]] == instance[1]
             instance = came_earlier(f"annotation {instance[0]}", same=same)
         if isinstance(instance, Drop):
-            yield Entry(key=f"{source.name}:annotations:{place}", group="", rows=instance)
+            yield Entry(key=f"{source.name}:annotations:{index}", group="", rows=instance)
         else:
             instances[instance[0]] = instance[1]
 
 
-def corners_of(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
+def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
     """Returns the corners of x, y, width, height inside the upright picture, and if cut."""
     box = edges(bbox)
-    return box if isinstance(box, Drop) else clipped(box, frame)
+    return box if isinstance(box, Drop) else clip_box(box, frame)
 
 
 def box_entries(
-    instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], frame_of: Frames
+    instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], get_frame: Frames
 ) -> Iterator[Entry]:
     """Yields a row of ``boxes`` for each picture: all annotated objects, which are the candidates
     of who does not detect. Those without area in their picture are left out and noted.
     """
-    of_pictures: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
+    instances_by_image: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
     for instance in instances:
-        of_pictures[instance.image_id].append(instance)
-    for image_id, objects in of_pictures.items():
-        placed = [(corners_of(one.bbox, frame_of(image_id)), one) for one in objects]
-        inside = [(box[0], one) for box, one in placed if not isinstance(box, Drop)]
-        width, height = frame_of(image_id).upright_size
+        instances_by_image[instance.image_id].append(instance)
+    for image_id, objects in instances_by_image.items():
+        placed = [
+            (clip_bbox(annotation.bbox, get_frame(image_id)), annotation) for annotation in objects
+        ]
+        inside = [(box[0], annotation) for box, annotation in placed if not isinstance(box, Drop)]
+        width, height = get_frame(image_id).upright_size
         row = {
             "image_id": f"coco/{image_id:012d}",
             "width": width,
             "height": height,
             "boxes": [list(box) for box, _ in inside],
-            "class_ids": [one.category_id for _, one in inside],
-            "is_crowd": [one.is_crowd for _, one in inside],
+            "class_ids": [annotation.category_id for _, annotation in inside],
+            "is_crowd": [annotation.is_crowd for _, annotation in inside],
             "source": "coco",
         }
         notes = ("object_without_area",) * (len(objects) - len(inside))
-        notes += size_notes(frame_of(image_id), [edges(one.bbox) for one in objects])
+        notes += size_notes(get_frame(image_id), [edges(annotation.bbox) for annotation in objects])
         yield Entry(key=f"boxes:{image_id}", group="", rows=((BOXES, row),), notes=notes)
 
 
@@ -142,15 +153,17 @@ def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
         return lambda image_id: Frame(*sizes[image_id])
 
     @functools.lru_cache(REMEMBERED)
-    def of(image_id: int) -> Frame:
-        return frame_of(folder, picture_of(image_id, sizes[image_id])) or Frame(*sizes[image_id])
+    def get_frame(image_id: int) -> Frame:
+        return read_frame(folder, make_listed_image(image_id, sizes[image_id])) or Frame(
+            *sizes[image_id]
+        )
 
-    return of
+    return get_frame
 
 
-def picture_of(image_id: int, size: tuple[int, int]) -> Picture:
+def make_listed_image(image_id: int, size: tuple[int, int]) -> ListedImage:
     """Names a picture: all are of train2014, and ``file_name`` of a ref is no file."""
     name = f"COCO_train2014_{image_id:012d}.jpg"
-    return Picture(
+    return ListedImage(
         image_id=f"coco/{image_id:012d}", paths=(f"{FOLDER}/{name}",), width=size[0], height=size[1]
     )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of, whole_number
-from vlmill.pipelines.manifest.entries import PICTURES, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.cleaning import Claims, note_repairs, validate_text, whole_number
+from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -33,7 +33,7 @@ class SplitFile:
     name: str
     pair_prefix: str
     groups: Mapping[str, str]
-    picture: Callable[[Mapping[str, Any]], Picture | Drop]
+    picture: Callable[[Mapping[str, Any]], ListedImage | Drop]
     folds: bool
 
 
@@ -43,7 +43,7 @@ def karpathy_reading(
     captions: Mapping[str, int],
     pictures: int,
     folders: tuple[str, ...],
-    says: tuple[str, ...] = (),
+    messages: tuple[str, ...] = (),
 ) -> Reading:
     """Opens a split file, which is said to have so many ``captions`` in each group."""
     expected = {
@@ -53,38 +53,38 @@ def karpathy_reading(
     return Reading(
         sources=(file.source,),
         entries=lambda: karpathy_entries(file),
-        expected={**expected, PICTURES: Expected(rows=pictures, source=ARCHIVE)},
+        expected={**expected, IMAGE_STAGE: Expected(rows=pictures, source=ARCHIVE)},
         picture_folders=folders,
-        says=says,
+        says=messages,
     )
 
 
 def karpathy_entries(file: SplitFile) -> Iterator[Entry]:
     """Yields an entry for each sentence of each image."""
     claims, num_test = Claims(), 0
-    for number, image in enumerate(JsonLists(source=file.source, known=KNOWN).elements("images")):
+    for number, element in enumerate(JsonLists(source=file.source, known=KNOWN).elements("images")):
         key = f"{file.source.name}:{number}"
-        fault = _fault(image)
-        picture = Drop(Reason.BAD_ROW, fault) if fault else file.picture(image)
+        fault = _fault(element)
+        picture = Drop(Reason.BAD_ROW, fault) if fault else file.picture(element)
         if isinstance(picture, Drop):
             yield Entry(key=key, group=f"{file.source.name} ?", rows=picture)
             continue
-        split = image["split"]
+        split = element["split"]
         fold = num_test // FOLD if file.folds and split == "test" else None
         num_test += split == "test"
         group = f"{file.source.name} {file.groups.get(split, split)}"
-        for place, sentence in enumerate(image["sentences"]):
+        for index, sentence in enumerate(element["sentences"]):
             if isinstance(sentence, dict):
                 file.source.remarks.check(sentence, SENTENCE)
-            caption = (f"{key}.{place}", place, sentence)
+            caption = (f"{key}.{index}", index, sentence)
             yield _entry(file, group, caption, picture, split, fold, claims)
 
 
 def _fault(image: object) -> str | None:
     if not isinstance(image, dict):
         return f"a {type(image).__name__}, want an object"
-    wanted = {"filename": str, "split": str, "sentences": list}
-    wrong = [n for n, kind in wanted.items() if not isinstance(image.get(n), kind)]
+    required = {"filename": str, "split": str, "sentences": list}
+    wrong = [n for n, kind in required.items() if not isinstance(image.get(n), kind)]
     return f"an image without {', '.join(wrong)}" if wrong else None
 
 
@@ -92,17 +92,17 @@ def _entry(
     file: SplitFile,
     group: str,
     caption: tuple[str, int, object],
-    picture: Picture,
+    picture: ListedImage,
     split: str,
     fold: int | None,
     claims: Claims,
 ) -> Entry:
-    key, place, sentence = caption
+    key, index, sentence = caption
     number = whole_number(sentence.get("sentid")) if isinstance(sentence, dict) else None
     raw = sentence.get("raw") if isinstance(sentence, dict) else None
     if number is None:
         return Entry(key=key, group=group, rows=Drop(Reason.BAD_ROW, "a sentence without sentid"))
-    text = text_of(raw)
+    text = validate_text(raw)
     drop = text if isinstance(text, Drop) else claims.claim(number, f"{picture.image_id}\0{text}")
     if drop is not None:
         return Entry(key=key, group=group, rows=drop)
@@ -116,7 +116,7 @@ def _entry(
         "split": split,
         "text_source": "human",
         "fold": fold,
-        "caption_no": place if fold is not None else None,
+        "caption_no": index if fold is not None else None,
     }
-    notes = notes_of(text, str(raw))
+    notes = note_repairs(text, str(raw))
     return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)

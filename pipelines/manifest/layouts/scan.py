@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.reading.json_text import json_of
-from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.json_text import parse_json
+from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import MAX_ELEMENT
 from vlmill.schemas.errors import InputError
@@ -40,11 +40,11 @@ def scan_files(folder: Folder) -> tuple[list[ScanFile], Source | None]:
     captions = {split: folder.find(f"{split}_caps.txt") for split in SPLITS}
     there = {split: source for split, source in captions.items() if source is not None}
     mapping = folder.find(MAPPING) if there else None
-    names = None if mapping is None else _names_by_place(mapping)
-    return [_opened(folder, split, source, names) for split, source in there.items()], mapping
+    names = None if mapping is None else _names_by_position(mapping)
+    return [_open_split(folder, split, source, names) for split, source in there.items()], mapping
 
 
-def _opened(
+def _open_split(
     folder: Folder, split: str, captions: Source, names: Mapping[str, str] | None
 ) -> ScanFile:
     ids = folder.find(f"{split}_ids.txt")
@@ -53,19 +53,19 @@ def _opened(
             f"{captions.said} has captions without ids; put {split}_ids.txt beside it, which says "
             "of which picture each five lines are"
         )
-    listed = [line if isinstance(line, Drop) else line.strip() for _, line in lines_of(ids)]
-    count = sum(1 for _ in lines_of(captions))
-    if len(listed) == count:  # one for each caption
-        if any(one != listed[i - i % NUM_CAPTIONS] for i, one in enumerate(listed)):
+    id_lines = [line if isinstance(line, Drop) else line.strip() for _, line in read_lines(ids)]
+    count = sum(1 for _ in read_lines(captions))
+    if len(id_lines) == count:  # one for each caption
+        if any(id_line != id_lines[i - i % NUM_CAPTIONS] for i, id_line in enumerate(id_lines)):
             raise InputError(f"{ids.said}: the lines of a picture must be {NUM_CAPTIONS} in a row")
-        listed = listed[::NUM_CAPTIONS]
-    if count != NUM_CAPTIONS * len(listed):
+        id_lines = id_lines[::NUM_CAPTIONS]
+    if count != NUM_CAPTIONS * len(id_lines):
         raise InputError(
-            f"{captions.said} has {count} lines and {ids.said} {len(listed)} pictures, want "
+            f"{captions.said} has {count} lines and {ids.said} {len(id_lines)} pictures, want "
             f"{NUM_CAPTIONS} lines for each: fetch both again"
         )
-    of_pictures = [_name(one, names, ids) for one in listed]
-    return ScanFile(split=split, captions=captions, ids=ids, names=of_pictures)
+    image_names = [_name(id_line, names, ids) for id_line in id_lines]
+    return ScanFile(split=split, captions=captions, ids=ids, names=image_names)
 
 
 def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str | Drop:
@@ -86,20 +86,20 @@ def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str
     return f"{line}.jpg"
 
 
-def _names_by_place(mapping: Source) -> dict[str, str]:
+def _names_by_position(mapping: Source) -> dict[str, str]:
     """The pictures' file names by their places in Karpathy's file. Raises InputError."""
     with mapping.open() as file:
         content = file.read(MAX_ELEMENT)
     try:
-        names = json_of(content, mapping.remarks)
+        names = parse_json(content, mapping.remarks)
     except ValueError as error:
         raise InputError(f"{mapping.said} is no JSON: {error}") from None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise InputError(f"{mapping.said}: want an object of places and file names")
-    return {place: name.rpartition("/")[2] for place, name in names.items()}
+    return {position: name.rpartition("/")[2] for position, name in names.items()}
 
 
 def scan_captions(file: ScanFile) -> Iterator[tuple[int, str | Drop, int, str | Drop]]:
     """Yields the captions of a split: line from 0, picture's file name, its number, text."""
-    for row, text in lines_of(file.captions):
+    for row, text in read_lines(file.captions):
         yield row, file.names[row // NUM_CAPTIONS], row % NUM_CAPTIONS, text

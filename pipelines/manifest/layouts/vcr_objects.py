@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import Picture
-from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, frame_of, size_notes
-from vlmill.pipelines.manifest.reading.json_text import json_of
+from vlmill.pipelines.manifest.entries import ListedImage
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_frame, size_notes
+from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.sources import Folder, Remarks
-from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turned_boxes
+from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turn_boxes
 from vlmill.schemas.rejects import Reason
 
 PICTURES_FOLDER = "vcr1images"
@@ -32,7 +32,7 @@ class Objects:
     notes: tuple[str, ...] = ()
 
 
-def objects_of(metadata: Any) -> Objects | Drop:
+def parse_objects(metadata: Any) -> Objects | Drop:
     """Reads a picture's metadata file."""
     try:
         width, height = int(metadata["width"]), int(metadata["height"])
@@ -72,26 +72,28 @@ def is_polygons(segms: Any, num_objects: int) -> bool:
         return False
 
 
-def inside(objects: Objects, frame: Frame) -> Objects | Drop:
+def clip_objects(objects: Objects, frame: Frame) -> Objects | Drop:
     """Returns the objects with boxes cut to the stored picture; a Drop if one lies beyond it."""
-    boxes = [clipped(box, Frame(frame.width, frame.height)) for box in objects.boxes]
-    whole = [box for box in boxes if not isinstance(box, Drop)]
+    boxes = [clip_box(box, Frame(frame.width, frame.height)) for box in objects.boxes]
+    clipped_boxes = [box for box in boxes if not isinstance(box, Drop)]
     if beyond := [box for box in boxes if isinstance(box, Drop)]:
         return Drop(Reason.EMPTY_BOX, f"metadata: {beyond[0].detail}")
-    notes = size_notes(frame, objects.boxes) + ("box_clipped",) * any(cut for _, cut in whole)
-    return replace(objects, boxes=tuple(box for box, _ in whole), notes=notes)
+    notes = size_notes(frame, objects.boxes) + ("box_clipped",) * any(
+        cut for _, cut in clipped_boxes
+    )
+    return replace(objects, boxes=tuple(box for box, _ in clipped_boxes), notes=notes)
 
 
-def upright(objects: Objects, frame: Frame) -> Objects:
+def turn_objects(objects: Objects, frame: Frame) -> Objects:
     """Returns the objects of a picture as boxes and polygons of the upright one."""
     if frame.orientation == UPRIGHT:
         return objects
     size = (frame.width, frame.height)
     turned_size = size[::-1] if frame.orientation in LYING else size
 
-    def turned(boxes: Sequence[Sequence[float]]) -> list[list[float]]:
+    def turn_corners(boxes: Sequence[Sequence[float]]) -> list[list[float]]:
         corners = np.array(boxes, dtype=np.float32).reshape(-1, 4)
-        upright_corners: list[list[float]] = turned_boxes(
+        upright_corners: list[list[float]] = turn_boxes(
             corners, frame.orientation, *turned_size
         ).tolist()
         return upright_corners
@@ -99,10 +101,13 @@ def upright(objects: Objects, frame: Frame) -> Objects:
     segms = objects.segms
     if segms is not None:  # a point is a box without size
         segms = [
-            [[corner[:2] for corner in turned([[x, y, x, y] for x, y in p])] for p in polygons]
+            [
+                [corner[:2] for corner in turn_corners([[x, y, x, y] for x, y in p])]
+                for p in polygons
+            ]
             for polygons in segms
         ]
-    boxes = tuple((box[0], box[1], box[2], box[3]) for box in turned(objects.boxes))
+    boxes = tuple((box[0], box[1], box[2], box[3]) for box in turn_corners(objects.boxes))
     return replace(objects, boxes=boxes, segms=segms, width=turned_size[0], height=turned_size[1])
 
 
@@ -112,21 +117,21 @@ def read_objects(folder: Folder, file: str, picture: str) -> Objects | Drop:
     if isinstance(content, Drop):
         return content
     try:
-        objects = objects_of(json_of(content, Remarks()))
+        objects = parse_objects(parse_json(content, Remarks()))
     except ValueError as error:
         return Drop(Reason.BAD_ROW, f"{file}: no JSON ({error})")
     if isinstance(objects, Drop):
         return objects
-    frame = frame_of(folder, picture_named("", picture, objects))
+    frame = read_frame(folder, picture_named("", picture, objects))
     if frame is None:
         return objects
-    cut = inside(objects, frame)
-    return cut if isinstance(cut, Drop) else upright(cut, frame)
+    cut = clip_objects(objects, frame)
+    return cut if isinstance(cut, Drop) else turn_objects(cut, frame)
 
 
-def picture_named(image_id: str, file: str, objects: Objects) -> Picture:
+def picture_named(image_id: str, file: str, objects: Objects) -> ListedImage:
     """Names a picture below the folder of pictures."""
-    return Picture(
+    return ListedImage(
         image_id=image_id,
         paths=(f"{PICTURES_FOLDER}/{file}",),
         width=objects.width,

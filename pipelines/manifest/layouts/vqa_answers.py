@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
+from vlmill.pipelines.counting.kept import NumberStore, ValueStore
 from vlmill.pipelines.manifest.cleaning import Claims, whole_number
 from vlmill.pipelines.manifest.entries import Entry
 from vlmill.pipelines.manifest.reading.sources import Source
@@ -40,11 +40,11 @@ class Annotation:
     answers: tuple[str, ...]
 
 
-def annotation_of(record: Any) -> tuple[int, Annotation] | Drop:
+def parse_annotation(record: Any) -> tuple[int, Annotation] | Drop:
     """Reads an entry of ``*_annotations.json`` as a question_id and its annotation."""
     try:
         question_id, answer = record["question_id"], record["multiple_choice_answer"]
-        answers = tuple(one["answer"] for one in record["answers"])
+        answers = tuple(entry["answer"] for entry in record["answers"])
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"an annotation without {error}")
     texts = (answer, *answers)
@@ -66,7 +66,7 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def answered(annotation: Annotation, numbers: Mapping[str, int] | None) -> dict[str, Any]:
+def answer_columns(annotation: Annotation, numbers: Mapping[str, int] | None) -> dict[str, Any]:
     """Returns the columns of a question's answers and, where labels are ``numbers``, of these."""
     columns: dict[str, Any] = {
         "question_type": annotation.question_type,
@@ -85,7 +85,7 @@ def published_answers(sources: Iterable[Source]) -> Iterator[str]:
     with Progress(total=None, unit="answer", label="labels") as progress:
         for source in sources:
             for record in JsonLists(source=source).elements("annotations"):
-                entry = annotation_of(record)
+                entry = parse_annotation(record)
                 if not isinstance(entry, Drop):
                     yield entry[1].answer
                 progress.advance(1)
@@ -97,7 +97,7 @@ def count_labelled(sources: Iterable[Source], labels: Collection[str]) -> tuple[
     with Progress(total=None, unit="answer", label="labels") as progress:
         for source in sources:
             for record in JsonLists(source=source).elements("annotations"):
-                entry = annotation_of(record)
+                entry = parse_annotation(record)
                 if not isinstance(entry, Drop):
                     questions += 1
                     labelled += any(answer in labels for answer in entry[1].answers)
@@ -117,8 +117,8 @@ class Annotations:
         self._source = source
         self._coming = self._read()
         self._claims, self._num_read = Claims(), 0
-        self._kept = KeptValues[Annotation](_packed, _unpacked)
-        self._asked, self._num_asked = KeptNumbers(), 0
+        self._kept = ValueStore[Annotation](_pack, _unpack)
+        self._asked, self._num_asked = NumberStore(), 0
         self.faults: list[Entry] = []
 
     def get(self, question_id: int) -> Annotation | None:
@@ -139,20 +139,20 @@ class Annotations:
     def _read(self) -> Iterator[tuple[int, Annotation]]:
         """The annotations that are some, each question's first; the others become faults."""
         file = JsonLists(source=self._source, known=ANNOTATION_KEYS)
-        for place, record in enumerate(file.elements("annotations")):
-            entry = annotation_of(record)
+        for index, record in enumerate(file.elements("annotations")):
+            entry = parse_annotation(record)
             if not isinstance(entry, Drop):
-                content = "\0".join(map(str, (*_packed(entry[1])[:4], *entry[1].answers)))
+                content = "\0".join(map(str, (*_pack(entry[1])[:4], *entry[1].answers)))
                 repeated = self._claims.claim(entry[0], content)
                 if repeated is None:
                     self._num_read += 1
                     yield entry
                     continue
                 entry = Drop(repeated.reason, f"question {entry[0]} has an annotation before")
-            self._fault(place, entry)
+            self._fault(index, entry)
 
-    def _fault(self, place: int, drop: Drop) -> None:
-        self.faults.append(Entry(key=f"{self._source.name}:{place}", group="", rows=drop))
+    def _fault(self, index: int, drop: Drop) -> None:
+        self.faults.append(Entry(key=f"{self._source.name}:{index}", group="", rows=drop))
 
     def end(self, questions: str) -> None:
         """Reads the rest; annotations that no question of the file ``questions`` has taken become
@@ -162,24 +162,24 @@ class Annotations:
             pass
         if self._num_read == self._num_asked:
             return
-        told = KeptNumbers()
+        reported = NumberStore()
         for record in JsonLists(source=self._source).elements("annotations"):
-            entry = annotation_of(record)
+            entry = parse_annotation(record)
             if isinstance(entry, Drop) or self._asked.get(entry[0]) is not None:
                 continue
-            if told.claim(entry[0], 0) is None:
+            if reported.claim(entry[0], 0) is None:
                 drop = Drop(Reason.BAD_REFERENCE, f"no question {entry[0]} in {questions}")
                 key = f"{self._source.name}:{entry[0]}"
                 self.faults.append(Entry(key=key, group="", rows=drop))
 
 
-def _packed(annotation: Annotation) -> tuple[Any, ...]:
-    of = annotation
-    return of.image_id, of.question_type, of.answer_type, of.answer, of.answers
+def _pack(annotation: Annotation) -> tuple[Any, ...]:
+    ann = annotation
+    return ann.image_id, ann.question_type, ann.answer_type, ann.answer, ann.answers
 
 
-def _unpacked(packed: tuple[Any, ...]) -> Annotation:
-    image_id, question_type, answer_type, answer, answers = packed
+def _unpack(values: tuple[Any, ...]) -> Annotation:
+    image_id, question_type, answer_type, answer, answers = values
     return Annotation(
         image_id=image_id,
         question_type=question_type,

@@ -7,11 +7,11 @@ import yaml
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.layouts.box_files import (
-    Annotated,
-    Thing,
+    AnnotatedImage,
+    AnnotatedObject,
     digits,
     numbers,
-    split_of,
+    find_split,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import PICTURE_ENDINGS
@@ -39,8 +39,8 @@ def yolo_names(root: Path) -> dict[int, str]:
             raise InputError(f"{path}: no list of names ({error})") from None
         numbered = names if isinstance(names, Mapping) else dict(enumerate(as_list(names)))
         if not numbered or not all(
-            isinstance(number, int) and isinstance(one, str | int | float)
-            for number, one in numbered.items()
+            isinstance(number, int) and isinstance(class_name, str | int | float)
+            for number, class_name in numbered.items()
         ):
             raise InputError(f"{path}: names is no list of classes, nor their names by number")
         return {number: str(numbered[number]).lower() for number in sorted(numbered)}
@@ -62,25 +62,25 @@ def names_text(path: Path) -> str:
         raise InputError(f"{path}: no UTF-8 ({error}); save it as UTF-8") from None
 
 
-def yolo_picture(path: Path, root: Path, names: Mapping[int, str]) -> Annotated:
+def yolo_picture(path: Path, root: Path, names: Mapping[int, str]) -> AnnotatedImage:
     """Reads a YOLO file: a line an object, its class and, in fractions, centre, width and height
     or a polygon.
     """
     name = picture_of_labels(path, root)
-    annotated = Annotated(
+    annotated = AnnotatedImage(
         key=path.relative_to(root).as_posix(),
         file_name=name,
-        split=split_of(name.rpartition("/")[0]),
+        split=find_split(name.rpartition("/")[0]),
     )
-    things = []
+    objects = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         fields = line.split()
         if not fields:
             continue
         number = digits(fields[0])
         name = "" if number is None else names.get(number, "")
-        things.append(Thing(box=yolo_box(fields[1:]), name=name, fractions=True))
-    annotated.things = things
+        objects.append(AnnotatedObject(box=yolo_box(fields[1:]), name=name, fractions=True))
+    annotated.things = objects
     return annotated
 
 
@@ -100,15 +100,15 @@ def yolo_box(fields: list[str]) -> tuple[float, float, float, float] | Drop:
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
-def yolo_backgrounds(root: Path, texts: Sequence[Path]) -> Iterator[Annotated]:
+def yolo_backgrounds(root: Path, texts: Sequence[Path]) -> Iterator[AnnotatedImage]:
     """Yields the pictures beside YOLO's files that have none: there is nothing in them."""
     known = {picture_of_labels(path, root) for path in texts}
     for folder in sorted({Path(name).parent for name in known}):
         for path in sorted((root / folder).glob("*")):
             name = (folder / path.stem).as_posix()
             if path.suffix.lower() in PICTURE_ENDINGS and name not in known:
-                split = split_of(folder.as_posix())
-                yield Annotated(key=f"{name}{path.suffix}", file_name=name, split=split)
+                split = find_split(folder.as_posix())
+                yield AnnotatedImage(key=f"{name}{path.suffix}", file_name=name, split=split)
 
 
 def picture_of_labels(path: Path, root: Path) -> str:

@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from vlmill.pipelines.manifest.cost import estimate_of, measure
+from vlmill.pipelines.manifest.cost import estimate_cost, measure
 from vlmill.pipelines.manifest.flags import add_run_arguments
-from vlmill.pipelines.manifest.own.job import JOB, OwnJob, Parts, funnel_of, make_parts
+from vlmill.pipelines.manifest.own.job import JOB, OwnJob, Parts, make_funnel, make_parts
 from vlmill.pipelines.manifest.reading.columns import split_column
 from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
     TableFile,
     column_names,
     count_rows,
-    digest_of,
-    places_of,
+    compute_sha256,
+    find_column_indices,
     read_rows,
     table_file,
 )
 from vlmill.pipelines.manifest.report import write_report
-from vlmill.schemas.console.command import place, say_how_to_read
+from vlmill.schemas.console.command import path_or_url, print_reading_hint
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -33,7 +33,7 @@ from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import iter_batches, reject_counts
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
-from vlmill.schemas.splits import use_of
+from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 OWN_HELP = """\
@@ -77,7 +77,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--input",
         required=True,
-        type=place,
+        type=path_or_url,
         metavar="FILE",
         help="captions: .csv, .tsv, .jsonl, .parquet",
     )
@@ -88,8 +88,10 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--id-column", metavar="C", help="pair_id (default: a hash of image_id and caption)"
     )
-    p.add_argument("--image-root", type=place, metavar="DIR", help="the pictures' folder")
-    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
+    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="the pictures' folder")
+    p.add_argument(
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+    )
     splits = p.add_mutually_exclusive_group()
     splits.add_argument(
         "--split-column",
@@ -125,7 +127,7 @@ def run_own(args: argparse.Namespace) -> int:
     """``manifest own``: measure the file, write its parts, then funnel, report and manifest."""
     job = own_job(args)
     if args.dry_run:
-        return print_estimate(estimate_of(job.rows, *measure(job)), job.output)
+        return print_estimate(estimate_cost(job.rows, *measure(job)), job.output)
     state = prepare_output(job.output, job=JOB, settings=job.settings(), fresh=args.fresh)
     if state is not State.FINISHED:
         inputs = inputs_of_job(job)
@@ -135,16 +137,16 @@ def run_own(args: argparse.Namespace) -> int:
             shards = own_parts(job, open_own, args)
         else:
             shards = make_parts(job)
-        funnel = funnel_of(job)
+        funnel = make_funnel(job)
         write_json(job.output / "funnel.json", funnel)
         write_report(job.output, funnel, job.settings())
         write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
-    say_how_to_read(job.output, PAIRS.name)
+    print_reading_hint(job.output, PAIRS.name)
     if "split" in job.columns:
-        print(said_of_splits(job.columns["split"], splits_of(job.output)))
+        print(format_splits(job.columns["split"], count_splits(job.output)))
     rejects = rejects_said(reject_counts(job.output))
     print(f"{done}: {counts[PAIRS.name]} pairs{pictures}, {rejects}: {job.output}")
     return 0 if counts[PAIRS.name] or not job.rows else 1
@@ -163,7 +165,7 @@ USES = {
 }
 
 
-def splits_of(folder: Path) -> Counter[str | None]:
+def count_splits(folder: Path) -> Counter[str | None]:
     """Counts the pairs of each split in the tables of ``folder``."""
     splits = Counter[str | None]()
     for batch in iter_batches(folder / f"{PAIRS.name}-*.parquet", PAIRS, columns=["split"]):
@@ -171,16 +173,16 @@ def splits_of(folder: Path) -> Counter[str | None]:
     return splits
 
 
-def said_of_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
+def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
     """Says what training makes of the splits, in a line. ``column`` is None for those that no
     column gives.
     """
     parts = []
-    for use, said in USES.items():
-        names = sorted((name for name in splits if use_of(name) == use), key=str)
+    for use, phrase in USES.items():
+        names = sorted((name for name in splits if find_use(name) == use), key=str)
         if names:
             counts = ", ".join(f"{name or 'no split'} {splits[name]}" for name in names)
-            parts.append(f"{counts} {said}")
+            parts.append(f"{counts} {phrase}")
     source = "no split column" if column is None else f"column {column}"
     return f"splits ({source}): {'; '.join(parts) or 'none'}"
 
@@ -208,14 +210,16 @@ def own_job(args: argparse.Namespace) -> OwnJob:
         encoding=args.encoding,
         header=not args.no_header,
     )
-    columns = columns_of(args, table)
-    places = tuple(places_of(table, [(f"--{n}-column", v) for n, v in columns.items()]))
+    columns = resolve_columns(args, table)
+    column_indices = tuple(
+        find_column_indices(table, [(f"--{n}-column", v) for n, v in columns.items()])
+    )
     return OwnJob(
         table=table,
         columns=columns,
-        places=places,
-        rows=counted(table, places),
-        digest=digest_of(table.path),
+        places=column_indices,
+        rows=count_table_rows(table, column_indices),
+        digest=compute_sha256(table.path),
         output=args.output,
         image_root=args.image_root,
         source=args.source,
@@ -226,7 +230,7 @@ def own_job(args: argparse.Namespace) -> OwnJob:
     )
 
 
-def columns_of(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
+def resolve_columns(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
     """The file's names for text, image, id and split, as far as flags name them; a column called
     split is used without its flag, unless it is none.
     """
@@ -237,15 +241,17 @@ def columns_of(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
     }
     if "split" in columns or args.no_split_column:
         return columns
-    found = split_column(column_names(table), None, list(columns.values()), f"--input {table.path}")
-    return columns if found is None else {**columns, "split": found}
+    column = split_column(
+        column_names(table), None, list(columns.values()), f"--input {table.path}"
+    )
+    return columns if column is None else {**columns, "split": column}
 
 
-def counted(table: TableFile, places: Sequence[int]) -> int:
+def count_table_rows(table: TableFile, column_indices: Sequence[int]) -> int:
     """Counts a file's rows: shards are named after their number, and progress needs an end."""
     total = 0
     with Progress(total=None, unit="row", label="counting") as progress:
-        for count in count_rows(read_rows(table, places)):
+        for count in count_rows(read_rows(table, column_indices)):
             progress.advance(count - total)
             total = count
     return total

@@ -19,16 +19,16 @@ from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.reading.pictures import picture_row
-from vlmill.pipelines.manifest.reading.rows import TableFile, digest_of, read_rows
+from vlmill.pipelines.manifest.reading.rows import TableFile, compute_sha256, read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import Shard
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 
 JOB = "manifest own"
-ROWS, PICTURES = "rows", "pictures"  # stages of the funnel
+ROWS, IMAGE_STAGE = "rows", "pictures"  # stages of the funnel
 CHUNK = 16  # rows whose pictures are in memory together
 _WEB = ("http://", "https://")
 
@@ -116,7 +116,7 @@ class Ledger:
         if len(text) > MAX_TEXT:
             return Drop(Reason.TOO_LONG, f"{len(text)} characters, at most {MAX_TEXT}")
         assert isinstance(image_id, str) and not isinstance(pair_id, Drop)
-        content = pair_id_of(image_id, text)
+        content = compute_pair_id(image_id, text)
         repeated = self._claim(pair_id or content, content)
         if repeated is not None:
             return repeated
@@ -162,8 +162,8 @@ class Run:
     def make_part(self, index: int, rows: Iterator[Row], progress: Progress) -> None:
         """Write the shards of the part whose rows come next."""
         job = self.job
-        place = (index, job.num_parts)
-        with Part(job.output, job.tables, place, job.producer()) as part:
+        position = (index, job.num_parts)
+        with Part(job.output, job.tables, position, job.producer()) as part:
             while chunk := list(islice(rows, CHUNK)):
                 rejected = self._add(part, chunk)
                 progress.advance(len(chunk), rejects=rejected)
@@ -194,7 +194,7 @@ class Run:
             drop = self._verdicts.get(_key(image_id))
             if drop is not None:
                 detail = f"{image_id}: {drop.detail or ''}"
-                part.add(REJECTS, reject(PICTURES, key, drop.reason, detail))
+                part.add(REJECTS, reject(IMAGE_STAGE, key, drop.reason, detail))
                 rejected += 1
                 continue
             part.add(PAIRS, caption.pair)
@@ -242,7 +242,7 @@ class Parts:
 def make_parts(job: OwnJob) -> list[Shard]:
     """Write every part that is not there yet; return all shards. OSError if the file changes."""
     finished = {index: finished_at(job, index) for index in range(job.num_parts)}
-    with ThreadPoolExecutor(job.workers) as pool, progress_of(job) as progress:
+    with ThreadPoolExecutor(job.workers) as pool, make_progress(job) as progress:
         parts = Parts(job, pool, progress)
         for index in range(job.num_parts):
             if finished[index]:
@@ -251,7 +251,7 @@ def make_parts(job: OwnJob) -> list[Shard]:
                 parts.make()
     if progress.done != job.rows:
         raise changed(job)
-    return shards_of(job)
+    return collect_shards(job)
 
 
 def finished_at(job: OwnJob, index: int) -> list[Shard]:
@@ -259,14 +259,14 @@ def finished_at(job: OwnJob, index: int) -> list[Shard]:
     return finished_part(job.output, job.tables, (index, job.num_parts))
 
 
-def progress_of(job: OwnJob) -> Progress:
+def make_progress(job: OwnJob) -> Progress:
     """Returns the progress of all rows."""
     return Progress(total=job.rows, unit="row", label="pairs")
 
 
-def shards_of(job: OwnJob) -> list[Shard]:
+def collect_shards(job: OwnJob) -> list[Shard]:
     """All shards of a job that is done. OSError if the file has changed meanwhile."""
-    if digest_of(job.table.path) != job.digest:
+    if compute_sha256(job.table.path) != job.digest:
         raise changed(job)
     return [shard for index in range(job.num_parts) for shard in finished_at(job, index)]
 
@@ -276,11 +276,11 @@ def changed(job: OwnJob) -> OSError:
     return OSError(f"{job.table.path} changed during the run; start again with --fresh")
 
 
-def funnel_of(job: OwnJob) -> list[dict[str, Any]]:
+def make_funnel(job: OwnJob) -> list[dict[str, Any]]:
     """What came in, went out and was dropped, by stage and reason, from the rejects written."""
     dropped, entered = rejects_by_stage(job.output), job.rows
     funnel: list[dict[str, Any]] = []
-    for stage in (ROWS, PICTURES):
+    for stage in (ROWS, IMAGE_STAGE):
         funnel.append(funnel_stage(stage, "rows", entered, dropped[stage]))
         entered = funnel[-1]["out"]
     return funnel

@@ -8,31 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.fetching.flags import manners_of
+from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.manifest.cost import published_estimate
 from vlmill.pipelines.manifest.entries import DataSet, Reading, first_paths
 from vlmill.pipelines.manifest.flags import add_run_arguments
-from vlmill.pipelines.manifest.own.command import said_of_splits, splits_of
+from vlmill.pipelines.manifest.own.command import format_splits, count_splits
 from vlmill.pipelines.manifest.published.counts import (
     Count,
-    counts_of,
-    lines_of,
-    no_image_said,
-    note_said,
-    unread_of,
-    unread_said,
-    warnings_of,
+    compare_counts,
+    format_counts,
+    format_no_image_warning,
+    format_note,
+    list_unread,
+    format_unread,
+    format_warnings,
 )
-from vlmill.pipelines.manifest.published.fetch import add_fetch, said_of_fetch
+from vlmill.pipelines.manifest.published.fetch import add_fetch, format_fetch_counts
 from vlmill.pipelines.manifest.published.overlaps import overlap_rows
-from vlmill.pipelines.manifest.published.parts import Job, Parts, Tally, funnel_of, make_parts
+from vlmill.pipelines.manifest.published.parts import Job, Parts, Tally, make_funnel, make_parts
 from vlmill.pipelines.manifest.published.placeholders import find_placeholders
 from vlmill.pipelines.manifest.published.report import write_published_report
-from vlmill.pipelines.manifest.published.settings import inputs_of_job, overlaps_of, settings_of
+from vlmill.pipelines.manifest.published.settings import inputs_of_job, read_overlaps, read_settings
 from vlmill.pipelines.manifest.published.splits import add_excluded_splits
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.sets import SETS
-from vlmill.schemas.console.command import place, say, say_how_to_read
+from vlmill.schemas.console.command import path_or_url, print_status, print_reading_hint
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -84,16 +84,20 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
     p.description = data_set.about.strip() + "\n" + SHARED
     tables = "-*.parquet, ".join(t.name for t in dict.fromkeys([*data_set.tables, IMAGES, ALIASES]))
     p.epilog = EPILOG.format(name=name, tables=tables)
-    p.add_argument("--input", required=True, type=place, metavar="DIR", help="the published files")
-    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
-    for flag, metavar, said in PATH_FLAGS:
+    p.add_argument(
+        "--input", required=True, type=path_or_url, metavar="DIR", help="the published files"
+    )
+    p.add_argument(
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+    )
+    for flag, metavar, description in PATH_FLAGS:
         p.add_argument(
             flag,
             action="append",
             default=[],
-            type=place,
+            type=path_or_url,
             metavar=metavar,
-            help=f"{said} (repeatable)",
+            help=f"{description} (repeatable)",
         )
     p.add_argument(
         "--require-images", action="store_true", help="drop rows whose picture cannot be read"
@@ -124,7 +128,7 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
 
 def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int:
     """Opens the data set, writes its parts, then funnel, report and manifest."""
-    job, settings = opened_job(name, data_set, args)
+    job, settings = open_job(name, data_set, args)
     if args.dry_run:
         return print_estimate(published_estimate(job), job.output)
     state = prepare_output(args.output, job=f"manifest {name}", settings=settings, fresh=args.fresh)
@@ -133,7 +137,7 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
         state = State.PARTIAL
     if state is not State.FINISHED:
         for line in job.reading.says:
-            say(line)
+            print_status(line)
         with with_fetched(job, args) as job:
             _write(job, settings, data_set, args)
     return _say_done(data_set, args.output, state)
@@ -150,15 +154,15 @@ def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse
         shards, tally = published_parts(job, open_parts, args)
     else:
         shards, tally = make_parts(job)
-    counts = counts_of(tally.groups, job.reading.expected)
-    unread = unread_of(job.reading)
-    if args.strict and (lines := [*map(unread_said, unread), *warnings_of(counts)]):
+    counts = compare_counts(tally.groups, job.reading.expected)
+    unread = list_unread(job.reading)
+    if args.strict and (lines := [*map(format_unread, unread), *format_warnings(counts)]):
         raise InputError(f"{lines[0].partition(': ')[2]}; without --strict it is a warning")
     for file, content in job.reading.files.items():
         write_json(args.output / file, content)
-    funnel = funnel_of(job, tally)
+    funnel = make_funnel(job, tally)
     write_json(args.output / "funnel.json", funnel)
-    about = about_of(tally, counts, job) | {"unread": unread}
+    about = summarize_run(tally, counts, job) | {"unread": unread}
     write_published_report(args.output, data_set, funnel, about, settings)
     write_manifest(
         args.output,
@@ -172,7 +176,7 @@ def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse
 
 def open_parts(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Progress) -> Parts:
     """Opens the parts of the data set that the arguments name, on a worker."""
-    job, _ = opened_job(args.dataset, SETS[args.dataset], args)
+    job, _ = open_job(args.dataset, SETS[args.dataset], args)
     return Parts(replace(job, placeholders=args.placeholders), pool, progress)
 
 
@@ -186,7 +190,7 @@ def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
         fetched_pictures,  # loads what a crawl needs
     )
 
-    manners, retry = manners_of(args), args.retry_failed
+    manners, retry = build_policy(args), args.retry_failed
     with fetched_pictures(job.reading, job.folder, job.output, manners, retry=retry) as fetched:
         yield replace(job, fetched=fetched)
 
@@ -194,36 +198,36 @@ def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
 def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     manifest = read_manifest(output)
     counts = [Count(*count) for count in manifest["counts"]]
-    for line in lines_of(counts):
-        say(line)
-    for line in warnings_of(counts):
-        say(line)
+    for line in format_counts(counts):
+        print_status(line)
+    for line in format_warnings(counts):
+        print_status(line)
     for file in manifest["unread"]:
-        say(unread_said(file))
+        print_status(format_unread(file))
     if "fetch" in manifest:
-        say(said_of_fetch(manifest["fetch"], sum(c.published or 0 for c in counts)))
+        print_status(format_fetch_counts(manifest["fetch"], sum(c.published or 0 for c in counts)))
     for note, number in manifest["notes"].items():
-        say(note_said(note, number))
+        print_status(format_note(note, number))
     for name, kind, number, done in manifest["overlaps"]:
-        say(f"shared with {name} by {kind}: {number} pictures, {done}")
+        print_status(f"shared with {name} by {kind}: {number} pictures, {done}")
     rows = {t: 0 for t in (*(t.name for t in data_set.tables), IMAGES.name)}
     for shard in manifest["shards"]:
         rows[shard.table] = rows.get(shard.table, 0) + shard.rows
-    shown = ", ".join(
+    row_counts = ", ".join(
         f"{number} {table}" for table, number in rows.items() if number and table != REJECTS.name
     )
     if counts and not rows[IMAGES.name] and any(s.table == IMAGES.name for s in manifest["shards"]):
-        say(no_image_said(counts, output))
-    say_how_to_read(output, data_set.tables[0].name)
+        print_status(format_no_image_warning(counts, output))
+    print_reading_hint(output, data_set.tables[0].name)
     if "split_column" in manifest["settings"]:
         column = manifest["settings"]["split_column"]
-        print(said_of_splits(column, splits_of(output)))
+        print(format_splits(column, count_splits(output)))
     done = "finished before" if state is State.FINISHED else "done"
-    print(f"{done}: {shown or 'no rows'}, {rejects_said(reject_counts(output))}: {output}")
-    return 0 if shown or not any(count.rows for count in counts) else 1
+    print(f"{done}: {row_counts or 'no rows'}, {rejects_said(reject_counts(output))}: {output}")
+    return 0 if row_counts or not any(count.rows for count in counts) else 1
 
 
-def about_of(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, Any]:
+def summarize_run(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, Any]:
     """What the manifest tells beside the shards: counts, what was mended, what is shared."""
     return {
         "counts": [list(count) for count in counts],
@@ -233,9 +237,7 @@ def about_of(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, Any]:
     }
 
 
-def opened_job(
-    name: str, data_set: DataSet, args: argparse.Namespace
-) -> tuple[Job, dict[str, Any]]:
+def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
     """The job that the flags describe, and the settings that a continued run must share.
 
     Raises InputError.
@@ -257,14 +259,14 @@ def opened_job(
                 f"--{flag.replace('_', '-')}: no pictures are in --input {args.input}; "
                 "say where they are, --images DIR"
             )
-    overlaps = overlaps_of(folder, args)  # before the settings, which ask for the lists' sizes
-    settings = settings_of(name, data_set, reading, args)
+    overlaps = read_overlaps(folder, args)  # before the settings, which ask for the lists' sizes
+    settings = read_settings(name, data_set, reading, args)
     job = Job(
         name=name,
         reading=reading,
         folder=folder,
         output=args.output,
-        tables=tables_of(reading.tables or data_set.tables, pictures),
+        tables=order_tables(reading.tables or data_set.tables, pictures),
         overlaps=overlaps,
         producer={"job": f"manifest {name}", **settings},
         require_images=args.require_images,
@@ -282,7 +284,7 @@ def is_flat(folder: Folder, reading: Reading) -> bool:
     return bool(files) and folder.has_any(first_paths(reading.entries()))
 
 
-def tables_of(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:
+def order_tables(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:
     """Returns the tables of a run in the order in which a part's shards appear: rejects last."""
-    own = tuple(table for table in tables if table is not IMAGES)
-    return (*((IMAGES,) if pictures else ()), *own, ALIASES, REJECTS)
+    data_tables = tuple(table for table in tables if table is not IMAGES)
+    return (*((IMAGES,) if pictures else ()), *data_tables, ALIASES, REJECTS)

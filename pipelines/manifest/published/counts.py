@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlmill.pipelines.manifest.entries import PICTURES, Expected, Reading
+from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Expected, Reading
 from vlmill.pipelines.manifest.layouts.boxes import OTHER_SIZE, SWAPPED
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import REJECTS
@@ -20,7 +20,7 @@ class Count(NamedTuple):
     source: str
 
 
-def counts_of(groups: Mapping[str, int], expected: Mapping[str, Expected]) -> list[Count]:
+def compare_counts(groups: Mapping[str, int], expected: Mapping[str, Expected]) -> list[Count]:
     """Each group that was read or is expected, in the order of the published files."""
     order = [*expected, *(group for group in groups if group not in expected)]
     counts = [_count(group, groups.get(group, 0), expected.get(group)) for group in order if group]
@@ -33,7 +33,7 @@ def _count(group: str, rows: int, expected: Expected | None) -> Count:
     return Count(group, rows, expected.rows, expected.verified, expected.source)
 
 
-def warnings_of(counts: list[Count]) -> list[str]:
+def format_warnings(counts: list[Count]) -> list[str]:
     """A line for each group with another number of rows than was published."""
     return [_warning(c) for c in counts if c.published is not None and c.rows != c.published]
 
@@ -44,28 +44,31 @@ def _warning(count: Count) -> str:
             f"note: {count.group} has {count.rows} rows; the figure {count.published} "
             f"({count.source}) is second hand"
         )
-    if count.group == PICTURES:
+    if count.group == IMAGE_STAGE:
         return f"warning: {count.rows} pictures are named, the published set has {count.published}"
     return f"warning: {count.group} has {count.rows} rows, the published file {count.published}"
 
 
-def no_image_said(counts: list[Count], output: Path) -> str:
+def format_no_image_warning(counts: list[Count], output: Path) -> str:
     """Returns a warning that none of the named images is in the table, with the first reject."""
-    named = sum(count.rows for count in counts if count.group == PICTURES)
+    num_images = sum(count.rows for count in counts if count.group == IMAGE_STAGE)
     batches = iter_batches(output, REJECTS, columns=["stage", "reason", "detail"])
     rows = (row for batch in batches for row in batch.to_pylist())
     first = next((row for row in rows if row["stage"] != "rows"), None)
-    said = filter(None, (first["reason"], first["detail"])) if first else ()
-    why = f" ({': '.join(said)})" if first else ""
+    parts = filter(None, (first["reason"], first["detail"])) if first else ()
+    why = f" ({': '.join(parts)})" if first else ""
     return (
-        f"warning: the table of images is empty: none of the {named} named images could be read"
+        f"warning: the table of images is empty: none of the {num_images} named images could be read"
         f"{why}; name the folder that holds them, --images DIR"
     )
 
 
 def counts_table(counts: list[Count]) -> list[list[str]]:
     """The counts as cells: group, read, published, what is missing, and whose figure it is."""
-    return [[c.group, f"{c.rows:,}", _shown(c.published), _missing(c), _source(c)] for c in counts]
+    return [
+        [c.group, f"{c.rows:,}", _format_number(c.published), _missing(c), _source(c)]
+        for c in counts
+    ]
 
 
 # Notes of what may make rows wrong, which are warnings.
@@ -76,7 +79,7 @@ WARNED = {
 }
 
 
-def note_said(note: str, number: int) -> str:
+def format_note(note: str, number: int) -> str:
     """A line on what was noted of so many rows."""
     if note in WARNED:
         return f"warning: {note} of {number} rows: {WARNED[note]}"
@@ -86,7 +89,7 @@ def note_said(note: str, number: int) -> str:
 HEADER = ("rows of", "read", "published", "missing", "figure")
 
 
-def lines_of(counts: list[Count]) -> list[str]:
+def format_counts(counts: list[Count]) -> list[str]:
     """Returns the table for a terminal."""
     rows = [list(HEADER), *counts_table(counts)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
@@ -98,7 +101,7 @@ def lines_of(counts: list[Count]) -> list[str]:
     ]
 
 
-def _shown(number: int | None) -> str:
+def _format_number(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
@@ -116,17 +119,17 @@ Unread = tuple[str, list[str], list[str]]
 """A file, its columns and keys that nothing reads, and its keys that stand twice in an object."""
 
 
-def unread_of(reading: Reading) -> list[Unread]:
+def list_unread(reading: Reading) -> list[Unread]:
     """What the files hold beside what is read, as far as they do."""
     remarks = [(source.name, source.remarks) for source in reading.sources]
     return [
-        (name, list(one.unread), list(one.repeated))
-        for name, one in remarks
-        if one.unread or one.repeated
+        (name, list(file_remarks.unread), list(file_remarks.repeated))
+        for name, file_remarks in remarks
+        if file_remarks.unread or file_remarks.repeated
     ]
 
 
-def unread_said(file: Sequence[Any]) -> str:
+def format_unread(file: Sequence[Any]) -> str:
     """Returns a line of one file."""
     name, unread, repeated = file
     parts = [f"not read are {', '.join(unread)}"] if unread else []

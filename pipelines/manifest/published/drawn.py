@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from vlmill.pipelines.manifest.report import first_pictures, first_rows, spread_shards
 from vlmill.schemas.console.report import picture_cards, picture_uri
-from vlmill.schemas.pictures.decode import Bounds, opened, upright
+from vlmill.schemas.pictures.decode import Bounds, open_image, upright
 from vlmill.schemas.pictures.drawing import Corners, draw_boxes
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, Table
@@ -20,19 +20,19 @@ MAX_CARDS, SIDE_PX, MAX_LABEL = 12, 480, 40
 _BOUNDS = Bounds(max_pixels=178_000_000, max_bytes=None)
 Row = Mapping[str, Any]
 # Boxes with their labels, the example's text, and small print.
-Drawn = tuple[list[tuple[Corners, str]], str, str]
-Draw = Callable[[Row], Drawn]
+CardContent = tuple[list[tuple[Corners, str]], str, str]
+Draw = Callable[[Row], CardContent]
 
 
-def drawn_cards(folder: Path, table: Table) -> Markup | None:
+def draw_cards(folder: Path, table: Table) -> Markup | None:
     """Some rows of a table whose boxes are known here, on their pictures; None if none can be."""
-    if table.name not in {*DRAWN, BOXES.name}:
+    if table.name not in {*DRAW_FUNCTIONS, BOXES.name}:
         return None
     shards = [first_rows(path) for path in spread_shards(folder, table.name)]
-    wanted = {row["image_id"] for rows in shards for row in rows}
-    pictures = dict(first_pictures(folder, wanted))
+    image_ids = {row["image_id"] for rows in shards for row in rows}
+    pictures = dict(first_pictures(folder, image_ids))
     annotated = partial(_annotated, names=_names(folder))
-    draw = DRAWN.get(table.name, annotated)
+    draw = DRAW_FUNCTIONS.get(table.name, annotated)
     cards = [card for rows in shards for card in _cards(draw, rows, pictures, len(shards))]
     return picture_cards(cards[:MAX_CARDS]) if cards else None
 
@@ -42,10 +42,10 @@ def _cards(
 ) -> list[dict[str, str]]:
     """Cards of a shard's rows: of each picture one, and of each shard its share."""
     cards: dict[str, dict[str, str]] = {}
-    most = -(-MAX_CARDS // num_shards)
+    cards_per_shard = -(-MAX_CARDS // num_shards)
     for row in rows:
         image_id = row["image_id"]
-        if len(cards) < most and image_id in pictures and image_id not in cards:
+        if len(cards) < cards_per_shard and image_id in pictures and image_id not in cards:
             boxes, text, about = draw(row)
             uri = _drawing(pictures[image_id], boxes)
             if uri is not None:
@@ -56,7 +56,7 @@ def _cards(
 def _drawing(content: bytes, boxes: Sequence[tuple[Corners, str]]) -> str | None:
     """Returns the upright picture with its boxes as a data: URI; None if it cannot be decoded."""
     try:
-        with opened(content, _BOUNDS) as stored:
+        with open_image(content, _BOUNDS) as stored:
             picture = upright(stored, _BOUNDS).image.convert("RGB")
     except Rejected:
         return None
@@ -66,12 +66,12 @@ def _drawing(content: bytes, boxes: Sequence[tuple[Corners, str]]) -> str | None
     return picture_uri(out.getvalue(), "image/jpeg")
 
 
-def _expression(row: Row) -> Drawn:
+def _expression(row: Row) -> CardContent:
     text = row["text"] or "(no words)"
     return [(_corners(row["box"]), text[:MAX_LABEL])], text, _about(row, "expression_id")
 
 
-def _choice(row: Row) -> Drawn:
+def _choice(row: Row) -> CardContent:
     boxes, names = row["boxes"], row["object_names"]
     objects = [
         (_corners(boxes[4 * number : 4 * number + 4]), f"[{number}] {name}"[:MAX_LABEL])
@@ -84,7 +84,7 @@ def _choice(row: Row) -> Drawn:
     return objects, " ".join([row["question"], *choices]), _about(row, "example_id")
 
 
-def _annotated(row: Row, names: Sequence[str]) -> Drawn:
+def _annotated(row: Row, names: Sequence[str]) -> CardContent:
     numbers = row["class_ids"]
     labels = [names[n].split(",")[0] if n < len(names) else f"class {n}" for n in numbers]
     boxes = [
@@ -107,4 +107,4 @@ def _about(row: Row, name: str) -> str:
     return " ".join(filter(None, (row[name][:100], row["split"])))
 
 
-DRAWN: dict[str, Draw] = {EXPRESSIONS.name: _expression, CHOICES.name: _choice}
+DRAW_FUNCTIONS: dict[str, Draw] = {EXPRESSIONS.name: _expression, CHOICES.name: _choice}

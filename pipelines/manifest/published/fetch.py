@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmill.pipelines.fetching.flags import add_allow_address, add_manners
+from vlmill.pipelines.fetching.flags import add_allow_address, add_policy_flags
 
 
 def add_fetch(p: argparse.ArgumentParser) -> None:
@@ -22,20 +22,20 @@ def add_fetch(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --fetch: ask once more for what failed and may be there another time",
     )
-    add_manners(p, ["delay_s", "max_bytes", "retries"])
+    add_policy_flags(p, ["delay_s", "max_bytes", "retries"])
     add_allow_address(p)
 
 
-def said_of_fetch(counts: Mapping[str, Any], published: int) -> str:
+def format_fetch_counts(counts: Mapping[str, Any], published: int) -> str:
     """What was fetched beside the published number of rows, in a line."""
     failed = counts["failed"]
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in failed.items())
-    said = f"fetched: {counts['fetched']:,} pictures of {counts['urls']:,} URLs"
-    beside = f" ({published:,} rows are published)" if published else ""
-    return f"{said}{beside}; {sum(failed.values()):,} failed{f': {reasons}' if reasons else ''}"
+    summary = f"fetched: {counts['fetched']:,} pictures of {counts['urls']:,} URLs"
+    published_note = f" ({published:,} rows are published)" if published else ""
+    return f"{summary}{published_note}; {sum(failed.values()):,} failed{f': {reasons}' if reasons else ''}"
 
 
-def rows_of_fetch(counts: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+def make_fetch_rows(counts: Mapping[str, Any]) -> Sequence[Sequence[str]]:
     """What came of the URLs, as rows of a table."""
-    shown = {"URLs": counts["urls"], "fetched": counts["fetched"], **counts["failed"]}
-    return [[name, f"{number:,}"] for name, number in shown.items()]
+    numbers = {"URLs": counts["urls"], "fetched": counts["fetched"], **counts["failed"]}
+    return [[name, f"{number:,}"] for name, number in numbers.items()]

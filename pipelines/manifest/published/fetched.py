@@ -19,12 +19,12 @@ from vlmill.pipelines.archives.reading import read_bodies
 from vlmill.pipelines.counting.funnel import IN, OUT, Drop
 from vlmill.pipelines.fetching.database import journal_errors
 from vlmill.pipelines.fetching.entries import FETCHED, REDIRECTED, SUCCESSES
-from vlmill.pipelines.fetching.lines import Line, line_of
-from vlmill.pipelines.fetching.manners import Manners
-from vlmill.pipelines.fetching.places import bucket_of, host_of
+from vlmill.pipelines.fetching.lines import Line, parse_url_line
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
+from vlmill.pipelines.fetching.places import assign_bucket, get_host
 from vlmill.pipelines.fetching.rounds import rounds_here, run_rounds
 from vlmill.pipelines.fetching.stages import URLS
-from vlmill.pipelines.fetching.tables import Written, together, write_tables
+from vlmill.pipelines.fetching.tables import CrawlSummary, merge_summaries, write_tables
 from vlmill.pipelines.fetching.warc import part_name
 from vlmill.pipelines.fetching.work import (
     Fetching,
@@ -32,14 +32,14 @@ from vlmill.pipelines.fetching.work import (
     distribute,
     finish_bucket,
     restore,
-    scratch_of,
+    use_local_scratch,
     try_failed_again,
 )
 from vlmill.pipelines.manifest.entries import Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.files.atomic import has_folder, write_json
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import Reason
@@ -51,7 +51,7 @@ _lock = threading.Lock()  # of the journals, which several threads ask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetched:
+class FetchedImages:
     """The pictures that were fetched, by their URLs."""
 
     fetching: Fetching
@@ -70,68 +70,68 @@ class Fetched:
             target, drop = redirect, Drop(Reason.BAD_URL, f"redirects to {redirect}")
         return Drop(Reason.TOO_MANY_REDIRECTS)
 
-    def repeated(self, most: int) -> frozenset[str]:
-        """SHA-256 of what more than ``most`` URLs gave."""
+    def repeated(self, max_urls: int) -> frozenset[str]:
+        """SHA-256 of what more than ``max_urls`` URLs gave."""
         counts: dict[str, int] = {}
         for bucket in range(self.fetching.buckets):
             with self.fetching.journal(bucket) as journal:
                 for digest, count in journal.rows(_REPEATED):
                     counts[digest] = counts.get(digest, 0) + count
-        return frozenset(digest for digest, count in counts.items() if count > most)
+        return frozenset(digest for digest, count in counts.items() if count > max_urls)
 
     def counts(self) -> dict[str, Any]:
         """Tells how many URLs there were, how many gave content, and why the others did not."""
-        path = path_of(self.fetching.output) / DONE
+        path = to_path(self.fetching.output) / DONE
         counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return counts
 
     def _bucket(self, url: str) -> int:
-        return bucket_of(host_of(url), self.fetching.buckets)
+        return assign_bucket(get_host(url), self.fetching.buckets)
 
     def _row(self, url: str) -> tuple[Any, ...] | None:
         path = self.fetching.journal_path(self._bucket(url))
         with _lock:
-            row: tuple[Any, ...] | None = _opened(path).execute(_ROW, (url,)).fetchone()
+            row: tuple[Any, ...] | None = _connect(path).execute(_ROW, (url,)).fetchone()
         return row
 
     def _body(self, bucket: int, part: int, offset: int) -> bytes | Drop:
-        path = path_of(self.fetching.output) / part_name(bucket, part)
+        path = to_path(self.fetching.output) / part_name(bucket, part)
         with path.open("rb") as file:
             return next(read_bodies(file, [offset], max_bytes=2 * self.fetching.manners.max_bytes))
 
 
 @lru_cache(maxsize=1_000)
-def _opened(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
 
 
 @contextmanager
 def fetched_pictures(
-    reading: Reading, folder: Folder, output: Path, manners: Manners, *, retry: bool
-) -> Iterator[Fetched]:
+    reading: Reading, folder: Folder, output: Path, manners: PolitenessPolicy, *, retry: bool
+) -> Iterator[FetchedImages]:
     """Fetches every picture of which there is a URL and no file, unless that was done before; gives
     them while the block runs.
 
     ``retry`` asks again for what failed. Shards in ``output`` were written before all was fetched,
     or from an earlier try: they go. Memory is that of a crawl.
     """
-    place = output / WORK / FOLDER
-    begun = continued(Fetching(output=str(place), buckets=all_cores(), manners=manners))
-    with scratch_of(begun) as fetching:
+    work_folder = output / WORK / FOLDER
+    begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), manners=manners))
+    with use_local_scratch(begun) as fetching:
         if retry and has_folder(fetching.kept):
-            (place / DONE).unlink(missing_ok=True)
-        if (place / DONE).exists():
+            (work_folder / DONE).unlink(missing_ok=True)
+        if (work_folder / DONE).exists():
             restore(fetching)
         else:
             for shard in output.glob("*.parquet"):
                 shard.unlink()
-            place.mkdir(parents=True, exist_ok=True)
+            work_folder.mkdir(parents=True, exist_ok=True)
             with journal_errors():
                 _fetch(fetching, _lines(reading, folder), retry=retry)
         try:
-            yield Fetched(fetching=fetching)
+            yield FetchedImages(fetching=fetching)
         finally:
-            _opened.cache_clear()  # the next run may have others under these names
+            _connect.cache_clear()  # the next run may have others under these names
 
 
 def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:
@@ -145,10 +145,10 @@ def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:
     for bucket in range(fetching.buckets):
         finish_bucket(fetching, bucket)
         written.append(write_tables(fetching, bucket))
-    write_json(path_of(fetching.output) / DONE, _counted(together(written)))
+    write_json(to_path(fetching.output) / DONE, _summarize_outcomes(merge_summaries(written)))
 
 
-def _counted(written: Written) -> dict[str, Any]:
+def _summarize_outcomes(written: CrawlSummary) -> dict[str, Any]:
     failed = {name: n for name, n in written.outcomes.most_common() if name not in SUCCESSES}
     bad = written.tallies[URLS.name, Reason.BAD_URL.value]
     return {
@@ -167,4 +167,4 @@ def _lines(reading: Reading, folder: Folder) -> Iterator[Line]:
             if picture.url is None or picture.content is not None:
                 continue
             if not may_be_there or folder.picture_size(picture.paths) is None:
-                yield line_of(picture.url, follow=-1)
+                yield parse_url_line(picture.url, follow=-1)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import Entry, Picture
+from vlmill.pipelines.manifest.entries import Entry, ListedImage
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import readable
@@ -22,7 +22,7 @@ from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.ids import key64
 from vlmill.schemas.pictures.hashes import Neighbours
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.splits import use_of
+from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, IMAGES
 
 MAX_LIST_LINE = 4_096
@@ -77,11 +77,13 @@ class Overlaps:
         drops = [drop for picture in entry.pictures if (drop := self.judge_picture(picture))]
         return drops[0] if drops and not self.stays(entry) else None
 
-    def judge_picture(self, picture: Picture) -> Drop | None:
+    def judge_picture(self, picture: ListedImage) -> Drop | None:
         """The list that excludes a picture by one of its names, None if there is none."""
         matches = [*self._matches(picture)]  # all of them are counted
         drops = (
-            Drop(Reason.EXCLUDED, f"{name}, in {one.name}") for one, name in matches if one.excludes
+            Drop(Reason.EXCLUDED, f"{name}, in {image_list.name}")
+            for image_list, name in matches
+            if image_list.excludes
         )
         return next(drops, None)
 
@@ -89,14 +91,14 @@ class Overlaps:
         """Whether an entry's rows stay whatever list has their pictures."""
         return self.train_only and _held_out(entry)
 
-    def _matches(self, picture: Picture) -> Iterator[tuple[IdList, str]]:
+    def _matches(self, picture: ListedImage) -> Iterator[tuple[IdList, str]]:
         names = (picture.image_id, *picture.aliases)
         keys = [key64(name) for name in names]
-        for one in self.ids:
+        for image_list in self.ids:
             for name, key in zip(names, keys, strict=True):
-                if key in one.keys:
-                    self._count(one.name, f"id {name.split('/')[0]}/", keys[0])
-                    yield one, name
+                if key in image_list.keys:
+                    self._count(image_list.name, f"id {name.split('/')[0]}/", keys[0])
+                    yield image_list, name
                     break
 
     def _count(self, name: str, kind: str, picture: int) -> None:
@@ -107,20 +109,20 @@ class Overlaps:
 
     def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> Drop | None:
         """The list that excludes a picture by its content, None if there is none."""
-        for one in self.hashes:
-            same = row["sha256"] in one.sha256
-            near = one.hashes is not None and one.hashes.near(phash)
+        for image_list in self.hashes:
+            same = row["sha256"] in image_list.sha256
+            near = image_list.hashes is not None and image_list.hashes.near(phash)
             if same or near:
-                self._count(one.name, "bytes" if same else "hash", key64(image_id))
-                if one.excludes:
-                    said = "the same bytes" if same else f"within {one.distance} bits"
-                    return Drop(Reason.EXCLUDED, f"{said}, in {one.name}")
+                self._count(image_list.name, "bytes" if same else "hash", key64(image_id))
+                if image_list.excludes:
+                    similarity = "the same bytes" if same else f"within {image_list.distance} bits"
+                    return Drop(Reason.EXCLUDED, f"{similarity}, in {image_list.name}")
         return None
 
 
 def _held_out(entry: Entry) -> bool:
     rows = () if isinstance(entry.rows, Drop) else entry.rows
-    return any(use_of(row.get("split")) != "train" for _, row in rows)
+    return any(find_use(row.get("split")) != "train" for _, row in rows)
 
 
 def id_list(path: Path, *, flag: str, excludes: bool) -> IdList:
@@ -128,11 +130,11 @@ def id_list(path: Path, *, flag: str, excludes: bool) -> IdList:
 
     A folder's table of aliases adds the other names of its pictures. Raises InputError.
     """
-    keys = frozenset(map(key64, _ids_of(path, flag)))
+    keys = frozenset(map(key64, _read_ids(path, flag)))
     return IdList(name=f"{path.name or path}", keys=keys, excludes=excludes)
 
 
-def _ids_of(path: Path, flag: str) -> Iterator[str]:
+def _read_ids(path: Path, flag: str) -> Iterator[str]:
     if path.is_dir():
         for batch in iter_batches(path, IMAGES, columns=["image_id"], flag=flag):
             yield from batch.column(0).to_pylist()
@@ -142,12 +144,12 @@ def _ids_of(path: Path, flag: str) -> Iterator[str]:
     elif not path.is_file():
         raise InputError(f"{flag} {path}: no such file; give ids one a line, or a Parquet file")
     elif path.suffix == ".parquet":
-        yield from _ids_of_parquet(path, flag)
+        yield from _read_parquet_ids(path, flag)
     else:
-        yield from _ids_of_text(path, flag)
+        yield from _read_text_ids(path, flag)
 
 
-def _ids_of_parquet(path: Path, flag: str) -> Iterator[str]:
+def _read_parquet_ids(path: Path, flag: str) -> Iterator[str]:
     try:
         with pq.ParquetFile(readable(path)) as file:
             names = file.schema_arrow.names
@@ -161,7 +163,7 @@ def _ids_of_parquet(path: Path, flag: str) -> Iterator[str]:
         raise InputError(f"{flag} {path} is no readable Parquet file ({error})") from None
 
 
-def _ids_of_text(path: Path, flag: str) -> Iterator[str]:
+def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             name = line.strip()
@@ -198,12 +200,14 @@ def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashLi
 
 def overlap_rows(overlaps: Overlaps) -> list[tuple[str, str, int, str]]:
     """What was found, for the report: list, by what, pictures, and what became of their rows."""
-    excluding = {one.name: one.excludes for one in overlaps.ids}
-    excluding |= {one.name: one.excludes for one in overlaps.hashes}
+    excluding = {image_list.name: image_list.excludes for image_list in overlaps.ids}
+    excluding |= {image_list.name: image_list.excludes for image_list in overlaps.hashes}
     rows: list[tuple[str, str, int, str]] = []
     for name, excludes in excluding.items():
         done = "excluded" if excludes else "kept"
-        by_kind = {kind: n for (of, kind), n in sorted(overlaps.found.items()) if of == name}
+        by_kind = {
+            kind: n for (list_name, kind), n in sorted(overlaps.found.items()) if list_name == name
+        }
         rows += [(name, kind, count, done) for kind, count in by_kind.items()]
         rows += [] if by_kind else [(name, "id and hash", 0, done)]
     return rows

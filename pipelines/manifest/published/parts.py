@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
+from vlmill.pipelines.counting.kept import NumberStore, ValueStore
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
-from vlmill.pipelines.manifest.entries import PICTURES, Entry, Picture, Reading, Rows
+from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, ListedImage, Reading, Rows
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.published.overlaps import Overlaps
 from vlmill.pipelines.manifest.published.pictures import published_row, write_picture
@@ -29,7 +29,7 @@ from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, REJECTS, Table
 
 if TYPE_CHECKING:
-    from vlmill.pipelines.manifest.published.fetched import Fetched
+    from vlmill.pipelines.manifest.published.fetched import FetchedImages
 
 ROWS, EXCLUDE, REQUIRE = "rows", "exclude", "require_images"  # stages, with PICTURES
 CHUNK_WITH_PICTURES, CHUNK = 64, 1_000  # entries in memory together
@@ -75,7 +75,7 @@ class Tally:
     num_required: int = 0  # images that --require-images lacks: their rows are rejects
 
 
-def funnel_of(job: Job, tally: Tally) -> list[dict[str, Any]]:
+def make_funnel(job: Job, tally: Tally) -> list[dict[str, Any]]:
     """What came in, went out and was dropped, by stage and reason, from the rejects written."""
     dropped = rejects_by_stage(job.output)
     funnel: list[dict[str, Any]] = []
@@ -85,17 +85,17 @@ def funnel_of(job: Job, tally: Tally) -> list[dict[str, Any]]:
         funnel.append(funnel_stage(stage, "published rows", entered, dropped[stage]))
         entered = funnel[-1]["out"]
     if job.with_pictures:
-        pictures = tally.groups[PICTURES] - tally.num_required
-        funnel.append(funnel_stage(PICTURES, PICTURES, pictures, dropped[PICTURES]))
+        pictures = tally.groups[IMAGE_STAGE] - tally.num_required
+        funnel.append(funnel_stage(IMAGE_STAGE, IMAGE_STAGE, pictures, dropped[IMAGE_STAGE]))
     return funnel
 
 
-def _packed(drop: Drop) -> tuple[str, str | None]:
+def _pack(drop: Drop) -> tuple[str, str | None]:
     return drop.reason.value, drop.detail
 
 
-def _unpacked(packed: tuple[str, str | None]) -> Drop:
-    return Drop(Reason(packed[0]), packed[1])
+def _unpack(values: tuple[str, str | None]) -> Drop:
+    return Drop(Reason(values[0]), values[1])
 
 
 class Run:
@@ -104,11 +104,11 @@ class Run:
     def __init__(self, job: Job, pool: ThreadPoolExecutor) -> None:
         self.job, self._pool = job, pool
         self.tally = Tally()
-        self._named = KeptNumbers()
-        self._verdicts = KeptValues(_packed, _unpacked)  # of pictures whose rows are dropped
+        self._named = NumberStore()
+        self._verdicts = ValueStore(_pack, _unpack)  # of pictures whose rows are dropped
         self._own_verdicts: dict[int, Drop] = {}  # of those that one entry alone names
         self._has_verdicts = False
-        self._last: Picture | None = None  # named before: its entries often stand together
+        self._last: ListedImage | None = None  # named before: its entries often stand together
         self._judges = job.require_images or job.overlaps.lists
 
     def take(self, entries: Sequence[Entry], part: Part | None) -> int:
@@ -117,9 +117,9 @@ class Run:
         tally.num_entries += len(entries)
         tally.groups.update([entry.group for entry in entries])
         first = [self._first(entry) for entry in entries]
-        named = [picture for pictures in first for picture in pictures]
-        tally.groups[PICTURES] += len(named)
-        rows_of = self._pictures(named, part is not None)
+        new_images = [picture for pictures in first for picture in pictures]
+        tally.groups[IMAGE_STAGE] += len(new_images)
+        rows_by_id = self._pictures(new_images, part is not None)
         if part is None and not self._judges:
             return sum(isinstance(entry.rows, Drop) for entry in entries)
         rejected = 0
@@ -134,11 +134,11 @@ class Run:
                 for table, row in rows:
                     part.add(table, row)
             for picture in pictures:
-                made = rows_of.get(picture.image_id)
-                if self._is_required(made):
+                image_row = rows_by_id.get(picture.image_id)
+                if self._is_required(image_row):
                     tally.num_required += 1
                 elif part is not None:
-                    write_picture(picture, made, part)
+                    write_picture(picture, image_row, part)
         return rejected
 
     def _is_required(self, row: dict[str, Any] | Drop | None) -> bool:
@@ -146,13 +146,13 @@ class Run:
         lost = isinstance(row, Drop) and row.reason is not Reason.EXCLUDED
         return lost and self.job.require_images
 
-    def _first(self, entry: Entry) -> Sequence[Picture]:
+    def _first(self, entry: Entry) -> Sequence[ListedImage]:
         """The entry's pictures that no entry before it has named."""
         if entry.notes:
             self.tally.notes.update(entry.notes)
         if isinstance(entry.rows, Drop):
             return ()
-        named = []
+        new_images = []
         for picture in entry.pictures:
             if not picture.alone:
                 if picture is self._last:
@@ -160,8 +160,8 @@ class Run:
                 self._last = picture
                 if self._named.claim(key64(picture.image_id), 0) is not None:
                     continue
-            named.append(picture)
-        return named
+            new_images.append(picture)
+        return new_images
 
     def _judged(self, entry: Entry) -> Rows | Reject:
         """The rows of an entry that passes all stages; else which of them drops it, and why."""
@@ -189,14 +189,14 @@ class Run:
         return drops
 
     def _pictures(
-        self, pictures: Sequence[Picture], wanted: bool
+        self, pictures: Sequence[ListedImage], is_written: bool
     ) -> dict[str, dict[str, Any] | Drop]:
         """The rows of pictures that are named for the first time; of a part that is there only
         where later entries depend on them.
         """
         job = self.job
         hashed = job.overlaps.by_hash
-        if not job.with_pictures or not (wanted or job.require_images or hashed):
+        if not job.with_pictures or not (is_written or job.require_images or hashed):
             return {}
         rows: dict[str, dict[str, Any] | Drop] = {}
         self._own_verdicts = {}
@@ -219,12 +219,12 @@ class Run:
             rows[picture.image_id] = drop or row
         return rows
 
-    def _read(self, picture: Picture) -> dict[str, Any] | Drop:
+    def _read(self, picture: ListedImage) -> dict[str, Any] | Drop:
         job = self.job
         row = published_row(job.folder, job.fetched, picture, hashed=job.overlaps.by_hash)
         if not isinstance(row, Drop) and row["sha256"] in job.placeholders:
-            said = f"the same bytes as under many other ids: {row['sha256']}"
-            return Drop(Reason.PLACEHOLDER, said)
+            detail = f"the same bytes as under many other ids: {row['sha256']}"
+            return Drop(Reason.PLACEHOLDER, detail)
         return row
 
 
@@ -258,38 +258,38 @@ class Parts:
     def _take(self, part: Part | None) -> None:
         left = self.job.rows_per_shard
         while self._head and left:
-            taken, rest = self._head[:left], self._head[left:]
-            self._progress.advance(len(taken), rejects=self.run.take(taken, part))
-            left -= len(taken)
-            self._head = rest or list(islice(self._entries, self._chunk_size))
+            batch, remaining = self._head[:left], self._head[left:]
+            self._progress.advance(len(batch), rejects=self.run.take(batch, part))
+            left -= len(batch)
+            self._head = remaining or list(islice(self._entries, self._chunk_size))
         self.index += 1
 
 
 def make_parts(job: Job) -> tuple[list[Shard], Tally]:
     """Writes every part that is not there yet; returns all shards, and what was counted."""
     shards: list[Shard] = []
-    with ThreadPoolExecutor(job.workers) as pool, progress_of(job) as progress:
+    with ThreadPoolExecutor(job.workers) as pool, make_progress(job) as progress:
         parts = Parts(job, pool, progress)
         while not parts.ended:
-            place = (parts.index, None)
-            finished = finished_part(job.output, job.tables, place)
+            position = (parts.index, None)
+            finished = finished_part(job.output, job.tables, position)
             if finished:
                 parts.skip()
             else:
                 parts.make()
-            shards += finished or finished_part(job.output, job.tables, place)
+            shards += finished or finished_part(job.output, job.tables, position)
     refuse_stale(job, parts.index)
     return shards, parts.run.tally
 
 
-def progress_of(job: Job) -> Progress:
+def make_progress(job: Job) -> Progress:
     """Returns the progress of all rows."""
     return Progress(total=_expected_rows(job), unit="row", label=job.name)
 
 
 def _expected_rows(job: Job) -> int | None:
     expected = job.reading.expected
-    return sum(e.rows for name, e in expected.items() if name != PICTURES) or None
+    return sum(e.rows for name, e in expected.items() if name != IMAGE_STAGE) or None
 
 
 def refuse_stale(job: Job, parts: int) -> None:

@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import flickr_id
-from vlmill.pipelines.manifest.entries import PICTURES, Picture
+from vlmill.pipelines.manifest.entries import IMAGE_STAGE, ListedImage
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.published.placeholders import is_unavailable
-from vlmill.pipelines.manifest.reading.pictures import row_of
+from vlmill.pipelines.manifest.reading.pictures import make_image_row
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS
 
 if TYPE_CHECKING:
-    from vlmill.pipelines.manifest.published.fetched import Fetched
+    from vlmill.pipelines.manifest.published.fetched import FetchedImages
 
 MAX_PIXELS = 178_000_000  # a published picture's: what pillow itself takes for no bomb
 # What reading a picture says, in the words of published data sets.
@@ -28,7 +28,7 @@ _REASONS = {
 
 
 def published_row(
-    folder: Folder, fetched: "Fetched | None", picture: Picture, *, hashed: bool
+    folder: Folder, fetched: "Fetched | None", picture: ListedImage, *, hashed: bool
 ) -> dict[str, Any] | Drop:
     """The row of ``images`` for a picture of the data set; or why it has none.
 
@@ -43,7 +43,7 @@ def published_row(
             return _said(content, Reason.IMAGE_MISSING)
     if flickr_id(picture.url) is not None and is_unavailable(content):
         return Drop(Reason.PLACEHOLDER, "Flickr's image of a photo that is no longer there")
-    row = row_of(content, picture.image_id, max_pixels=MAX_PIXELS, hashed=hashed)
+    row = make_image_row(content, picture.image_id, max_pixels=MAX_PIXELS, hashed=hashed)
     return (
         _said(row)
         if isinstance(row, Drop)
@@ -58,11 +58,11 @@ def _said(drop: Drop, otherwise: Reason | None = None) -> Drop:
     return Drop(reason, ": ".join(filter(None, (drop.reason.value, drop.detail))))
 
 
-def write_picture(picture: Picture, row: dict[str, Any] | Drop | None, part: Part) -> None:
+def write_picture(picture: ListedImage, row: dict[str, Any] | Drop | None, part: Part) -> None:
     """Writes a picture's aliases, and its row or why it has none (None: none are written)."""
     for alias in picture.aliases:
         part.add(ALIASES, {"image_id": picture.image_id, "alias": alias})
     if isinstance(row, Drop):
-        part.add(REJECTS, reject(PICTURES, picture.image_id, row.reason, row.detail))
+        part.add(REJECTS, reject(IMAGE_STAGE, picture.image_id, row.reason, row.detail))
     elif row is not None:
         part.add(IMAGES, row)

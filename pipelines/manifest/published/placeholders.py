@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptNumbers
-from vlmill.pipelines.manifest.entries import Picture, Reading
+from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.manifest.entries import ListedImage, Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.ids import key64
 
 if TYPE_CHECKING:
-    from vlmill.pipelines.manifest.published.fetched import Fetched
+    from vlmill.pipelines.manifest.published.fetched import FetchedImages
 
 # Of the image that Flickr served, with status 200, for photos that were gone: caffe,
 # examples/finetune_flickr_style/assemble_data.py.
@@ -31,7 +31,7 @@ def is_unavailable(content: bytes) -> bool:
     return hashlib.sha1(content, usedforsecurity=False).hexdigest() == UNAVAILABLE_SHA1
 
 
-def least_ids(num_pictures: int) -> int:
+def compute_min_ids(num_pictures: int) -> int:
     """Returns how many ids the bytes of a placeholder have at least, in a set of so many pictures:
     21, in small ones half of all.
     """
@@ -45,29 +45,29 @@ def find_placeholders(
     pictures also of bytes that three or more ids have, half of all.
     """
     with Progress(total=None, unit="picture", label="placeholders") as progress:
-        sizes, counts = KeptNumbers(), Counter[int]()  # of pictures that are there
+        sizes, counts = NumberStore(), Counter[int]()  # of pictures that are there
         for picture in _pictures(reading):
             size = folder.picture_size(picture.paths)
             progress.advance()
             if size is not None:
                 sizes.put(key64(picture.image_id), size)
                 counts[size] += 1
-        least = least_ids(counts.total())
-        common = {size for size, count in counts.items() if count >= least}
+        min_ids = compute_min_ids(counts.total())
+        common = {size for size, count in counts.items() if count >= min_ids}
         digests = Counter[str]()
         for picture in _pictures(reading) if common else ():
             if sizes.get(key64(picture.image_id)) in common:
                 content = folder.picture(picture.paths)
                 if not isinstance(content, Drop):
                     digests[hashlib.sha256(content).hexdigest()] += 1
-    repeated = frozenset(digest for digest, count in digests.items() if count >= least)
+    repeated = frozenset(digest for digest, count in digests.items() if count >= min_ids)
     return repeated if fetched is None else repeated | fetched.repeated(MOST_IDS)
 
 
-def _pictures(reading: Reading) -> Iterator[Picture]:
+def _pictures(reading: Reading) -> Iterator[ListedImage]:
     """Yields each picture once."""
-    named = KeptNumbers()
+    known_ids = NumberStore()
     for entry in reading.entries():
         for picture in entry.pictures if not isinstance(entry.rows, Drop) else ():
-            if picture.alone or named.claim(key64(picture.image_id), 0) is None:
+            if picture.alone or known_ids.claim(key64(picture.image_id), 0) is None:
                 yield picture

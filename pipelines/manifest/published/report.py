@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.manifest.entries import DataSet
-from vlmill.pipelines.manifest.published.counts import HEADER, Count, counts_table, warnings_of
-from vlmill.pipelines.manifest.published.drawn import drawn_cards
-from vlmill.pipelines.manifest.published.fetch import rows_of_fetch
+from vlmill.pipelines.manifest.published.counts import HEADER, Count, counts_table, format_warnings
+from vlmill.pipelines.manifest.published.drawn import draw_cards
+from vlmill.pipelines.manifest.published.fetch import make_fetch_rows
 from vlmill.pipelines.manifest.report import (
     first_rows,
     pair_cards,
@@ -55,14 +55,14 @@ def write_published_report(
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        notice=" ".join(warnings_of(counts)),
+        notice=" ".join(format_warnings(counts)),
     )
 
 
 def _fetch_sections(about: Mapping[str, Any]) -> Sequence[Section]:
     if "fetch" not in about:
         return []
-    table = html_table(("URLs", "number"), rows_of_fetch(about["fetch"]))
+    table = html_table(("URLs", "number"), make_fetch_rows(about["fetch"]))
     intro = "What came of the URLs of pictures; what failed stands under sample rejects, too."
     return [Section(title="Downloads", body=table, intro=intro)]
 
@@ -87,9 +87,9 @@ def _overlaps_section(overlaps: Sequence[Sequence[Any]]) -> Section:
 
 def _examples(folder: Path, data_set: DataSet) -> list[Section]:
     """Pairs with their pictures, and of other tables drawings and the first rows."""
-    others = [table for table in data_set.tables if table is not PAIRS]
+    other_tables = [table for table in data_set.tables if table is not PAIRS]
     pairs = _pairs(folder) if PAIRS in data_set.tables else []
-    return [*pairs, *_first_rows(folder, others)]
+    return [*pairs, *_first_rows(folder, other_tables)]
 
 
 def _pairs(folder: Path) -> list[Section]:
@@ -105,7 +105,7 @@ def _first_rows(folder: Path, tables: Sequence[Table]) -> list[Section]:
     for table in tables:
         if not any(folder.glob(f"{table.name}-*.parquet")):
             continue  # a table that this run was not asked for
-        if (drawn := drawn_cards(folder, table)) is not None:
+        if (drawn := draw_cards(folder, table)) is not None:
             sections.append(Section(title=f"Examples of {table.name}", body=drawn))
         rows = [r for path in spread_shards(folder, table.name) for r in first_rows(path)]
         cells = [[str(value)[:CELL] for value in row.values()] for row in rows[:ROWS_SHOWN]]

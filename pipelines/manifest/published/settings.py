@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.fetching.flags import manners_of
+from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.manifest.entries import DataSet, Reading
 from vlmill.pipelines.manifest.published.overlaps import Overlaps, hash_list, id_list, list_digests
 from vlmill.pipelines.manifest.published.splits import split_lists
@@ -16,7 +16,7 @@ from vlmill.schemas.files.digests import path_input
 from vlmill.schemas.files.inputs import Input
 
 
-def settings_of(
+def read_settings(
     name: str, data_set: DataSet, reading: Reading, args: argparse.Namespace
 ) -> dict[str, Any]:
     """What decides the rows: the files by name and size, and the flags."""
@@ -32,7 +32,7 @@ def settings_of(
         "exclude_from": args.exclude_from,
         "max_distance": args.max_distance,
         "rows_per_shard": args.rows_per_shard,
-        **({"fetch": manners_of(args).as_settings()} if args.fetch else {}),
+        **({"fetch": build_policy(args).as_settings()} if args.fetch else {}),
         **{f"{Path(file).stem}_sha256": _digest(c) for file, c in reading.files.items()},
         **options,
         **reading.resolved,
@@ -46,10 +46,10 @@ def _digest(content: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def overlaps_of(folder: Folder, args: argparse.Namespace) -> Overlaps:
+def read_overlaps(folder: Folder, args: argparse.Namespace) -> Overlaps:
     """The lists of the flags, read. Raises InputError."""
     ids = [
         id_list(path, flag=flag, excludes=flag == "--exclude")

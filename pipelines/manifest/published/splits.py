@@ -7,7 +7,7 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import coco_id
 from vlmill.pipelines.manifest.published.overlaps import IdList
-from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.errors import InputError
@@ -52,7 +52,7 @@ def detector_splits(folder: Folder) -> Iterator[tuple[int, str]]:
     """
     for split in ("train", "val", "test"):
         source = folder.require(f"{split}.txt")
-        for row, line in lines_of(source):
+        for row, line in read_lines(source):
             words = [] if isinstance(line, Drop) else line.split()
             stem = words[0].rpartition("/")[2].partition(".")[0] if words else ""
             if words and not (stem.isascii() and stem.isdecimal() and len(stem) <= MAX_DIGITS):
@@ -86,11 +86,11 @@ def split_lists(folder: Folder, specs: Sequence[str]) -> list[IdList]:
 
 
 def _split_list(folder: Folder, spec: str) -> IdList:
-    name, _, listed = spec.partition(":")
-    if name not in READERS or not listed:
+    name, _, splits_text = spec.partition(":")
+    if name not in READERS or not splits_text:
         known = ", ".join(READERS)
         raise InputError(f"--exclude-split {spec}: want NAME:SPLIT,SPLIT with NAME of {known}")
-    names = set(listed.split(","))
+    names = set(splits_text.split(","))
     keys, splits = set[int](), set[str]()
     for split, picture in READERS[name](folder):
         splits.add(split)

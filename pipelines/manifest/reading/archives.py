@@ -14,8 +14,8 @@ from vlmill.pipelines.manifest.reading.unpacking import (
     DAMAGED,
     PACKED_TARS,
     ends,
-    opened_tar,
-    opened_zip,
+    open_tar,
+    open_zip,
     plain_files,
     plain_name,
 )
@@ -56,14 +56,14 @@ class Archive:
 
     def _members(self) -> Iterator[tuple[str, int, int]]:
         if ends(self.path, (".zip",)):
-            self._zip = opened_zip(self.path)
+            self._zip = open_zip(self.path)
             for entry in self._zip.infolist():
                 kind = entry.external_attr >> 28  # of Unix: 8 is a plain file, 0 not said
                 if not entry.is_dir() and not entry.flag_bits & 1 and kind in (0, 8):
                     self._infos.setdefault(entry.filename, entry)
                     yield entry.filename, 0, entry.compress_size
             return
-        with opened_tar(self.path) as tar:
+        with open_tar(self.path) as tar:
             for info in plain_files(tar):
                 yield plain_name(info), info.offset_data, info.size
 

@@ -17,23 +17,29 @@ NUMBERED = re.compile(r"(.+?)[_.]?(\d{1,3})", re.ASCII)  # caption_0, caption1
 BATCH_ROWS = 256
 
 
-def guessed(
-    names: Sequence[str], usual: Sequence[str], given: str | None, flag: str, said: str
+def guess_column(
+    names: Sequence[str], usual: Sequence[str], requested: str | None, flag: str, display_name: str
 ) -> str:
-    """Returns the column of texts or of pictures: ``given``, or the only one with a usual name.
+    """Returns the column of texts or of pictures: ``requested``, or the only one with a usual name.
 
     Raises InputError that lists the candidates, or the columns where there is none.
     """
-    if given is not None:
-        if given not in names:
-            raise InputError(f"{flag} {given}: {said} has only {', '.join(names)[:300]}")
-        return given
+    if requested is not None:
+        if requested not in names:
+            raise InputError(
+                f"{flag} {requested}: {display_name} has only {', '.join(names)[:300]}"
+            )
+        return requested
     candidates = [name for name in usual if name in names]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
-        raise InputError(f"{said} has the columns {', '.join(candidates)}; say which: {flag} NAME")
-    raise InputError(f"{said} has none of {', '.join(usual)}; its own are {', '.join(names)[:300]}")
+        raise InputError(
+            f"{display_name} has the columns {', '.join(candidates)}; say which: {flag} NAME"
+        )
+    raise InputError(
+        f"{display_name} has none of {', '.join(usual)}; its own are {', '.join(names)[:300]}"
+    )
 
 
 def numbered_columns(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -51,35 +57,35 @@ def numbered_columns(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def text_columns(names: Sequence[str], given: str | None, said: str) -> tuple[str, ...]:
-    """Returns the column of texts, or the numbered ones: those of ``given``, or the only ones with
+def text_columns(names: Sequence[str], requested: str | None, display_name: str) -> tuple[str, ...]:
+    """Returns the column of texts, or the numbered ones: those of ``requested``, or the only ones with
     a usual name. Raises InputError as :func:`guessed` does.
     """
     numbered = {s: c for s, c in numbered_columns(names).items() if s not in names}
-    found = guessed([*names, *numbered], TEXTS, given, "--text-column", said)
-    return numbered.get(found, (found,))
+    column = guess_column([*names, *numbered], TEXTS, requested, "--text-column", display_name)
+    return numbered.get(column, (column,))
 
 
 def split_column(
-    names: Sequence[str], given: str | None, others: Sequence[str], said: str
+    names: Sequence[str], requested: str | None, excluded: Sequence[str], display_name: str
 ) -> str | None:
-    """Returns the column of splits: ``given``, or the one called split in any case, unless it is
-    one of ``others``; None where there is none.
+    """Returns the column of splits: ``requested``, or the one called split in any case, unless it is
+    one of ``excluded``; None where there is none.
 
     Raises InputError for a given column that is not there, and where several are called so.
     """
-    if given is not None:
-        return guessed(names, (), given, "--split-column", said)
-    called = [name for name in names if name.lower() == "split" and name not in others]
-    if len(called) > 1:
+    if requested is not None:
+        return guess_column(names, (), requested, "--split-column", display_name)
+    matches = [name for name in names if name.lower() == "split" and name not in excluded]
+    if len(matches) > 1:
         raise InputError(
-            f"{said} has the columns {', '.join(called)}; say which it is, --split-column NAME, or "
+            f"{display_name} has the columns {', '.join(matches)}; say which it is, --split-column NAME, or "
             "--no-split-column"
         )
-    return called[0] if called else None
+    return matches[0] if matches else None
 
 
-def schema_of(source: Source) -> pa.Schema:
+def read_schema(source: Source) -> pa.Schema:
     """The schema of a Parquet file. Raises InputError if it is none."""
     try:
         return pq.read_schema(readable(source.path))

@@ -36,14 +36,16 @@ def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str 
             reason = Reason.BAD_RECORD if record.reason is Reason.BAD_ROW else record.reason
             yield number + 1, Drop(reason, record.detail)
         else:
-            yield from ((number + 1, _values(one, names)) for one in _each(record, names[0]))
+            yield from (
+                (number + 1, _values(item, names)) for item in _expand_record(record, names[0])
+            )
 
 
-def _each(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def _expand_record(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """Returns the record for each text of a list under ``name``; of an empty one without a text."""
     value = record.get(name)
     return (
-        [record | {name: one} for one in value or [None]] if isinstance(value, list) else [record]
+        [record | {name: item} for item in value or [None]] if isinstance(value, list) else [record]
     )
 
 

@@ -15,16 +15,16 @@ def _refuse(name: str) -> NoReturn:
 def json_decoder(remarks: Remarks) -> json.JSONDecoder:
     """A decoder that refuses NaN and infinities and notes keys that stand twice."""
 
-    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) != len(pairs):
             remarks.repeat([name for name, _ in pairs])
-        return made
+        return members
 
-    return json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=object_of)
+    return json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=make_object)
 
 
-def json_of(content: bytes, remarks: Remarks) -> Any:
+def parse_json(content: bytes, remarks: Remarks) -> Any:
     """A small file of JSON. Raises ValueError for what is none, or is nested too deeply."""
     text = content.decode("utf-8-sig")
     try:
@@ -46,7 +46,7 @@ def check_depth(value: Any, text: str, start: int, end: int) -> None:
             raise ValueError(f"nested more than {MAX_DEPTH} deep")
         level = [
             child
-            for one in level
-            for child in (one.values() if isinstance(one, dict) else one)
+            for container in level
+            for child in (container.values() if isinstance(container, dict) else container)
             if isinstance(child, list | dict)
         ]

@@ -18,7 +18,7 @@ BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
-def lines_of(source: Source) -> Iterator[tuple[int, str | Drop]]:
+def read_lines(source: Source) -> Iterator[tuple[int, str | Drop]]:
     r"""A file's lines with their numbers from 0, without their ends; a line ends at ``\n`` alone.
 
     A line that is too long or is not UTF-8 is a Drop. Raises InputError for a file in UTF-16.
@@ -32,13 +32,13 @@ def lines_of(source: Source) -> Iterator[tuple[int, str | Drop]]:
             number += 1
 
 
-def without_mark(line: bytes, said: str) -> bytes:
+def without_mark(line: bytes, display_name: str) -> bytes:
     """A file's first line without a byte order mark. Raises InputError for that of UTF-16.
 
     Most lines of UTF-16 are UTF-8, too, with a NUL beside each letter.
     """
     if line.startswith(UTF16):
-        raise InputError(f"{said} is UTF-16: convert it, iconv -f UTF-16 -t UTF-8")
+        raise InputError(f"{display_name} is UTF-16: convert it, iconv -f UTF-16 -t UTF-8")
     return line.removeprefix(BOM)
 
 
@@ -61,7 +61,7 @@ def json_lines(
     A line that is no JSON object is a Drop. Keys that are not ``known`` are noted.
     """
     decoder = json_decoder(source.remarks)
-    for number, line in lines_of(source):
+    for number, line in read_lines(source):
         if isinstance(line, Drop):
             yield number, line
         elif line.strip():
@@ -84,5 +84,5 @@ def _object(line: str, decoder: json.JSONDecoder) -> dict[str, Any] | Drop:
 
 def tsv_rows(source: Source) -> Iterator[tuple[int, list[str] | Drop]]:
     """Yields the fields of a TSV's lines, without any quoting, with the lines' numbers from 0."""
-    for number, line in lines_of(source):
+    for number, line in read_lines(source):
         yield number, line if isinstance(line, Drop) else line.split("\t")

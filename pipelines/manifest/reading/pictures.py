@@ -57,7 +57,7 @@ def picture_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
     content = _content(path)
     if isinstance(content, Drop):
         return content
-    return row_of(content, image_id, max_pixels=MAX_PIXELS)
+    return make_image_row(content, image_id, max_pixels=MAX_PIXELS)
 
 
 def _below(root: Path, name: str) -> str:
@@ -67,12 +67,12 @@ def _below(root: Path, name: str) -> str:
         return name
     path = os.path.normpath(name)
     inside = next(
-        (one for one in (os.path.abspath(root), base) if path.startswith(one + "/")), None
+        (prefix for prefix in (os.path.abspath(root), base) if path.startswith(prefix + "/")), None
     )
     return name if inside is None else os.path.relpath(path, inside)
 
 
-def row_of(
+def make_image_row(
     content: bytes, image_id: str, *, max_pixels: int, hashed: bool = False
 ) -> dict[str, Any] | Drop:
     """The row of ``images`` for a picture's bytes, decoded once; or why it has none.

@@ -101,38 +101,38 @@ def column_names(table: TableFile) -> list[str]:
     return [(field or "").strip() for field in fields]
 
 
-def places_of(table: TableFile, flags: Sequence[tuple[str, str]]) -> list[int]:
+def find_column_indices(table: TableFile, flags: Sequence[tuple[str, str]]) -> list[int]:
     """Returns where columns, (flag, name) each, stand. Raises InputError for an absent one."""
     names = column_names(table)
-    places = []
+    indices = []
     for flag, name in flags:
-        matches = [place for place, other in enumerate(names) if other == name]
+        matches = [index for index, other in enumerate(names) if other == name]
         if len(matches) != 1:
             raise InputError(f"{flag} {name}: {table.path} has {_remedy(table, name, names)}")
-        places += matches
-    return places
+        indices += matches
+    return indices
 
 
 def _remedy(table: TableFile, name: str, names: list[str]) -> str:
     if name in names:
         return "several columns of this name; rename one"
     near = difflib.get_close_matches(name, names, 1)
-    listed = " ".join(", ".join(names).split())[:400] + (
+    columns = " ".join(", ".join(names).split())[:400] + (
         f"; did you mean {near[0]}?" if near else ""
     )
     if len(names) == 1 and table.format != "parquet":
-        listed += " (are the columns separated by something else? see --delimiter)"
-    return f"no such column; it has {listed}"
+        columns += " (are the columns separated by something else? see --delimiter)"
+    return f"no such column; it has {columns}"
 
 
-def read_rows(table: TableFile, places: Sequence[int]) -> Iterator[Row]:
-    """The fields at ``places`` of every row, or why a row has none. Memory: a batch of rows."""
+def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
+    """The fields at ``column_indices`` of every row, or why a row has none. Memory: a batch of rows."""
     if table.format == "parquet":
-        yield from _parquet_rows(table.path, places)
+        yield from _parquet_rows(table.path, column_indices)
         return
     if table.format == "jsonl":
         names = json_columns(table.path)
-        for number, fields in json_rows(table.path, [names[place] for place in places]):
+        for number, fields in json_rows(table.path, [names[index] for index in column_indices]):
             yield number, fields if isinstance(fields, Drop) else _readable(fields)
         return
     width = len(column_names(table))
@@ -146,7 +146,7 @@ def read_rows(table: TableFile, places: Sequence[int]) -> Iterator[Row]:
             elif len(fields) != width:
                 yield number, Drop(Reason.BAD_RECORD, f"{len(fields)} fields instead of {width}")
             else:
-                yield number, _readable([fields[place] for place in places])
+                yield number, _readable([fields[index] for index in column_indices])
 
 
 def count_rows(rows: Iterable[Row]) -> Iterator[int]:
@@ -159,7 +159,7 @@ def count_rows(rows: Iterable[Row]) -> Iterator[int]:
     yield count
 
 
-def digest_of(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -192,11 +192,11 @@ def _open_parquet(path: Path) -> Any:
         raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
 
 
-def _parquet_rows(path: Path, places: Sequence[int]) -> Iterator[Row]:
+def _parquet_rows(path: Path, column_indices: Sequence[int]) -> Iterator[Row]:
     number = 0
     with _open_parquet(path) as file:
         schema = file.schema_arrow
-        names = [schema.names[place] for place in places]
+        names = [schema.names[index] for index in column_indices]
         for name in names:
             _check_type(path, name, schema.field(name).type)
         try:

@@ -25,12 +25,12 @@ from vlmill.pipelines.manifest.reading.unpacking import (
     Bounded,
     ends,
     member_file,
-    most_bytes,
-    opened_tar,
-    opened_zip,
+    max_unpacked_bytes,
+    open_tar,
+    open_zip,
     plain_files,
     plain_name,
-    unpacked,
+    open_unpacked,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -86,7 +86,7 @@ class Source:
         """Opens the file; what is read is unpacked. Raises InputError where it is damaged."""
         with ExitStack() as stack:
             try:
-                file = _opened(self, stack)
+                file = _open_source(self, stack)
             except InputError:
                 raise
             except DAMAGED as error:
@@ -94,18 +94,18 @@ class Source:
             yield io.BufferedReader(file, 1 << 20)
 
 
-def _opened(source: Source, stack: ExitStack) -> Bounded:
+def _open_source(source: Source, stack: ExitStack) -> Bounded:
     if source.member is None:
-        file, is_packed = unpacked(source.path, stack)
-        most = most_bytes(source.size) if is_packed else MAX_BYTES
-        return Bounded(file, most, source.said)
+        file, is_packed = open_unpacked(source.path, stack)
+        max_bytes = max_unpacked_bytes(source.size) if is_packed else MAX_BYTES
+        return Bounded(file, max_bytes, source.said)
     if ends(source.path, (".zip",)):
-        archive = stack.enter_context(opened_zip(source.path))
+        archive = stack.enter_context(open_zip(source.path))
         info = next(info for info in archive.infolist() if info.filename == source.member)
         if info.flag_bits & 1:
             raise ValueError("it is encrypted")
-        return Bounded(archive.open(info), most_bytes(info.compress_size), source.said)
-    tar = stack.enter_context(opened_tar(source.path))
+        return Bounded(archive.open(info), max_unpacked_bytes(info.compress_size), source.said)
+    tar = stack.enter_context(open_tar(source.path))
     entry = next((e for e in plain_files(tar) if plain_name(e) == source.member), None)
     if entry is None:
         raise ValueError("the archive has changed")
@@ -120,10 +120,10 @@ def _base(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _names_of(paths: Sequence[str]) -> list[str]:
+def _list_names(paths: Sequence[str]) -> list[str]:
     """Returns the names by which an image is looked for: the paths, then those without folders."""
-    whole = (path for path in paths if _NUMBERED_IN_FOLDER.fullmatch(path) is None)
-    return list(dict.fromkeys([*paths, *map(_base, whole)]))
+    unnumbered = (path for path in paths if _NUMBERED_IN_FOLDER.fullmatch(path) is None)
+    return list(dict.fromkeys([*paths, *map(_base, unnumbered)]))
 
 
 class Folder:
@@ -186,9 +186,9 @@ class Folder:
     def lacks(self, files: str) -> InputError:
         """What to raise where the folder does not hold a data set."""
         there = sorted(path.name for path in self.root.iterdir() if path.name[0] != ".")
-        listed = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
+        preview = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
         return InputError(
-            f"--input {self.root} has no {files} (there is {listed or 'nothing'}); give the "
+            f"--input {self.root} has no {files} (there is {preview or 'nothing'}); give the "
             "folder of the published files"
         )
 
@@ -219,22 +219,22 @@ class Folder:
 
     def picture(self, paths: Sequence[str]) -> bytes | Drop:
         """A picture's bytes, by the first of its names that is there, or why there are none."""
-        names = _names_of(paths)
+        names = _list_names(paths)
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
-        for place in self._places:
+        for location in self._places:
             for name in names:
                 content = (
-                    place.content(name)
-                    if isinstance(place, Archive)
-                    else picture_content(place, name)
+                    location.content(name)
+                    if isinstance(location, Archive)
+                    else picture_content(location, name)
                 )
                 if content is not None:
                     return content
-        others = f", nor by {len(paths) - 1} other names" if len(paths) > 1 else ""
+        other_names = f", nor by {len(paths) - 1} other names" if len(paths) > 1 else ""
         return Drop(
             Reason.IMAGE_MISSING,
-            f"no file {paths[0]}{others}" if paths else "no name of a file here",
+            f"no file {paths[0]}{other_names}" if paths else "no name of a file here",
         )
 
     def has_any(self, names: Iterable[Sequence[str]]) -> bool:
@@ -243,15 +243,15 @@ class Folder:
 
     def picture_size(self, paths: Sequence[str]) -> int | None:
         """The stored bytes of a picture, by the first of its names; None if there is none."""
-        names = _names_of(paths)
-        for place in self._places:
+        names = _list_names(paths)
+        for location in self._places:
             for name in names:
                 if is_unsafe(name):
                     return None
-                if isinstance(place, Archive):
-                    size = place.sizes.get(name)
+                if isinstance(location, Archive):
+                    size = location.sizes.get(name)
                 else:
-                    path = picture_path(place, name)
+                    path = picture_path(location, name)
                     size = None if isinstance(path, Drop) else path.stat().st_size
                 if size is not None:
                     return size

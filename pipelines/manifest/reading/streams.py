@@ -85,9 +85,9 @@ class _Text:
 
     def broken(self, why: str) -> InputError:
         """What to raise where the file is no JSON."""
-        place = self._used + self.at
+        position = self._used + self.at
         return InputError(
-            f"{self.source.said} is broken or cut at character {place}: {why}; fetch it again"
+            f"{self.source.said} is broken or cut at character {position}: {why}; fetch it again"
         )
 
 

@@ -19,7 +19,7 @@ class Member(NamedTuple):
     content: bytes | Drop
 
 
-def members_of(tar: tarfile.TarFile) -> Iterator[Member]:
+def read_members(tar: tarfile.TarFile) -> Iterator[Member]:
     """The plain files of a tar with what is in them.
 
     A name that leads elsewhere and a file that is too large are Drops.
@@ -29,13 +29,13 @@ def members_of(tar: tarfile.TarFile) -> Iterator[Member]:
         if is_unsafe(name):
             yield Member(name, Drop(Reason.UNSAFE_PATH, "leads out of the archive"))
         elif info.size > MAX_MEMBER:
-            said = f"{info.size} bytes, at most {MAX_MEMBER}"
-            yield Member(name, Drop(Reason.IMAGE_TOO_LARGE, said))
+            detail = f"{info.size} bytes, at most {MAX_MEMBER}"
+            yield Member(name, Drop(Reason.IMAGE_TOO_LARGE, detail))
         else:
-            yield Member(name, _whole(member_file(tar, info), info.size))
+            yield Member(name, _read_exactly(member_file(tar, info), info.size))
 
 
-def _whole(file: IO[bytes], size: int) -> bytes:
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
     content = file.read(size)
     if len(content) != size:
         raise EOFError(f"a member of {size} bytes ends after {len(content)}")

@@ -41,13 +41,13 @@ def ends(path: Path, endings: Sequence[str]) -> bool:
 
 
 class Bounded(io.RawIOBase):
-    """Counts what comes out of a file, at most ``most`` bytes; ``said`` names it for a user.
+    """Counts what comes out of a file, at most ``max_bytes`` bytes; ``display_name`` names it for a user.
 
     Raises InputError for more, and for damage.
     """
 
-    def __init__(self, file: IO[bytes], most: int, said: str) -> None:
-        self._file, self._most, self._said, self._count = file, most, said, 0
+    def __init__(self, file: IO[bytes], max_bytes: int, display_name: str) -> None:
+        self._file, self._most, self._said, self._count = file, max_bytes, display_name, 0
 
     def readable(self) -> bool:
         return True
@@ -66,12 +66,12 @@ class Bounded(io.RawIOBase):
         return len(content)
 
 
-def most_bytes(packed: int, ratio: int = MAX_RATIO) -> int:
+def max_unpacked_bytes(packed_size: int, ratio: int = MAX_RATIO) -> int:
     """How many bytes so many packed ones may become."""
-    return min(max(FREE_BYTES, packed * ratio), MAX_BYTES)
+    return min(max(FREE_BYTES, packed_size * ratio), MAX_BYTES)
 
 
-def unpacked(path: Path, stack: ExitStack) -> tuple[IO[bytes], bool]:
+def open_unpacked(path: Path, stack: ExitStack) -> tuple[IO[bytes], bool]:
     """Opens a file, and unpacks what comes out if it is packed, which is returned with it."""
     file = stack.enter_context(path.open("rb"))
     beginning = file.read(8)
@@ -82,7 +82,7 @@ def unpacked(path: Path, stack: ExitStack) -> tuple[IO[bytes], bool]:
     return file, False
 
 
-def opened_zip(path: Path) -> zipfile.ZipFile:
+def open_zip(path: Path) -> zipfile.ZipFile:
     """Opens a zip. Raises BadZipFile if entries share bytes with others or with the directory."""
     archive = zipfile.ZipFile(path)
     try:
@@ -106,24 +106,24 @@ def _check_overlaps(archive: zipfile.ZipFile) -> None:
 
 
 @contextmanager
-def opened_tar(path: Path) -> Iterator[tarfile.TarFile]:
+def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
     """Opens a tar to be read once in its order, a plain one without what is not asked for.
 
     Raises InputError for damage, and for a packed one that unpacks to 50 times its size.
     """
     with ExitStack() as stack:
         try:
-            file, is_packed = unpacked(path, stack)
+            file, is_packed = open_unpacked(path, stack)
             if is_packed:
-                most = max(FREE_BYTES, path.stat().st_size * MAX_RATIO_OF_TAR)
-                file = io.BufferedReader(Bounded(file, most, str(path)), 1 << 20)
+                max_bytes = max(FREE_BYTES, path.stat().st_size * MAX_RATIO_OF_TAR)
+                file = io.BufferedReader(Bounded(file, max_bytes, str(path)), 1 << 20)
             tar = _stream(file) if is_packed else tarfile.TarFile(fileobj=file)
             yield stack.enter_context(tar)
         except InputError:
             raise
         except DAMAGED as error:
-            said = f"{path} is no readable tar, or is cut ({error}); fetch it again"
-            raise InputError(said) from None
+            message = f"{path} is no readable tar, or is cut ({error}); fetch it again"
+            raise InputError(message) from None
 
 
 def _stream(file: IO[bytes]) -> tarfile.TarFile:

@@ -9,22 +9,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptValues
+from vlmill.pipelines.counting.kept import ValueStore
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,
     coco_id,
     flickr_id,
-    notes_of,
-    text_of,
+    note_repairs,
+    validate_text,
     whole_number,
 )
 from vlmill.pipelines.manifest.entries import (
-    PICTURES,
+    IMAGE_STAGE,
     DataSet,
     Entry,
     Expected,
-    Picture,
+    ListedImage,
     Reading,
 )
 from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_reading
@@ -77,7 +77,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     expected = {
         source.name: Expected(rows=CAPTIONS[split], source=PAGE) for split, source in files.items()
     }
-    expected[PICTURES] = Expected(rows=sum(IMAGES[s] for s in files), source=PAGE)
+    expected[IMAGE_STAGE] = Expected(rows=sum(IMAGES[s] for s in files), source=PAGE)
     return Reading(
         sources=tuple(files.values()),
         entries=lambda: _entries(files),
@@ -87,16 +87,16 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     )
 
 
-Named = tuple[Picture, str]  # with the number of its licence
-Pictures = KeptValues[Named]  # by their numbers
+LicensedImage = tuple[ListedImage, str]  # with the number of its licence
+Pictures = ValueStore[LicensedImage]  # by their numbers
 
 
-def _pack(named: Named) -> tuple[Any, ...]:
-    return named[0].packed(), named[1]
+def _pack(licensed_image: LicensedImage) -> tuple[Any, ...]:
+    return licensed_image[0].packed(), licensed_image[1]
 
 
-def _unpack(packed: tuple[Any, ...]) -> Named:
-    return Picture.unpacked(packed[0]), packed[1]
+def _unpack(values: tuple[Any, ...]) -> LicensedImage:
+    return ListedImage.unpacked(values[0]), values[1]
 
 
 def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
@@ -116,31 +116,31 @@ def _read_pictures(
     """Puts the pictures of a file into ``pictures`` by their number, and the licences by theirs;
     yields what is no picture.
     """
-    place = -1
-    for member, one in file.elements_of("images", "licenses"):
+    index = -1
+    for member, element in file.elements_of("images", "licenses"):
         if member == "licenses":
-            if isinstance(one, dict) and isinstance(one.get("url"), str):
-                licenses[str(one.get("id"))] = one["url"]
+            if isinstance(element, dict) and isinstance(element.get("url"), str):
+                licenses[str(element.get("id"))] = element["url"]
             continue
-        place += 1
-        picture = _picture(one, split) if isinstance(one, dict) else None
+        index += 1
+        picture = _picture(element, split) if isinstance(element, dict) else None
         drop = None if picture else Drop(Reason.BAD_ROW, "a picture without id or file_name")
-        if picture is not None and (earlier := pictures.get(one["id"])) is not None:
+        if picture is not None and (earlier := pictures.get(element["id"])) is not None:
             drop = came_earlier(picture.image_id, same=earlier[0] == picture)
         if drop is not None or picture is None:
             assert drop is not None
-            yield Entry(key=f"{file.source.name}:images:{place}", group="", rows=drop)
+            yield Entry(key=f"{file.source.name}:images:{index}", group="", rows=drop)
         else:
-            pictures.put(one["id"], (picture, str(one.get("license"))))
+            pictures.put(element["id"], (picture, str(element.get("license"))))
 
 
-def _picture(image: Mapping[str, Any], split: str) -> Picture | None:
+def _picture(image: Mapping[str, Any], split: str) -> ListedImage | None:
     """A picture, None without id or name: an annotation of it finds none, and says so."""
     image_id, name = coco_id(image.get("id")), image.get("file_name")
     if image_id is None or not isinstance(name, str):
         return None
     photo = flickr_id(str(image.get("flickr_url") or ""))
-    return Picture(
+    return ListedImage(
         image_id=image_id,
         paths=(f"{split}/{name}", f"images/{split}/{name}"),
         url=image["coco_url"] if isinstance(image.get("coco_url"), str) else None,
@@ -158,10 +158,10 @@ def _entry(
     claims: Claims,
 ) -> Entry:
     key = f"{source.name}:{number}"
-    made = _pair(split, annotation, pictures, claims)
-    if isinstance(made, Drop):
-        return Entry(key=key, group=source.name, rows=made)
-    pair, picture, notes = made
+    result = _pair(split, annotation, pictures, claims)
+    if isinstance(result, Drop):
+        return Entry(key=key, group=source.name, rows=result)
+    pair, picture, notes = result
     pair["license"] = licenses.get(pair["license"])
     rows = ((PAIRS, pair),)
     return Entry(key=key, group=source.name, rows=rows, pictures=(picture,), notes=notes)
@@ -169,24 +169,27 @@ def _entry(
 
 def _pair(
     split: str, annotation: object, pictures: Pictures, claims: Claims
-) -> tuple[dict[str, Any], Picture, tuple[str, ...]] | Drop:
+) -> tuple[dict[str, Any], ListedImage, tuple[str, ...]] | Drop:
     if not isinstance(annotation, dict):
         return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
-    own, of = whole_number(annotation.get("id")), whole_number(annotation.get("image_id"))
-    if own is None or of is None:
+    annotation_id, image_number = (
+        whole_number(annotation.get("id")),
+        whole_number(annotation.get("image_id")),
+    )
+    if annotation_id is None or image_number is None:
         return Drop(Reason.BAD_ROW, "id and image_id must be whole numbers")
-    named = pictures.get(of)
-    if named is None:
-        return Drop(Reason.BAD_ROW, f"its picture {of} is not in the list of images")
-    text = text_of(annotation.get("caption"))
+    licensed_image = pictures.get(image_number)
+    if licensed_image is None:
+        return Drop(Reason.BAD_ROW, f"its picture {image_number} is not in the list of images")
+    text = validate_text(annotation.get("caption"))
     if isinstance(text, Drop):
         return text
-    picture, license = named
-    drop = claims.claim(own, f"{of}\0{text}")
+    picture, license = licensed_image
+    drop = claims.claim(annotation_id, f"{image_number}\0{text}")
     if drop is not None:
         return drop
     pair = {
-        "pair_id": f"coco/{own}",
+        "pair_id": f"coco/{annotation_id}",
         "image_id": picture.image_id,
         "text": text,
         "language": "en",
@@ -196,7 +199,7 @@ def _pair(
         "image_url": picture.url,
         "license": license,
     }
-    return pair, picture, notes_of(text, annotation["caption"])
+    return pair, picture, note_repairs(text, annotation["caption"])
 
 
 def _open_karpathy(folder: Folder, _: argparse.Namespace) -> Reading:
@@ -216,11 +219,11 @@ def _open_karpathy(folder: Folder, _: argparse.Namespace) -> Reading:
     )
 
 
-def _karpathy_picture(image: Mapping[str, Any]) -> Picture | Drop:
+def _karpathy_picture(image: Mapping[str, Any]) -> ListedImage | Drop:
     image_id, folder, name = coco_id(image.get("cocoid")), image.get("filepath"), image["filename"]
     if image_id is None or not isinstance(folder, str):
         return Drop(Reason.BAD_ROW, f"image {name} without cocoid or filepath")
-    return Picture(image_id=image_id, paths=(f"{folder}/{name}", f"images/{folder}/{name}"))
+    return ListedImage(image_id=image_id, paths=(f"{folder}/{name}", f"images/{folder}/{name}"))
 
 
 COCO = DataSet(

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptValues
-from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
+from vlmill.pipelines.counting.kept import ValueStore
+from vlmill.pipelines.manifest.cleaning import NamedClaims, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import (
     DataSet,
     Entry,
     Expected,
-    Picture,
+    ListedImage,
     Reading,
     kept_pictures,
 )
@@ -70,12 +70,12 @@ def _entries(sources: list[Source], name: str, split: str | None) -> Iterator[En
         yield from _read_pictures(file, name, pictures, claims_of_pictures)
         for number, annotation in enumerate(file.elements("annotations")):
             key = f"{source.name}:{number}"
-            made = _pair(annotation, pictures, name, split, claims)
-            if isinstance(made, Drop):
-                yield Entry(key=key, group=source.name, rows=made)
+            result = _pair(annotation, pictures, name, split, claims)
+            if isinstance(result, Drop):
+                yield Entry(key=key, group=source.name, rows=result)
                 continue
-            pair, picture = made
-            notes = notes_of(pair["text"], annotation["caption"])
+            pair, picture = result
+            notes = note_repairs(pair["text"], annotation["caption"])
             yield Entry(
                 key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes
             )
@@ -89,46 +89,48 @@ def _own_id(value: object) -> str | None:
 
 
 def _read_pictures(
-    file: JsonLists, name: str, pictures: KeptValues[Picture], claims: NamedClaims
+    file: JsonLists, name: str, pictures: ValueStore[ListedImage], claims: NamedClaims
 ) -> Iterator[Entry]:
     """Puts the pictures of a file into ``pictures`` by their id; yields what is none.
 
     ``claims`` are those of all files: one id is one picture, also in another file.
     """
-    for place, image in enumerate(file.elements("images")):
-        picture_id = _own_id(image.get("id")) if isinstance(image, dict) else None
-        if picture_id is None or not isinstance(image.get("file_name"), str):
+    for index, element in enumerate(file.elements("images")):
+        picture_id = _own_id(element.get("id")) if isinstance(element, dict) else None
+        if picture_id is None or not isinstance(element.get("file_name"), str):
             drop: Drop | None = Drop(Reason.BAD_ROW, "a picture without id or file_name")
         else:
-            drop = claims.claim(picture_id, image["file_name"])
+            drop = claims.claim(picture_id, element["file_name"])
         if picture_id is not None and (drop is None or drop.reason is Reason.DUPLICATE):
-            path = image["file_name"]
+            path = element["file_name"]
             paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
-            picture = Picture(image_id=f"{name}/{picture_id}", paths=paths)
+            picture = ListedImage(image_id=f"{name}/{picture_id}", paths=paths)
             pictures.put(key64(picture_id), picture)
         if drop is not None:
-            yield Entry(key=f"{file.source.name}:images:{place}", group="", rows=drop)
+            yield Entry(key=f"{file.source.name}:images:{index}", group="", rows=drop)
 
 
 def _pair(
     annotation: object,
-    pictures: KeptValues[Picture],
+    pictures: ValueStore[ListedImage],
     name: str,
     split: str | None,
     claims: NamedClaims,
-) -> tuple[dict[str, Any], Picture] | Drop:
+) -> tuple[dict[str, Any], ListedImage] | Drop:
     if not isinstance(annotation, dict):
         return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
-    annotation_id, of = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
-    if annotation_id is None or of is None:
+    annotation_id, published_id = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
+    if annotation_id is None or published_id is None:
         return Drop(Reason.BAD_ROW, "an annotation without id or image_id")
-    picture = pictures.get(key64(of))
+    picture = pictures.get(key64(published_id))
     if picture is None:
-        return Drop(Reason.BAD_ROW, f"its picture {of[:200]} is not in the list of images")
-    text = text_of(annotation.get("caption"))
+        return Drop(
+            Reason.BAD_ROW, f"its picture {published_id[:200]} is not in the list of images"
+        )
+    text = validate_text(annotation.get("caption"))
     if isinstance(text, Drop):
         return text
-    drop = claims.claim(annotation_id, f"{of}\0{text}")
+    drop = claims.claim(annotation_id, f"{published_id}\0{text}")
     if drop is not None:
         return drop
     return {

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import clean_text, flickr_id, notes_of, text_of
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.cleaning import clean_text, flickr_id, note_repairs, validate_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
@@ -41,8 +41,8 @@ class ListFile:
 
 
 def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
-    of_splits = {"train": folder.find(*TRAIN, *LABELS), "val": folder.find(*VALIDATION)}
-    there = {split: source for split, source in of_splits.items() if source is not None}
+    sources_by_split = {"train": folder.find(*TRAIN, *LABELS), "val": folder.find(*VALIDATION)}
+    there = {split: source for split, source in sources_by_split.items() if source is not None}
     if not there:
         raise folder.lacks(f"{TRAIN[0]} or {VALIDATION[0]}")
     published = {
@@ -68,11 +68,11 @@ def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
 
 def _entries_3m(file: ListFile) -> Iterator[Entry]:
     source = file.source
-    most = 5 if source.name in LABELS else 2
-    for number, line in lines_of(source):
+    num_fields = 5 if source.name in LABELS else 2
+    for number, line in read_lines(source):
         fields = line if isinstance(line, Drop) else line.split("\t")
-        if not isinstance(fields, Drop) and len(fields) != most:
-            fields = Drop(Reason.BAD_ROW, f"{len(fields)} fields, want {most}")
+        if not isinstance(fields, Drop) and len(fields) != num_fields:
+            fields = Drop(Reason.BAD_ROW, f"{len(fields)} fields, want {num_fields}")
         if isinstance(fields, Drop):
             yield Entry(key=f"{source.name}:{number}", group=source.name, rows=fields)
             continue
@@ -94,7 +94,7 @@ def _open_12m(folder: Folder, _: argparse.Namespace) -> Reading:
 def _entries_12m(file: ListFile) -> Iterator[Entry]:
     """The URL stands first, and a caption may hold tabs."""
     source = file.source
-    for number, line in lines_of(source):
+    for number, line in read_lines(source):
         url, tab, text = ("", "", "") if isinstance(line, Drop) else line.partition("\t")
         drop = (
             line if isinstance(line, Drop) else Drop(Reason.BAD_ROW, "no tab") if not tab else None
@@ -108,7 +108,7 @@ def _entries_12m(file: ListFile) -> Iterator[Entry]:
 def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
     name, split, source = file.name, file.split, file.source
     key = f"{source.name}:{number}"
-    text, url = text_of(published), url.strip()
+    text, url = validate_text(published), url.strip()
     if number == 0 and (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
         text = Drop(Reason.BAD_ROW, "a header, which the published file has not")
     elif not is_url(url):  # as of CC3M's columns, which stand the other way round in CC12M
@@ -127,7 +127,7 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
         "text_source": "alt",
         "image_url": url,
     }
-    picture = Picture(
+    picture = ListedImage(
         image_id=image_id,
         paths=_paths(name, split, number, url) if file.pictures else (),
         url=url,
@@ -139,7 +139,7 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
         group=source.name,
         rows=((PAIRS, pair),),
         pictures=(picture,),
-        notes=notes_of(text, published),
+        notes=note_repairs(text, published),
     )
 
 

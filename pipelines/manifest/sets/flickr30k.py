@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
+from vlmill.pipelines.manifest.cleaning import Claims, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import (
-    PICTURES,
+    IMAGE_STAGE,
     DataSet,
     Entry,
     Expected,
-    Picture,
+    ListedImage,
     Reading,
 )
 from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_reading
 from vlmill.pipelines.manifest.layouts.scan import ScanFile, scan_captions, scan_files
-from vlmill.pipelines.manifest.reading.lines import json_lines, lines_of
+from vlmill.pipelines.manifest.reading.lines import json_lines, read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
@@ -74,7 +74,7 @@ def _open_karpathy(source: Source) -> Reading:
         picture=lambda image: _picture(image["filename"]),
     )
     return karpathy_reading(
-        file, captions=PUBLISHED, pictures=31_014, folders=FOLDERS, says=(MORE_IN_VAL,)
+        file, captions=PUBLISHED, pictures=31_014, folders=FOLDERS, messages=(MORE_IN_VAL,)
     )
 
 
@@ -111,17 +111,17 @@ def _open_plain(source: Source, rows: Callable[[Source], Captions]) -> Reading:
         entries=lambda: _plain_entries(source, rows(source)),
         expected={
             source.name: Expected(rows=LINES_OF_ALL, source="Young et al. 2014"),
-            PICTURES: Expected(rows=31_783, source="Young et al. 2014"),
+            IMAGE_STAGE: Expected(rows=31_783, source="Young et al. 2014"),
         },
         picture_folders=FOLDERS,
     )
 
 
-def _picture(name: object) -> Picture | Drop:
+def _picture(name: object) -> ListedImage | Drop:
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         return Drop(Reason.BAD_ROW, f"{name!a} is not <photo id>.jpg"[:200])
-    return Picture(
+    return ListedImage(
         image_id=f"flickr30k/{match[1]}",
         paths=tuple(f"{folder}/{name}" for folder in FOLDERS),
         aliases=(f"flickr/{match[1]}",),
@@ -129,12 +129,12 @@ def _picture(name: object) -> Picture | Drop:
 
 
 def _token_rows(source: Source) -> Captions:
-    for number, line in lines_of(source):
+    for number, line in read_lines(source):
         if isinstance(line, Drop):
             yield number, line
             continue
-        place, tab, text = line.partition("\t")
-        name, hash_sign, k = place.partition("#")
+        caption_id, tab, text = line.partition("\t")
+        name, hash_sign, k = caption_id.partition("#")
         fits = tab and hash_sign and _NUMBER.fullmatch(k)
         yield number, (name, k, text) if fits else Drop(Reason.BAD_ROW, "no <name>#<k>, tab, text")
 
@@ -142,7 +142,7 @@ def _token_rows(source: Source) -> Captions:
 def _csv_rows(source: Source) -> Captions:
     """``name| number| text``; of one published row the second bar is missing."""
     first = 0
-    for number, line in lines_of(source):
+    for number, line in read_lines(source):
         if isinstance(line, Drop):
             yield number - first, line
             continue
@@ -190,22 +190,22 @@ def _lines(source: Source, split: str, claims: Claims) -> Iterator[Entry]:
 def _entry(
     key: str,
     group: str,
-    picture: Picture | Drop,
+    picture: ListedImage | Drop,
     k: int,
     published: object,
     split: str | None,
     claims: Claims,
 ) -> Entry:
-    text = published if isinstance(published, Drop) else text_of(published)
-    drop = next((one for one in (picture, text) if isinstance(one, Drop)), None)
+    text = published if isinstance(published, Drop) else validate_text(published)
+    drop = next((value for value in (picture, text) if isinstance(value, Drop)), None)
     if drop is None and k >= MOST_CAPTIONS:
         drop = Drop(Reason.BAD_ROW, f"caption number {k}, want less than {MOST_CAPTIONS}")
-    if isinstance(picture, Picture) and drop is None:
+    if isinstance(picture, ListedImage) and drop is None:
         photo = int(picture.image_id.rpartition("/")[2])
         drop = claims.claim(photo * MOST_CAPTIONS + k, str(text))
     if drop is not None:
         return Entry(key=key, group=group, rows=drop)
-    assert isinstance(picture, Picture) and isinstance(text, str)
+    assert isinstance(picture, ListedImage) and isinstance(text, str)
     pair: dict[str, Any] = {
         "pair_id": f"{picture.image_id}#{k}",
         "image_id": picture.image_id,
@@ -215,7 +215,7 @@ def _entry(
         "split": split,
         "text_source": "human",
     }
-    notes = notes_of(text, str(published))
+    notes = note_repairs(text, str(published))
     return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
 
 

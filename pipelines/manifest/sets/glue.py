@@ -110,7 +110,7 @@ TASKS = (
 )
 
 
-def header_of(task: Task, split: str) -> tuple[str, ...] | None:
+def get_header(task: Task, split: str) -> tuple[str, ...] | None:
     """Returns the columns of a file that has no header; None for one whose first line is one."""
     return COLA_COLUMNS if task.folder == "CoLA" and not split.startswith("test") else None
 
@@ -153,8 +153,8 @@ def label_columns(task: Task, label: str | None) -> dict[str, Any] | Drop:
         return {"label": None, "label_id": -1, "score": None}
     if task.labels:
         if label not in task.labels:
-            wanted = ", ".join(task.labels)
-            return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is none of {wanted}")
+            known_labels = ", ".join(task.labels)
+            return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is none of {known_labels}")
         return {"label": label, "label_id": task.labels.index(label), "score": None}
     try:
         score = float(label)
@@ -178,7 +178,7 @@ def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
     ]
     if any(task.folder == "MRPC" for task, _, _ in files) or not has_raw_mrpc(folder):
         if files:
-            return reading_of(files)
+            return make_reading(files)
         raise folder.lacks(f"folder of a task ({', '.join(t.folder for t in TASKS)})")
     raise InputError(
         f"--input {folder.root}: MRPC has the raw files msr_paraphrase_*.txt; make its train.tsv, "
@@ -191,40 +191,42 @@ def has_raw_mrpc(folder: Folder) -> bool:
     return any((folder.root / "MRPC").glob("msr_paraphrase_*.txt"))
 
 
-def name_of(task: Task, split: str) -> str:
+def make_file_name(task: Task, split: str) -> str:
     """Returns a file's name with its folder."""
     return f"{task.folder}/{split}.tsv"
 
 
 def find_file(folder: Folder, task: Task, split: str) -> Source | None:
     """Returns a split's file in the folder of its task: all tasks' are called alike."""
-    source = folder.find(name_of(task, split))
+    source = folder.find(make_file_name(task, split))
     if source is None or (source.member is None and source.path.parent.name != task.folder):
         return None
     return source
 
 
-def reading_of(files: Sequence[tuple[Task, str, Source]]) -> Reading:
+def make_reading(files: Sequence[tuple[Task, str, Source]]) -> Reading:
     """Returns the reading of some tasks' files; each has the columns that its task needs.
 
     Raises InputError for a file that lacks one.
     """
-    columns = [columns_of(task, split, source) for task, split, source in files]
+    columns = [read_columns(task, split, source) for task, split, source in files]
     return Reading(
         sources=tuple(source for _, _, source in files),
         entries=lambda: chain.from_iterable(
             glue_entries(*file, names) for file, names in zip(files, columns, strict=True)
         ),
         expected={
-            name_of(task, split): Expected(rows=task.rows[split], source="the published files")
+            make_file_name(task, split): Expected(
+                rows=task.rows[split], source="the published files"
+            )
             for task, split, _ in files
         },
     )
 
 
-def columns_of(task: Task, split: str, source: Source) -> tuple[str, ...]:
+def read_columns(task: Task, split: str, source: Source) -> tuple[str, ...]:
     """Returns the names of a file's columns. Raises InputError if one is missing."""
-    names = header_of(task, split)
+    names = get_header(task, split)
     if names is None:
         _, first = next(tsv_rows(source), (0, []))
         names = () if isinstance(first, Drop) else tuple(name.strip() for name in first)
@@ -240,7 +242,7 @@ def columns_of(task: Task, split: str, source: Source) -> tuple[str, ...]:
 
 def glue_entries(task: Task, split: str, source: Source, columns: Sequence[str]) -> Iterator[Entry]:
     """Yields the statements of a file in the order of its lines, numbered without the header."""
-    first = 0 if header_of(task, split) else 1
+    first = 0 if get_header(task, split) else 1
     for line, fields in tsv_rows(source):
         if line < first:
             continue
@@ -250,7 +252,7 @@ def glue_entries(task: Task, split: str, source: Source, columns: Sequence[str])
             else statement_row(task, split, line - first, columns, fields)
         )
         rows = row if isinstance(row, Drop) else ((STATEMENTS, row),)
-        name = name_of(task, split)
+        name = make_file_name(task, split)
         yield Entry(key=f"{name}:{line}", group=name, rows=rows)
 
 

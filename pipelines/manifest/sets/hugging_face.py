@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptNumbers
-from vlmill.pipelines.manifest.cleaning import notes_of, text_of, usable_id
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text, usable_id
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.hub_columns import (
     Columns,
-    columns_said,
+    format_columns,
     find_columns,
     resolved_options,
     split_of_name,
@@ -25,7 +25,7 @@ from vlmill.pipelines.manifest.reading.columns import (
     TEXTS,
     num_rows,
     parquet_rows,
-    schema_of,
+    read_schema,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
@@ -43,8 +43,8 @@ class Ids:
     content of each image, and the number of its captions.
     """
 
-    contents: KeptNumbers = field(default_factory=KeptNumbers)
-    captions: KeptNumbers = field(default_factory=KeptNumbers)
+    contents: NumberStore = field(default_factory=NumberStore)
+    captions: NumberStore = field(default_factory=NumberStore)
 
     def claim(self, image_id: str, content: bytes) -> Drop | None:
         """Returns why a row is dropped: its id is that of another image; else None."""
@@ -100,13 +100,19 @@ def _paths(folder: Folder) -> list[Path]:
     if paths := folder.files(".parquet"):
         return paths
     below = _folders(folder.root)
-    levels = ([folder.root / "data"], below, [one for path in below for one in _folders(path)])
-    found = (sorted(p for one in level for p in one.glob("*.parquet")) for level in levels)
-    return next((paths for paths in found if paths), [])
+    levels = (
+        [folder.root / "data"],
+        below,
+        [subfolder for path in below for subfolder in _folders(path)],
+    )
+    files_by_level = (
+        sorted(p for subfolder in level for p in subfolder.glob("*.parquet")) for level in levels
+    )
+    return next((paths for paths in files_by_level if paths), [])
 
 
 def _folders(path: Path) -> list[Path]:
-    return [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    return [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def _source(folder: Folder, path: Path) -> Source:
@@ -121,11 +127,11 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     sources = [_source(folder, path) for path in _paths(folder)]
     if not sources:
         raise folder.lacks("*.parquet")
-    schemas = {source.name: schema_of(source) for source in sources}
+    schemas = {source.name: read_schema(source) for source in sources}
     if len({tuple(sorted(schema.names)) for schema in schemas.values()}) > 1:
         raise InputError(f"--input {folder.root}: its Parquet files have different columns")
-    found = find_columns(schemas[sources[0].name], sources[0], args)
-    columns = replace(found, by_end=bool(folder.images))
+    base_columns = find_columns(schemas[sources[0].name], sources[0], args)
+    columns = replace(base_columns, by_end=bool(folder.images))
     if columns.split is None:
         splits = {s.name: args.split or split_of_name(s) for s in sources}
     else:
@@ -137,7 +143,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
         own_pictures=True,
         resolved=resolved_options(columns),
-        says=(columns_said(columns),),
+        says=(format_columns(columns),),
     )
 
 
@@ -149,25 +155,29 @@ def _entries(
         stem = source.name.rpartition(".")[0]
         for number, row in enumerate(parquet_rows(source, columns.names)):
             key = f"{source.name}:{number}"
-            made = _picture(row, columns, ids, f"{name}/{stem}/{number}")
-            split = made if isinstance(made, Drop) else _split(row, columns, splits[source.name])
-            if isinstance(made, Drop) or isinstance(split, Drop):
+            listed_image = _picture(row, columns, ids, f"{name}/{stem}/{number}")
+            split = (
+                listed_image
+                if isinstance(listed_image, Drop)
+                else _split(row, columns, splits[source.name])
+            )
+            if isinstance(listed_image, Drop) or isinstance(split, Drop):
                 assert isinstance(split, Drop)
                 yield Entry(key=key, group=source.name, rows=split)
                 continue
             pair = {
-                "image_id": made.image_id,
+                "image_id": listed_image.image_id,
                 "source": name,
                 "split": split,
-                "image_url": made.url,
+                "image_url": listed_image.url,
             }
-            yield from _row_entries(key, source.name, made, pair, row, columns, ids)
+            yield from _row_entries(key, source.name, listed_image, pair, row, columns, ids)
 
 
 def _row_entries(
     key: str,
     group: str,
-    picture: Picture,
+    picture: ListedImage,
     pair: dict[str, Any],
     row: Mapping[str, Any],
     columns: Columns,
@@ -188,7 +198,7 @@ def _row_entries(
         yield Entry(key=key, group=group, rows=drop)
         return
     both = zip(texts, published, strict=True)
-    notes = tuple(n for t, p in both if isinstance(t, str) for n in notes_of(t, str(p)))
+    notes = tuple(n for t, p in both if isinstance(t, str) for n in note_repairs(t, str(p)))
     yield Entry(key=key, group=group, rows=tuple(rows), pictures=(picture,), notes=notes)
     for k, text in enumerate(texts):
         if isinstance(text, Drop):
@@ -198,7 +208,7 @@ def _row_entries(
 def _captions(value: object) -> list[object]:
     """Returns the captions of a cell: a text or a struct, or a list of them."""
     values = value if isinstance(value, list) else [value]
-    return [_raw(one) if isinstance(one, Mapping) else one for one in values]
+    return [_raw(caption) if isinstance(caption, Mapping) else caption for caption in values]
 
 
 def _raw(caption: Mapping[str, Any]) -> object:
@@ -206,7 +216,7 @@ def _raw(caption: Mapping[str, Any]) -> object:
 
 
 def _text(caption: object) -> str | Drop:
-    return Drop(Reason.EMPTY_TEXT, "no caption") if caption is None else text_of(caption)
+    return Drop(Reason.EMPTY_TEXT, "no caption") if caption is None else validate_text(caption)
 
 
 def _split(row: Mapping[str, Any], columns: Columns, otherwise: str | None) -> str | Drop | None:
@@ -219,22 +229,24 @@ def _split(row: Mapping[str, Any], columns: Columns, otherwise: str | None) -> s
     return (value or "").strip() or otherwise
 
 
-def _picture(row: Mapping[str, Any], columns: Columns, ids: Ids, image_id: str) -> Picture | Drop:
+def _picture(
+    row: Mapping[str, Any], columns: Columns, ids: Ids, image_id: str
+) -> ListedImage | Drop:
     """Returns the image of a row by its bytes, or by a path under DIR where the file has none."""
     content, paths, url = _content(row[columns.image], by_end=columns.by_end)
     if columns.id is None:
-        own: str | Drop = image_id
+        row_id: str | Drop = image_id
     else:
         value = row[columns.id]
-        own = usable_id(None if value is None else str(value), columns.id)
-    if isinstance(own, Drop):
-        return own
+        row_id = usable_id(None if value is None else str(value), columns.id)
+    if isinstance(row_id, Drop):
+        return row_id
     if columns.id is not None:
         mark = content if content is not None else (url or "".join(paths)).encode()
-        if (conflict := ids.claim(own, mark)) is not None:
+        if (conflict := ids.claim(row_id, mark)) is not None:
             return conflict
     alone = columns.id is None
-    return Picture(image_id=own, content=content, paths=paths, url=url, alone=alone)
+    return ListedImage(image_id=row_id, content=content, paths=paths, url=url, alone=alone)
 
 
 def _content(value: object, *, by_end: bool) -> tuple[bytes | None, tuple[str, ...], str | None]:
@@ -253,7 +265,7 @@ def _content(value: object, *, by_end: bool) -> tuple[bytes | None, tuple[str, .
     if not path.startswith("/") and _DRIVE.match(path) is None:
         return None, (path,), None
     parts = [part for part in re.split(r"[\\/]+", path) if part]
-    ends = ("/".join(parts[place:]) for place in range(1, len(parts)))
+    ends = ("/".join(parts[start:]) for start in range(1, len(parts)))
     return None, tuple(ends) if by_end else (), None
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
-from vlmill.pipelines.manifest.reading.tars import Member, members_of
-from vlmill.pipelines.manifest.reading.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
+from vlmill.pipelines.manifest.reading.tars import Member, read_members
+from vlmill.pipelines.manifest.reading.unpacking import DAMAGED, inner_tar, open_tar, plain_files
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import RemotePath
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.names import without_ending
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
@@ -53,12 +53,12 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
 
 def _left_out(folder: Folder, paths: Sequence[Path]) -> tuple[str, ...]:
     """Returns a line on folders and tars of the data set that are not read."""
-    others = [p.name for p in folder.root.iterdir() if p.is_dir() or p.name.endswith(".tar")]
-    names = sorted({name for name in others if name[0] != "."} - {path.name for path in paths})
-    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    candidates = [p.name for p in folder.root.iterdir() if p.is_dir() or p.name.endswith(".tar")]
+    names = sorted({name for name in candidates if name[0] != "."} - {path.name for path in paths})
+    preview = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     if not names:
         return ()
-    return (f"warning: not read: {listed} (only folders n01440764/ of synsets, else tars, are)",)
+    return (f"warning: not read: {preview} (only folders n01440764/ of synsets, else tars, are)",)
 
 
 def _size(path: Path) -> int:
@@ -70,8 +70,8 @@ def _names_in(folder: Path) -> list[str]:
     """Returns the files of a folder and its links, sorted, without a request or a look at each."""
     if isinstance(folder, RemotePath):
         return sorted(path.name for path, _ in folder.entries())
-    with os.scandir(folder) as listed:
-        return sorted(one.name for one in listed if not one.is_dir())
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not entry.is_dir())
 
 
 def _is_image(name: str) -> bool:
@@ -94,19 +94,21 @@ def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
     """Yields the pictures folder by folder. Names begin with the synset's, so that one folder's
     names are remembered, and of all folders those alone that do not.
     """
-    others: dict[str, str] = {}
+    global_names: dict[str, str] = {}
     for source in sources:
-        named: dict[str, str] = {}
+        folder_names: dict[str, str] = {}
         for name in filter(_is_image, _names_in(source.path)):
             path = f"{source.name}/{name}"
-            names = named if name.startswith(source.name) else others
+            names = folder_names if name.startswith(source.name) else global_names
             ids = list(_image_ids(name, source.name))
-            image_id = next((one for one in ids if names.setdefault(one, path) == path), None)
+            image_id = next(
+                (candidate for candidate in ids if names.setdefault(candidate, path) == path), None
+            )
             if image_id is None:
                 drop = Drop(Reason.ID_CONFLICT, f"{ids[0]} came earlier: {names[ids[0]]}")
                 yield Entry(key=path, group=GROUP, rows=drop)
                 continue
-            picture = Picture(image_id=image_id, paths=(path,), alone=True)
+            picture = ListedImage(image_id=image_id, paths=(path,), alone=True)
             yield Entry(key=path, group=GROUP, rows=(), pictures=(picture,))
 
 
@@ -122,15 +124,15 @@ def _tar_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
                 yield Entry(key=key, group=GROUP, rows=(), pictures=(picture,))
 
 
-def _member_picture(where: str, member: Member, claims: NamedClaims) -> Picture | Drop:
+def _member_picture(where: str, member: Member, claims: NamedClaims) -> ListedImage | Drop:
     if isinstance(member.content, Drop):
         return member.content
     folder = member.name.rpartition("/")[0] or where.removesuffix(".tar")
     drop: Drop | None = None
     for image_id in _image_ids(member.name, folder.rpartition("/")[2]):
-        drop = claims.claim(image_id, image_id_of(member.content))
+        drop = claims.claim(image_id, compute_image_id(member.content))
         if drop is None:
-            return Picture(image_id=image_id, content=member.content, alone=True)
+            return ListedImage(image_id=image_id, content=member.content, alone=True)
         if drop.reason is Reason.DUPLICATE:
             break
     assert drop is not None
@@ -142,18 +144,18 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
     if _holds_tars(path):
         yield from _inner_members(path)
         return
-    with opened_tar(path) as tar:
-        yield from ((path.name, member) for member in members_of(tar) if _is_image(member.name))
+    with open_tar(path) as tar:
+        yield from ((path.name, member) for member in read_members(tar) if _is_image(member.name))
 
 
 def _holds_tars(path: Path) -> bool:
-    with opened_tar(path) as tar:
+    with open_tar(path) as tar:
         first = next((info for info in plain_files(tar) if _is_image(info.name)), None)
         return first is not None and first.name.endswith(".tar")
 
 
 def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
-    with opened_tar(path) as outer:
+    with open_tar(path) as outer:
         for info in filter(lambda one: _is_image(one.name), plain_files(outer)):
             where = f"{path.name}/{info.name}"
             if not info.name.endswith(".tar"):
@@ -162,13 +164,13 @@ def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
                 continue
             try:
                 with inner_tar(outer, info) as inner:
-                    members = (one for one in members_of(inner) if _is_image(one.name))
+                    members = (entry for entry in read_members(inner) if _is_image(entry.name))
                     yield from ((where, member) for member in members)
             except DAMAGED as error:
                 if isinstance(error, InputError):
                     raise
-                said = f"{where}: no readable tar, or cut ({error})"
-                yield where, Member(info.name, Drop(Reason.BAD_ROW, said))
+                detail = f"{where}: no readable tar, or cut ({error})"
+                yield where, Member(info.name, Drop(Reason.BAD_ROW, detail))
 
 
 IMAGENET22K = DataSet(

@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import notes_of, text_of
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.columns import (
     TEXTS,
-    guessed,
+    guess_column,
     num_rows,
     parquet_rows,
-    schema_of,
+    read_schema,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
@@ -52,10 +52,10 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 def _columns(source: Source, text: str | None) -> dict[str, str]:
     """The file's names of what is read."""
-    schema: pa.Schema = schema_of(source)
+    schema: pa.Schema = read_schema(source)
     columns = {
-        "text": guessed(schema.names, TEXTS, text, "--text-column", source.said),
-        "url": guessed(schema.names, URLS, None, "a column of URLs:", source.said),
+        "text": guess_column(schema.names, TEXTS, text, "--text-column", source.said),
+        "url": guess_column(schema.names, URLS, None, "a column of URLs:", source.said),
     }
     for name, usual in (("score", SCORES), ("language", LANGUAGES)):
         there = [column for column in usual if column in schema.names]
@@ -75,14 +75,14 @@ def _entries(source: Source, columns: Mapping[str, str]) -> Iterator[Entry]:
             yield Entry(key=key, group=source.name, rows=pair)
             continue
         url = pair["image_url"]
-        picture = Picture(
+        picture = ListedImage(
             image_id=image_id,
             paths=(f"images/{stem}/{number}", f"images/{number:09d}.jpg"),
             url=url,
             aliases=url_aliases(url),
             alone=True,
         )
-        notes = notes_of(pair["text"], str(values["text"]))
+        notes = note_repairs(pair["text"], str(values["text"]))
         yield Entry(
             key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes
         )
@@ -90,7 +90,7 @@ def _entries(source: Source, columns: Mapping[str, str]) -> Iterator[Entry]:
 
 def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
     url, score, language = values["url"], values.get("score"), values.get("language")
-    text = Drop(Reason.EMPTY_TEXT) if values["text"] is None else text_of(values["text"])
+    text = Drop(Reason.EMPTY_TEXT) if values["text"] is None else validate_text(values["text"])
     if not isinstance(url, str) or not is_url(url):
         return Drop(Reason.BAD_ROW, "no URL")
     if isinstance(text, Drop):

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.lines import json_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
@@ -23,7 +23,7 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
         identifier, sentence, label = record["identifier"], record["sentence"], record.get("label")
     except (KeyError, TypeError, AttributeError) as error:
         return Drop(Reason.BAD_ROW, f"a statement without {error}")
-    pair = pair_of(identifier)
+    pair = parse_pair(identifier)
     if pair is None or pair.split("-")[0] != split or not isinstance(sentence, str):
         return Drop(
             Reason.BAD_ROW, f"identifier {identifier!a}: want {split}-SET-PAIR-SENTENCE and a text"
@@ -44,7 +44,7 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
     }
 
 
-def pair_of(identifier: Any) -> str | None:
+def parse_pair(identifier: Any) -> str | None:
     """Returns split, set and pair of an identifier SPLIT-SET-PAIR-SENTENCE; None if it is none."""
     parts = identifier.split("-") if isinstance(identifier, str) else []
     if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts[1:]):
@@ -89,15 +89,15 @@ def read_subsets(source: Source) -> dict[tuple[str, str], str]:
     labels: dict[tuple[str, str], list[str]] = {}
     for _, line in json_lines(source, KEYS):
         if not isinstance(line, Drop):
-            labels.setdefault(urls_of(line), []).append(str(line.get("label")))
-    several = {urls: of_pair for urls, of_pair in labels.items() if len(of_pair) > 1}
+            labels.setdefault(get_urls(line), []).append(str(line.get("label")))
+    several = {urls: pair_labels for urls, pair_labels in labels.items() if len(pair_labels) > 1}
     return {
-        urls: "balanced" if len(set(of_pair)) > 1 else "unbalanced"
-        for urls, of_pair in several.items()
+        urls: "balanced" if len(set(pair_labels)) > 1 else "unbalanced"
+        for urls, pair_labels in several.items()
     }
 
 
-def urls_of(line: Mapping[str, Any]) -> tuple[str, str]:
+def get_urls(line: Mapping[str, Any]) -> tuple[str, str]:
     """Returns a statement's pictures as published: the left one's URL and the right one's."""
     return str(line.get("left_url")), str(line.get("right_url"))
 
@@ -107,8 +107,8 @@ def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
     contents: dict[str, str] = {}
     for split, source in sources.items():
         subsets = read_subsets(source) if split in WITH_SUBSETS else {}
-        for place, line in json_lines(source, KEYS):
-            key = f"{source.name}:{place}"
+        for line_number, line in json_lines(source, KEYS):
+            key = f"{source.name}:{line_number}"
             row = line if isinstance(line, Drop) else statement_row(line, split)
             if isinstance(row, Drop):
                 yield Entry(key=key, group=source.name, rows=row)
@@ -121,19 +121,19 @@ def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
                 yield Entry(key=key, group=source.name, rows=drop)
                 continue
             assert not isinstance(line, Drop)
-            row["subset"] = subsets.get(urls_of(line))
-            pictures = tuple(picture_of(i, split, line) for i in row["image_ids"])
+            row["subset"] = subsets.get(get_urls(line))
+            pictures = tuple(make_listed_image(i, split, line) for i in row["image_ids"])
             rows = ((STATEMENTS, row),)
             yield Entry(key=key, group=source.name, rows=rows, pictures=pictures)
 
 
-def picture_of(image_id: str, split: str, record: Mapping[str, Any]) -> Picture:
+def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> ListedImage:
     """Names a statement's picture: those of training lie in numbered folders."""
     name = image_id.partition("/")[2] + ".png"
     folder = f"images/train/{record.get('directory')}" if split == "train" else split
     side = "left_url" if image_id.endswith(SIDES[0]) else "right_url"
     url = record.get(side)
-    return Picture(
+    return ListedImage(
         image_id=image_id,
         paths=(f"{folder}/{name}", f"images/{folder}/{name}"),
         url=url if isinstance(url, str) else None,

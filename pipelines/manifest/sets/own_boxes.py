@@ -10,10 +10,10 @@ from pathlib import Path
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.box_files import (
-    Annotated,
-    Thing,
+    AnnotatedImage,
+    AnnotatedObject,
     coco_categories,
     coco_pictures,
     tsv_pictures,
@@ -21,7 +21,7 @@ from vlmill.pipelines.manifest.layouts.box_files import (
     voc_splits,
     with_endings,
 )
-from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, frame_of, size_notes
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_frame, size_notes
 from vlmill.pipelines.manifest.layouts.yolo_files import (
     YOLO_NAMES,
     yolo_backgrounds,
@@ -36,7 +36,7 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES
 
 CLASSES, ATTRIBUTES = "classes.json", "attributes.json"
-Pictures = Callable[[], Iterator[Annotated]]
+Pictures = Callable[[], Iterator[AnnotatedImage]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,11 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
-    layout = layout_of(folder)
+    layout = find_layout(folder)
     classes, attributes = (vocabulary_file(path) for path in (args.classes, args.attributes))
     classes = classes or {name: number for number, name in enumerate(layout.classes)}
     if not classes or not attributes:
-        names, words = counted(layout.pictures())
+        names, words = count_labels(layout.pictures())
         classes = classes or {name: number for number, name in enumerate(sorted(names))}
         attributes = attributes or {word: number for number, word in enumerate(sorted(words))}
     if not classes:
@@ -94,26 +94,28 @@ def one_file(path: Path) -> Source:
     return Source(path=path, name=path.name, size=path.stat().st_size)
 
 
-def counted(pictures: Iterator[Annotated]) -> tuple[Counter[str], Counter[str]]:
+def count_labels(pictures: Iterator[AnnotatedImage]) -> tuple[Counter[str], Counter[str]]:
     """Counts the classes and attributes of all boxes, in one pass over the files."""
     names, words = Counter[str](), Counter[str]()
     for picture in pictures:
-        for thing in [] if isinstance(picture.things, Drop) else picture.things:
-            names.update([thing.name] if thing.name else [])
-            words.update(thing.attributes)
+        for annotated_object in [] if isinstance(picture.things, Drop) else picture.things:
+            names.update([annotated_object.name] if annotated_object.name else [])
+            words.update(annotated_object.attributes)
     return names, words
 
 
-def layout_of(folder: Folder) -> Layout:
+def find_layout(folder: Folder) -> Layout:
     """Returns what lies in ``--input``, the first layout that is there. Raises InputError."""
     root = folder.root
     if coco := coco_files(folder):
         names = dict.fromkeys(name for s in coco for name in coco_categories(s).values())
         return Layout(
-            sources=tuple(coco), pictures=partial(each, coco_pictures, coco), classes=tuple(names)
+            sources=tuple(coco),
+            pictures=partial(read_each, coco_pictures, coco),
+            classes=tuple(names),
         )
     if tables := [one_file(path) for path in folder.files(".tsv", ".tsv.gz")]:
-        return Layout(sources=tuple(tables), pictures=partial(each, tsv_pictures, tables))
+        return Layout(sources=tuple(tables), pictures=partial(read_each, tsv_pictures, tables))
     if xml := sorted(root.rglob("*.xml")):
         lists, splits = voc_splits(root)
         return Layout(
@@ -145,22 +147,24 @@ def coco_files(folder: Folder) -> list[Source]:
     root = folder.root
     below = sorted([*root.glob("*/*.json"), *root.glob("*/*.json.gz")])
     for paths in (folder.files(".json", ".json.gz"), below):
-        named = [replace(one_file(path), name=path.relative_to(root).as_posix()) for path in paths]
-        coco = [s for s in named if {"images", "annotations", "categories"} <= members_of(s)]
+        sources = [
+            replace(one_file(path), name=path.relative_to(root).as_posix()) for path in paths
+        ]
+        coco = [s for s in sources if {"images", "annotations", "categories"} <= list_members(s)]
         if coco:
             return [s for s in coco if s.path.name.startswith("instances")] or coco
     return []
 
 
-def members_of(source: Source) -> set[str]:
+def list_members(source: Source) -> set[str]:
     """Returns the members of a JSON object; none of a list."""
     file = JsonLists(source=source)
     return set() if file.is_list() else set(file.members())
 
 
-def each(
-    read: Callable[[Source], Iterator[Annotated]], sources: Sequence[Source]
-) -> Iterator[Annotated]:
+def read_each(
+    read: Callable[[Source], Iterator[AnnotatedImage]], sources: Sequence[Source]
+) -> Iterator[AnnotatedImage]:
     """Yields the pictures of several files."""
     for source in sources:
         yield from read(source)
@@ -194,41 +198,43 @@ def _entries(
 
 def _entry(
     folder: Folder,
-    annotated: Annotated,
-    things: Sequence[Thing],
+    annotated: AnnotatedImage,
+    objects: Sequence[AnnotatedObject],
     vocabularies: tuple[dict[str, int], dict[str, int]],
     args: argparse.Namespace,
 ) -> Entry:
-    picture = Picture(
+    picture = ListedImage(
         image_id=annotated.file_name,
         paths=with_endings(annotated.file_name, annotated.folders),
         width=annotated.width,
         height=annotated.height,
         alone=True,
     )
-    frame = frame_of(folder, picture)
+    frame = read_frame(folder, picture)
     if frame is None:
         drop = Drop(Reason.IMAGE_MISSING, "no size of the picture: neither said nor a file")
         return Entry(key=annotated.key, group=args.source, rows=drop)
     row: dict[str, list[object]] = {"boxes": [], "class_ids": [], "attribute_ids": []}
-    notes = list(size_notes(frame, [t.box for t in things if not t.fractions]))
+    notes = list(size_notes(frame, [t.box for t in objects if not t.fractions]))
     crowds = []
-    for thing in things:
-        box = box_of(thing, frame)
-        number = vocabularies[0].get(thing.name)
+    for annotated_object in objects:
+        box = compute_box(annotated_object, frame)
+        number = vocabularies[0].get(annotated_object.name)
         if isinstance(box, Drop) or number is None:
             reason = box.reason if isinstance(box, Drop) else Reason.LABEL_UNKNOWN
             notes.append(f"objects left out, {reason.value}")
             continue
-        known = [vocabularies[1][word] for word in thing.attributes if word in vocabularies[1]]
-        unknown = len(thing.attributes) - len(known)
+        known = [
+            vocabularies[1][word] for word in annotated_object.attributes if word in vocabularies[1]
+        ]
+        unknown = len(annotated_object.attributes) - len(known)
         notes += ["attributes left out, label_unknown"] * unknown
         row["boxes"].append(list(box))
         row["class_ids"].append(number)
         row["attribute_ids"].append(list(dict.fromkeys(known)))
-        crowds.append(thing.crowd)
+        crowds.append(annotated_object.crowd)
     width, height = frame.upright_size
-    made = {
+    box_row = {
         **row,
         "image_id": annotated.file_name,
         "width": width,
@@ -237,26 +243,26 @@ def _entry(
         "split": args.split or annotated.split,
         "source": args.source,
     }
-    if not things:
+    if not objects:
         notes.append("pictures without an object")
     return Entry(
         key=annotated.key,
         group=args.source,
-        rows=((BOXES, made),),
+        rows=((BOXES, box_row),),
         pictures=(picture,),
         notes=tuple(notes),
     )
 
 
-def box_of(thing: Thing, frame: Frame) -> Box | Drop:
+def compute_box(annotated_object: AnnotatedObject, frame: Frame) -> Box | Drop:
     """Returns an object's box in the upright picture, or why there is none."""
-    box = thing.box
+    box = annotated_object.box
     if isinstance(box, Drop):
         return box
-    if thing.fractions:
+    if annotated_object.fractions:
         x1, y1, x2, y2 = box
         box = (x1 * frame.width, y1 * frame.height, x2 * frame.width, y2 * frame.height)
-    inside = clipped(box, frame)
+    inside = clip_box(box, frame)
     return inside if isinstance(inside, Drop) else inside[0]
 
 

@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, notes_of, text_of
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading, first_paths
-from vlmill.pipelines.manifest.reading.rows import column_names, places_of, read_rows, table_file
+from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, note_repairs, validate_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading, first_paths
+from vlmill.pipelines.manifest.reading.rows import (
+    column_names,
+    find_column_indices,
+    read_rows,
+    table_file,
+)
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.titles import TitleRules, clean_title
 from vlmill.pipelines.texts.lists import read_lists
-from vlmill.schemas.console.command import place
+from vlmill.schemas.console.command import path_or_url
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.rejects import MAX_KEY, Reason
 from vlmill.schemas.tables import PAIRS
@@ -54,8 +59,8 @@ def _rows(
     source: Source, columns: list[str], make: Callable[[Values, str], Entry]
 ) -> Iterator[Entry]:
     table = table_file(source.path)
-    places = places_of(table, [("column", name) for name in columns])
-    for number, (_, fields) in enumerate(read_rows(table, places)):
+    column_indices = find_column_indices(table, [("column", name) for name in columns])
+    for number, (_, fields) in enumerate(read_rows(table, column_indices)):
         key = f"{source.name}:{number}"
         if isinstance(fields, Drop):
             reason = Reason.BAD_ROW if fields.reason is Reason.BAD_RECORD else fields.reason
@@ -91,16 +96,16 @@ def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
 def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:
     """image_id is the SHA-256 of the bytes: a picture that is not there has none."""
     group = key.rpartition(":")[0]
-    published, place = values["text"] or "", (values["image"] or "").strip()
-    text, content = text_of(published), folder.picture((place,))
-    drop = next((one for one in (text, content) if isinstance(one, Drop)), None)
+    published, location = values["text"] or "", (values["image"] or "").strip()
+    text, content = validate_text(published), folder.picture((location,))
+    drop = next((value for value in (text, content) if isinstance(value, Drop)), None)
     score = _number(values.get("score"))
     drop = drop or (score if isinstance(score, Drop) else None)
     if drop is not None:
         return Entry(key=key, group=group, rows=drop)
     assert isinstance(content, bytes) and isinstance(text, str)
-    image_id = image_id_of(content)
-    pair_id = pair_id_of(image_id, text)
+    image_id = compute_image_id(content)
+    pair_id = compute_pair_id(image_id, text)
     drop = claims.claim(pair_id, text)
     if drop is not None:
         return Entry(key=key, group=group, rows=drop)
@@ -116,8 +121,8 @@ def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -
         "page_url": _text(values.get("page_url")),
         "image_url": url,
     }
-    picture = Picture(image_id=image_id, paths=(place,), url=url)
-    notes = notes_of(text, published)
+    picture = ListedImage(image_id=image_id, paths=(location,), url=url)
+    notes = note_repairs(text, published)
     return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
 
 
@@ -156,7 +161,7 @@ def _open_web_pairs(folder: Path) -> Reading:
 def _web_pair(images: ImageReader, row: dict[str, Any]) -> Entry:
     image_id = row["image_id"]
     content = images[image_id] if image_id in images else None  # noqa: SIM401  (no mapping)
-    picture = Picture(
+    picture = ListedImage(
         image_id=image_id, content=content, paths=(f"{image_id}",), url=row["image_url"]
     )
     pair = row | {"source": "lait", "split": row["split"] or "train"}
@@ -175,7 +180,7 @@ def _add_tao_arguments(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument(
         "--blocked-words",
-        type=place,
+        type=path_or_url,
         metavar="FILE",
         help="with --tao-clean: words and phrases of spam, one a line",
     )
@@ -206,18 +211,18 @@ def _open_tao(folder: Folder, args: argparse.Namespace) -> Reading:
 
 def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, key: str) -> Entry:
     group = key.rpartition(":")[0]
-    item, place = clean_text(values["item_id"] or ""), (values["image"] or "").strip()
+    item, location = clean_text(values["item_id"] or ""), (values["image"] or "").strip()
     published = values["title"] or ""
-    text = text_of(published)
+    text = validate_text(published)
     if not item or len(item) > MAX_KEY:
         text = Drop(Reason.BAD_ROW, "no item_id")
     if rules is not None and isinstance(text, str):
         text = clean_title(text, rules)
-    drop = text if isinstance(text, Drop) else claims.claim(item, f"{text}\0{place}")
+    drop = text if isinstance(text, Drop) else claims.claim(item, f"{text}\0{location}")
     if drop is not None:
         return Entry(key=key, group=group, rows=drop)
     assert isinstance(text, str)
-    url = place if place.startswith(WEB) else None
+    url = location if location.startswith(WEB) else None
     pair = {
         "pair_id": f"tao/{item}#0",
         "image_id": f"tao/{item}",
@@ -229,9 +234,9 @@ def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, ke
         "image_url": url,
         "category": _text(values.get("category")),
     }
-    paths = () if url else (place,)
-    picture = Picture(image_id=f"tao/{item}", paths=paths, url=url, alone=True)
-    notes = notes_of(text, published)
+    paths = () if url else (location,)
+    picture = ListedImage(image_id=f"tao/{item}", paths=paths, url=url, alone=True)
+    notes = note_repairs(text, published)
     return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
 
 

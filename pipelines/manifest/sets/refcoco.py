@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.models.convert.plain_pickle import BadPickle
-from vlmill.models.convert.unpickling import MAX_PICKLE, unpickled_list
+from vlmill.models.convert.unpickling import MAX_PICKLE, read_pickled_list
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
@@ -18,9 +18,9 @@ from vlmill.pipelines.manifest.layouts.instances import (
     Frames,
     Instance,
     box_entries,
-    corners_of,
+    clip_bbox,
     frames,
-    picture_of,
+    make_listed_image,
     read_instances,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
@@ -32,13 +32,13 @@ EMPTY_STAYS = ("val", "test", "testA", "testB")  # a text without words is score
 
 
 def expression_rows(
-    ref: Any, instances: Mapping[int, Instance], frame_of: Frames, *, source: str, split_by: str
+    ref: Any, instances: Mapping[int, Instance], get_frame: Frames, *, source: str, split_by: str
 ) -> Iterator[tuple[str, dict[str, Any] | Drop, tuple[str, ...]]]:
     """Reads an entry of ``refs(...).p`` as rows of ``expressions``, one for each of its texts.
 
     Yields the key of each, its row and what was mended in it.
     """
-    ref = named(ref)
+    ref = decode_keys(ref)
     try:
         ref_id, ann_id, image_id = ref["ref_id"], ref["ann_id"], ref["image_id"]
         split, sentences = plain_text(ref["split"]), ref["sentences"]
@@ -55,8 +55,8 @@ def expression_rows(
         detail = f"annotation {ann_id!s:.40} of picture {image_id!s:.40} is not there"
         placed = Drop(Reason.BAD_REFERENCE, detail)
     else:
-        placed = corners_of(instance.bbox, frame_of(image_id))
-    for sentence in map(named, sentences):
+        placed = clip_bbox(instance.bbox, get_frame(image_id))
+    for sentence in map(decode_keys, sentences):
         text = text_of_sentence(sentence, split)
         sent_id = sentence.get("sent_id") if isinstance(sentence, dict) else None
         key = f"{source}/{sent_id!s:.40}"
@@ -84,20 +84,20 @@ def text_of_sentence(sentence: Any, split: str) -> str | Drop:
     """Returns a sentence's text; without words it stays where it is scored."""
     if not isinstance(sentence, dict) or whole_number(sentence.get("sent_id")) is None:
         return Drop(Reason.BAD_ROW, "a sentence without sent_id")
-    text = expression_of(sentence)
+    text = clean_expression(sentence)
     if not text and split not in EMPTY_STAYS:
         return Drop(Reason.EMPTY_TEXT)
     return text
 
 
-def named(record: Any) -> Any:
+def decode_keys(record: Any) -> Any:
     """Returns a dict of a Python 2 pickle with text for keys, anything else as it is."""
     if not isinstance(record, dict):
         return record
     return {plain_text(key): value for key, value in record.items()}
 
 
-def expression_of(sentence: Mapping[str, Any]) -> str:
+def clean_expression(sentence: Mapping[str, Any]) -> str:
     """Returns a sentence's cleaned text, the one as typed where cleaning has left nothing."""
     return clean_text(plain_text(sentence.get("sent"))) or clean_text(
         plain_text(sentence.get("raw"))
@@ -143,7 +143,7 @@ class Files:
 
 def open_refcoco(source: str, folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens the files of one of the three sets. Raises InputError."""
-    files = files_of(source, folder, args.split_by)
+    files = find_files(source, folder, args.split_by)
     counts = ROWS.get((source, files.split_by), {})
     return Reading(
         sources=tuple(s for s in (files.refs, files.instances, files.detections) if s),
@@ -157,18 +157,18 @@ def open_refcoco(source: str, folder: Folder, args: argparse.Namespace) -> Readi
     )
 
 
-def files_of(source: str, folder: Folder, split_by: str | None) -> Files:
+def find_files(source: str, folder: Folder, split_by: str | None) -> Files:
     """Finds the files, by ``split_by`` if there are several. Raises InputError."""
     refs = {by: folder.find(f"refs({by}).p") for by in SPLITS_BY}
     there = [by for by, file in refs.items() if file is not None]
-    wanted = there if split_by is None else [split_by]
-    if len(wanted) > 1:
+    choices = there if split_by is None else [split_by]
+    if len(choices) > 1:
         raise InputError(
-            f"--input {folder.root} has the splits of {' and '.join(wanted)}; say --split-by"
+            f"--input {folder.root} has the splits of {' and '.join(choices)}; say --split-by"
         )
-    if not wanted or (file := refs[wanted[0]]) is None:
+    if not choices or (file := refs[choices[0]]) is None:
         raise folder.lacks(f"refs({split_by or 'unc'}).p")
-    by = wanted[0]
+    by = choices[0]
     return Files(
         source=source,
         split_by=by,
@@ -190,7 +190,7 @@ def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
     claims = Claims()
     for ref in read_refs(files.refs):
         if isinstance(ref, dict):
-            files.refs.remarks.check(named(ref), REF_KEYS)
+            files.refs.remarks.check(decode_keys(ref), REF_KEYS)
         rows = expression_rows(ref, instances, frame, source=files.source, split_by=files.split_by)
         for key, row, notes in rows:
             if isinstance(row, Drop):
@@ -202,7 +202,7 @@ def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
                 key=key,
                 group=row["split"],
                 rows=repeated or ((EXPRESSIONS, row),),
-                pictures=(picture_of(image_id, sizes[image_id]),),
+                pictures=(make_listed_image(image_id, sizes[image_id]),),
                 notes=notes,
             )
     yield from box_entries(instances.values(), sizes, frame)
@@ -222,7 +222,7 @@ def read_refs(source: Source) -> Iterator[Any]:
             f"{source.said}: more than {MAX_PICKLE} bytes, which no published file has"
         )
     try:
-        yield from unpickled_list(content, encoding="bytes")
+        yield from read_pickled_list(content, encoding="bytes")
     except BadPickle as error:
         raise InputError(f"{source.said} is no pickle of plain data ({error})") from None
 

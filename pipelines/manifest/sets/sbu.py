@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptNumbers
-from vlmill.pipelines.manifest.cleaning import flickr_id, notes_of, text_of
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.manifest.cleaning import flickr_id, note_repairs, validate_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL
@@ -65,13 +65,13 @@ def check_columns(source: Source) -> None:
     names = (*LISTS, *(name for name in file.members() if name == USERS))
     counts = {name: sum(1 for _ in file.elements(name)) for name in names}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise InputError(f"{source.said}: its lists differ in length ({said}); fetch it again")
+        lengths = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InputError(f"{source.said}: its lists differ in length ({lengths}); fetch it again")
 
 
 def check_lines(urls: Source, captions: Source) -> None:
     """Raises InputError if the two text files do not have equally many lines."""
-    counts = [sum(1 for _ in lines_of(source)) for source in (urls, captions)]
+    counts = [sum(1 for _ in read_lines(source)) for source in (urls, captions)]
     if counts[0] != counts[1]:
         raise InputError(
             f"{urls.said} has {counts[0]} lines and {captions.said} {counts[1]}: line i of one no "
@@ -80,9 +80,9 @@ def check_lines(urls: Source, captions: Source) -> None:
 
 
 def _entries(sources: tuple[Source, ...], name: str) -> Iterator[Entry]:
-    seen = KeptNumbers()
-    for number, (place, caption) in enumerate(_rows(sources, name)):
-        yield _entry(name, number, place, caption, seen)
+    photo_counts = NumberStore()
+    for number, (location, caption) in enumerate(_rows(sources, name)):
+        yield _entry(name, number, location, caption, photo_counts)
 
 
 def _rows(sources: tuple[Source, ...], name: str) -> Iterator[Fields]:
@@ -94,28 +94,30 @@ def _rows(sources: tuple[Source, ...], name: str) -> Iterator[Fields]:
             pair = isinstance(row, list) and len(row) == 2
             yield (row[0], row[1]) if pair else (Drop(Reason.BAD_ROW, "no [path, caption]"), "")
     else:
-        columns = (lines_of(source) for source in sources)
+        columns = (read_lines(source) for source in sources)
         yield from ((url, text) for (_, url), (_, text) in zip(*columns, strict=True))
 
 
-def _entry(name: str, number: int, place: object, caption: object, seen: KeptNumbers) -> Entry:
+def _entry(
+    name: str, number: int, location: object, caption: object, photo_counts: NumberStore
+) -> Entry:
     key = f"{name}:{number}"
-    text = caption if isinstance(caption, Drop) else text_of(caption)
-    if isinstance(place, Drop):
-        text = place
-    elif not isinstance(place, str) or not 0 < len(place.strip()) <= MAX_URL:
+    text = caption if isinstance(caption, Drop) else validate_text(caption)
+    if isinstance(location, Drop):
+        text = location
+    elif not isinstance(location, str) or not 0 < len(location.strip()) <= MAX_URL:
         text = Drop(Reason.BAD_ROW, "no URL")
-    elif not place.strip().isprintable():
-        text = Drop(Reason.BAD_ROW, f"no URL: {place[:200]!a}")
+    elif not location.strip().isprintable():
+        text = Drop(Reason.BAD_ROW, f"no URL: {location[:200]!a}")
     if isinstance(text, Drop):
         return Entry(key=key, group=name, rows=text)
-    assert isinstance(place, str)
-    place = place.strip()
-    photo = flickr_id(place)
+    assert isinstance(location, str)
+    location = location.strip()
+    photo = flickr_id(location)
     image_id = f"sbu/{photo}" if photo else f"sbu/row-{number}"
-    url = None if name == VILT else place
+    url = None if name == VILT else location
     pair = {
-        "pair_id": f"{image_id}#{_count(seen, photo)}",
+        "pair_id": f"{image_id}#{_count(photo_counts, photo)}",
         "image_id": image_id,
         "text": text,
         "language": "en",
@@ -124,28 +126,28 @@ def _entry(name: str, number: int, place: object, caption: object, seen: KeptNum
         "text_source": "title",
         "image_url": url,
     }
-    picture = Picture(
+    picture = ListedImage(
         image_id=image_id,
-        paths=_paths(place, number),
+        paths=_paths(location, number),
         url=url,
         aliases=(f"flickr/{photo}",) if photo else (),
         alone=not photo,
     )
-    notes = notes_of(text, str(caption))
+    notes = note_repairs(text, str(caption))
     return Entry(key=key, group=name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
 
 
-def _count(seen: KeptNumbers, photo: str | None) -> int:
+def _count(photo_counts: NumberStore, photo: str | None) -> int:
     """How often the photo came before: which of its captions this is."""
     if photo is None:
         return 0
-    number = seen.get(int(photo)) or 0
-    seen.put(int(photo), number + 1)
+    number = photo_counts.get(int(photo)) or 0
+    photo_counts.put(int(photo), number + 1)
     return number
 
 
-def _paths(place: str, number: int) -> tuple[str, ...]:
-    stem = place.rpartition("/")[2].split("?")[0] or "none"
+def _paths(location: str, number: int) -> tuple[str, ...]:
+    stem = location.rpartition("/")[2].split("?")[0] or "none"
     return (
         f"images/{stem}",
         f"sbu_images/{stem}",

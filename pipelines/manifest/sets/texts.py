@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import notes_of, text_of
+from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
-from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
@@ -59,7 +59,7 @@ def check_stems(root: Path, names: Sequence[str]) -> None:
     """Raises InputError for two files of one stem, whose rows would share their ids."""
     stems: dict[tuple[str, str], str] = {}
     for name in names:
-        key = stem_of(name), source_of(name)
+        key = get_stem(name), find_source(name)
         if key in stems:
             raise InputError(
                 f"--input {root}: {stems[key]} and {name} would give their rows the same ids; "
@@ -68,29 +68,29 @@ def check_stems(root: Path, names: Sequence[str]) -> None:
         stems[key] = name
 
 
-def stem_of(name: str) -> str:
+def get_stem(name: str) -> str:
     """Returns a file's name without its endings: ``wikibk.0`` of ``wikibk.0.txt.gz``."""
     bare = name.removesuffix(".gz")
     return bare.rpartition(".")[0] if bare.endswith((".txt", ".doc")) else bare
 
 
-def source_of(name: str) -> str:
+def find_source(name: str) -> str:
     """Returns the source of a file's rows, by its name."""
     return next((source for pattern, source in SOURCES if pattern.fullmatch(name)), "text")
 
 
-def _entries(source: Source, said: str | None, language: str) -> Iterator[Entry]:
-    stem, name = stem_of(source.name), said or source_of(source.name)
+def _entries(source: Source, source_name: str | None, language: str) -> Iterator[Entry]:
+    stem, name = get_stem(source.name), source_name or find_source(source.name)
     split = "val" if "_val_" in source.name else "train"
     group = "books_large" if source.name in BOOKS else source.name
     doc, text_in_doc = 0, False
-    for number, line in lines_of(source):
+    for number, line in read_lines(source):
         if isinstance(line, str) and not line.strip():
             doc, text_in_doc = doc + text_in_doc, False  # blank lines part documents
             continue
         text_in_doc = True
         key = f"{source.name}:{number}"
-        text = line if isinstance(line, Drop) else text_of(line)
+        text = line if isinstance(line, Drop) else validate_text(line)
         if isinstance(text, Drop):
             yield Entry(key=key, group=group, rows=text)
             continue
@@ -102,7 +102,7 @@ def _entries(source: Source, said: str | None, language: str) -> Iterator[Entry]
             "split": split,
             "doc": doc,
         }
-        notes = notes_of(text, str(line))
+        notes = note_repairs(text, str(line))
         yield Entry(key=key, group=group, rows=((PAIRS, pair),), notes=notes)
 
 

@@ -74,7 +74,7 @@ def _rows(record: Any, objects: Objects) -> list[dict[str, Any]]:
         raise BadRow(Reason.BAD_ROW, "objects must be a list of names")
     if len(names) != len(objects.boxes):
         raise BadRow(Reason.BAD_ROW, f"{len(names)} objects and {len(objects.boxes)} boxes")
-    question = text_of(record["question"], len(names))
+    question = parse_text(record["question"], len(names))
     answers = _choices(record, "answer_choices", len(names))
     rationales = _choices(record, "rationale_choices", len(names))
     answer, rationale = _label(record, "answer_label"), _label(record, "rationale_label")
@@ -122,7 +122,7 @@ def _row(
     }
 
 
-def text_of(tokens: Any, num_objects: int) -> Text:
+def parse_text(tokens: Any, num_objects: int) -> Text:
     """Reads a list of words and lists of object numbers. Raises BadRow."""
     if not isinstance(tokens, list) or not tokens:
         raise BadRow(Reason.EMPTY_TEXT, "a text must be a list of words and object numbers")
@@ -151,7 +151,7 @@ def _choices(record: Any, key: str, num_objects: int) -> list[Text]:
     if not isinstance(choices, list) or len(choices) != NUM_CHOICES:
         count = len(choices) if isinstance(choices, list) else "no"
         raise BadRow(Reason.BAD_ROW, f"{count} {key}, want {NUM_CHOICES}")
-    return [text_of(choice, num_objects) for choice in choices]
+    return [parse_text(choice, num_objects) for choice in choices]
 
 
 def _label(record: Any, key: str) -> int:
@@ -200,8 +200,8 @@ def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry
     read = lru_cache(REMEMBERED)(partial(read_objects, folder))
     claims = NamedClaims()
     for split, source in sources.items():
-        for place, line in json_lines(source, LINE_KEYS):
-            key = f"{source.name}:{place}"
+        for line_number, line in json_lines(source, LINE_KEYS):
+            key = f"{source.name}:{line_number}"
             if isinstance(line, Drop):
                 yield Entry(key=key, group=source.name, rows=line)
                 continue
@@ -213,11 +213,11 @@ def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry
                 continue
             picture = picture_named(rows[0]["image_id"], line["img_fn"], objects)
             drop = claims.claim(rows[0]["example_id"], repr(rows))
-            of_table = tuple((CHOICES, row) for row in rows)
+            table_rows = tuple((CHOICES, row) for row in rows)
             yield Entry(
                 key=key,
                 group=source.name,
-                rows=drop or of_table,
+                rows=drop or table_rows,
                 pictures=(picture,),
                 notes=objects.notes,
             )

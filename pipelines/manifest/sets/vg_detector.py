@@ -16,13 +16,13 @@ from vlmill.pipelines.manifest.entries import (
     DataSet,
     Entry,
     Expected,
-    Picture,
+    ListedImage,
     Reading,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.layouts.boxes import clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.layouts.boxes import clip_box, edges, read_frame, size_notes
 from vlmill.pipelines.manifest.published.splits import detector_splits
-from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
@@ -64,7 +64,7 @@ def read_names(source: Source) -> dict[str, int]:
     The last line has no newline.
     """
     names: dict[str, int] = {}
-    for number, line in lines_of(source):
+    for number, line in read_lines(source):
         words = [] if isinstance(line, Drop) else [word.strip() for word in line.split(",")]
         if not words or not all(words):
             raise InputError(f"{source.said}: line {number} has an empty name")
@@ -122,61 +122,67 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
 
 
 def _entries(
-    folder: Folder, images: Source, annotations: Source, vocabulary: Vocabulary
+    folder: Folder, image_source: Source, annotations: Source, vocabulary: Vocabulary
 ) -> Iterator[Entry]:
     pictures, member = kept_pictures(), annotations.name.partition(".")[0]
-    yield from read_pictures(images, pictures)
-    splits, seen = dict(detector_splits(folder)), set[int]()
+    yield from read_pictures(image_source, pictures)
+    splits, used_numbers = dict(detector_splits(folder)), set[int]()
     file = JsonLists(source=annotations, known={"": ELEMENT_KEYS})
-    for place, one in enumerate(file.elements()):
-        key = f"{annotations.name}:{place}"
-        number = whole_number(one.get("image_id", one.get("id"))) if isinstance(one, dict) else None
-        listed = one.get(member) if isinstance(one, dict) else None
+    for index, element in enumerate(file.elements()):
+        key = f"{annotations.name}:{index}"
+        number = (
+            whole_number(element.get("image_id", element.get("id")))
+            if isinstance(element, dict)
+            else None
+        )
+        records = element.get(member) if isinstance(element, dict) else None
         picture = pictures.get(number) if number is not None else None
         drop = None
-        if number is None or not isinstance(listed, list):
+        if number is None or not isinstance(records, list):
             drop = Drop(Reason.BAD_ROW, f"an element without image_id or {member}")
         elif picture is None:
             drop = Drop(Reason.BAD_ROW, f"its picture {number} is not in {IMAGES}")
-        elif number in seen:
+        elif number in used_numbers:
             drop = Drop(Reason.DUPLICATE, f"picture {number} came earlier")
         split = splits.get(number) if number is not None else None
         group = f"{annotations.name} {split or 'of no split'}"
-        if drop is not None or picture is None or listed is None or number is None:
+        if drop is not None or picture is None or records is None or number is None:
             assert drop is not None
             yield Entry(key=key, group=group, rows=drop)
             continue
-        seen.add(number)
-        for thing in listed:
-            if isinstance(thing, dict):
-                annotations.remarks.check(thing, OBJECT_KEYS)
-        yield _entry(folder, key, group, picture, split, listed, vocabulary)
+        used_numbers.add(number)
+        for record in records:
+            if isinstance(record, dict):
+                annotations.remarks.check(record, OBJECT_KEYS)
+        yield _entry(folder, key, group, picture, split, records, vocabulary)
 
 
 def _entry(
     folder: Folder,
     key: str,
     group: str,
-    picture: Picture,
+    picture: ListedImage,
     split: str | None,
-    listed: list[Any],
+    records: list[Any],
     vocabulary: Vocabulary,
 ) -> Entry:
-    frame, left_out = frame_of(folder, picture), Counter[str]()
+    frame, left_out = read_frame(folder, picture), Counter[str]()
     row: dict[str, Any] = {"boxes": [], "class_ids": [], "attribute_ids": []}
-    objects = [_object(one, vocabulary) for one in listed]
-    for made in objects:
-        box = made if isinstance(made, Drop) else clipped(made[0], frame)
-        if isinstance(made, Drop) or isinstance(box, Drop):
-            left_out[(made if isinstance(made, Drop) else box).reason.value] += 1  # type: ignore[union-attr]
+    objects = [_object(record, vocabulary) for record in records]
+    for labelled_box in objects:
+        box = labelled_box if isinstance(labelled_box, Drop) else clip_box(labelled_box[0], frame)
+        if isinstance(labelled_box, Drop) or isinstance(box, Drop):
+            left_out[(labelled_box if isinstance(labelled_box, Drop) else box).reason.value] += 1  # type: ignore[union-attr]
             continue
         row["boxes"].append(list(box[0]))
-        row["class_ids"].append(made[1])
-        row["attribute_ids"].append(made[2])
+        row["class_ids"].append(labelled_box[1])
+        row["attribute_ids"].append(labelled_box[2])
     notes = tuple(f"objects left out, {reason}" for reason in left_out.elements())
-    notes += size_notes(frame, [made[0] for made in objects if not isinstance(made, Drop)])
+    notes += size_notes(
+        frame, [labelled_box[0] for labelled_box in objects if not isinstance(labelled_box, Drop)]
+    )
     if not row["boxes"] or frame is None:
-        why = "no size" if frame is None else f"none of {len(listed)} objects in the vocabulary"
+        why = "no size" if frame is None else f"none of {len(records)} objects in the vocabulary"
         drop = Drop(Reason.LABEL_UNKNOWN if frame is not None else Reason.BAD_ROW, why)
         return Entry(key=key, group=group, rows=drop, notes=notes)
     width, height = frame.upright_size
@@ -185,24 +191,24 @@ def _entry(
     return Entry(key=key, group=group, rows=((BOXES, row),), pictures=(picture,), notes=notes)
 
 
-Made = tuple[tuple[float, float, float, float], int, list[int]]  # box, class, attributes
+LabelledBox = tuple[tuple[float, float, float, float], int, list[int]]  # box, class, attributes
 
 
-def _object(one: object, vocabulary: Vocabulary) -> Made | Drop:
-    names = one.get("names") if isinstance(one, dict) else None
-    if not isinstance(one, dict) or not isinstance(names, list) or not names:
+def _object(item: object, vocabulary: Vocabulary) -> LabelledBox | Drop:
+    names = item.get("names") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or not isinstance(names, list) or not names:
         return Drop(Reason.BAD_ROW, "an object without names")
     name, in_front = split_name(str(names[0]), vocabulary.objects)
     number = vocabulary.objects.get(name)
     if number is None:
         return Drop(Reason.LABEL_UNKNOWN, name[:200])
-    box = edges([one.get(side) for side in ("x", "y", "w", "h")])
+    box = edges([item.get(side) for side in ("x", "y", "w", "h")])
     if isinstance(box, Drop):
         return box
-    published = one.get("attributes") or []
+    published = item.get("attributes") or []
     words = [*in_front, *(w for a in published if isinstance(a, str) for w in split_attributes(a))]
     known = (vocabulary.attributes.get(word) for word in words)
-    attributes = list(dict.fromkeys(one for one in known if one is not None))
+    attributes = list(dict.fromkeys(item for item in known if item is not None))
     return box, number, attributes[:MAX_ATTRIBUTES]
 
 

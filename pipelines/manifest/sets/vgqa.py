@@ -12,7 +12,7 @@ from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
-from vlmill.schemas.answers import clean_answer, label_of
+from vlmill.schemas.answers import clean_answer, make_label
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import QUESTIONS
@@ -36,7 +36,7 @@ def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] |
     question, typed = clean_text(text), clean_answer(answer)
     if not question:
         return Drop(Reason.EMPTY_TEXT, f"question {qa_id} of picture {image_id}")
-    label = label_of(typed.removesuffix(".").lower())
+    label = make_label(typed.removesuffix(".").lower())
     if label not in numbers:
         return Drop(Reason.LABEL_UNKNOWN, f"question {qa_id}: {typed!a} is none of the labels")
     return {
@@ -76,18 +76,22 @@ def open_vgqa(folder: Folder, args: argparse.Namespace) -> Reading:
     )
 
 
-def vgqa_entries(images: Source, questions: Source, numbers: Mapping[str, int]) -> Iterator[Entry]:
+def vgqa_entries(
+    image_source: Source, questions: Source, numbers: Mapping[str, int]
+) -> Iterator[Entry]:
     """Yields the questions in the order of their file."""
     pictures, claims = kept_pictures(), Claims()
-    yield from read_pictures(images, pictures)
-    for place, one in enumerate(JsonLists(source=questions, known={"": ELEMENT_KEYS}).elements()):
-        key = f"{questions.name}:{place}"
-        listed = one.get("qas") if isinstance(one, dict) else None
-        if not isinstance(listed, list):
+    yield from read_pictures(image_source, pictures)
+    for index, element in enumerate(
+        JsonLists(source=questions, known={"": ELEMENT_KEYS}).elements()
+    ):
+        key = f"{questions.name}:{index}"
+        records = element.get("qas") if isinstance(element, dict) else None
+        if not isinstance(records, list):
             drop = Drop(Reason.BAD_ROW, "an element without its list qas")
             yield Entry(key=key, group=f"{questions.name} ?", rows=drop)
             continue
-        for number, record in enumerate(listed):
+        for number, record in enumerate(records):
             if isinstance(record, dict):
                 questions.remarks.check(record, QUESTION_KEYS)
             row = vg_question_row(record, numbers)

@@ -10,26 +10,33 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import KeptValues
+from vlmill.pipelines.counting.kept import ValueStore
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,
     coco_id,
-    notes_of,
-    text_of,
+    note_repairs,
+    validate_text,
     whole_number,
 )
 from vlmill.pipelines.manifest.entries import (
-    PICTURES,
+    IMAGE_STAGE,
     DataSet,
     Entry,
     Expected,
-    Picture,
+    ListedImage,
     Reading,
     Rows,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.layouts.boxes import (
+    Box,
+    Frame,
+    clip_box,
+    edges,
+    read_frame,
+    size_notes,
+)
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -45,11 +52,11 @@ NUM_REGIONS, NUM_IMAGES = 5_408_689, 108_077
 PAGE = "visualgenome.org"
 
 
-def read_pictures(source: Source, pictures: KeptValues[Picture]) -> Iterator[Entry]:
+def read_pictures(source: Source, pictures: ValueStore[ListedImage]) -> Iterator[Entry]:
     """Puts the pictures of ``image_data.json`` into ``pictures`` by their number, with their other
     names; yields what is none.
     """
-    for place, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
+    for index, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
         image_id = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
         number, drop = whole_number(image_id), None
         if number is None:
@@ -58,17 +65,17 @@ def read_pictures(source: Source, pictures: KeptValues[Picture]) -> Iterator[Ent
             drop = came_earlier(f"picture {number}", same=earlier == _picture(number, image))
         if drop is not None or number is None:
             assert drop is not None
-            yield Entry(key=f"{source.name}:{place}", group="", rows=drop)
+            yield Entry(key=f"{source.name}:{index}", group="", rows=drop)
         else:
             pictures.put(number, _picture(number, image))
 
 
-def _picture(number: int, image: Mapping[str, Any]) -> Picture:
+def _picture(number: int, image: Mapping[str, Any]) -> ListedImage:
     url = image["url"] if isinstance(image.get("url"), str) else ""
-    own = "/".join(url.split("?")[0].split("/")[-2:])
-    paths = dict.fromkeys([own, *(f"{folder}/{number}.jpg" for folder in FOLDERS)])
+    url_path = "/".join(url.split("?")[0].split("/")[-2:])
+    paths = dict.fromkeys([url_path, *(f"{folder}/{number}.jpg" for folder in FOLDERS)])
     coco, photo = coco_id(image.get("coco_id")), whole_number(image.get("flickr_id"))
-    return Picture(
+    return ListedImage(
         image_id=f"vg/{number}",
         paths=tuple(path for path in paths if path),
         url=url or None,
@@ -91,64 +98,68 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         entries=lambda: _entries(folder, images, regions, boxes=args.boxes),
         expected={
             regions.name: Expected(rows=NUM_REGIONS, source=f"{PAGE}, version 1.2"),
-            PICTURES: Expected(rows=NUM_IMAGES, source=PAGE),
+            IMAGE_STAGE: Expected(rows=NUM_IMAGES, source=PAGE),
         },
         picture_folders=FOLDERS,
         tables=(PAIRS, EXPRESSIONS) if args.boxes else (PAIRS,),
     )
 
 
-def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) -> Iterator[Entry]:
+def _entries(
+    folder: Folder, image_source: Source, regions: Source, *, boxes: bool
+) -> Iterator[Entry]:
     pictures, claims = kept_pictures(), Claims()
-    yield from read_pictures(images, pictures)
+    yield from read_pictures(image_source, pictures)
     with_files = boxes and folder.has_pictures(FOLDERS)
-    for number, one in enumerate(JsonLists(source=regions, known={"": ELEMENT_KEYS}).elements()):
+    for number, element in enumerate(
+        JsonLists(source=regions, known={"": ELEMENT_KEYS}).elements()
+    ):
         key = f"{regions.name}:{number}"
-        listed = one.get("regions") if isinstance(one, dict) else None
-        if not isinstance(one, dict) or not isinstance(listed, list):
+        region_list = element.get("regions") if isinstance(element, dict) else None
+        if not isinstance(element, dict) or not isinstance(region_list, list):
             drop = Drop(Reason.BAD_ROW, "an element without its list of regions")
             yield Entry(key=key, group=f"{regions.name} ?", rows=drop)
             continue
-        picture = pictures.get(_number_of(one, listed))
+        picture = pictures.get(_find_image_number(element, region_list))
         frame = _frame(folder, picture, with_files=with_files) if boxes else None
-        named = (picture,) if picture is not None else ()
-        texts = [_text(region, regions) for region in listed]
-        placed: list[Box | Drop | None] = [None] * len(listed)
+        entry_images = (picture,) if picture is not None else ()
+        texts = [_text(region, regions) for region in region_list]
+        placed: list[Box | Drop | None] = [None] * len(region_list)
         if boxes:
-            placed = [_placed(region, frame) for region in listed]
+            placed = [_placed(region, frame) for region in region_list]
             texts = [
                 box if isinstance(text, str) and isinstance(box, Drop) else text
                 for text, box in zip(texts, placed, strict=True)
             ]
-        lowest_ids = _lowest_ids(listed, texts)
-        for place, (region, text, box) in enumerate(zip(listed, texts, placed, strict=True)):
+        lowest_ids = _lowest_ids(region_list, texts)
+        for index, (region, text, box) in enumerate(zip(region_list, texts, placed, strict=True)):
             rows = _rows(region, text, picture, box, lowest_ids, claims)
             notes: tuple[str, ...] = ()
-            if boxes and place == 0:
-                notes = size_notes(frame, (_edges(one) for one in listed))
+            if boxes and index == 0:
+                notes = size_notes(frame, (_edges(element) for element in region_list))
             if (boxes or not str(text).isascii()) and not isinstance(rows, Drop):
                 notes += _notes(rows, region)
             yield Entry(
-                key=f"{key}.{place}",
+                key=f"{key}.{index}",
                 group=regions.name,
                 rows=rows,
-                pictures=named,
+                pictures=entry_images,
                 notes=notes,
             )
 
 
-def _number_of(one: Mapping[str, Any], regions: list[Any]) -> int:
+def _find_image_number(element: Mapping[str, Any], regions: list[Any]) -> int:
     """Returns the picture's number: the element's ``id``, or that which its regions say."""
-    values = [one.get("id"), one.get("image_id")]
+    values = [element.get("id"), element.get("image_id")]
     values += [region.get("image_id") for region in regions[:1] if isinstance(region, dict)]
     return next((n for value in values if (n := whole_number(value)) is not None), -1)
 
 
-def _frame(folder: Folder, picture: Picture | None, *, with_files: bool) -> Frame | None:
+def _frame(folder: Folder, picture: ListedImage | None, *, with_files: bool) -> Frame | None:
     if picture is None:
         return None
     if with_files:
-        return frame_of(folder, picture)
+        return read_frame(folder, picture)
     return Frame(picture.width, picture.height) if picture.width and picture.height else None
 
 
@@ -157,7 +168,7 @@ def _text(region: object, source: Source) -> str | Drop:
     if isinstance(region, dict):
         source.remarks.check(region, REGION_KEYS)
         if whole_number(region.get("region_id")) is not None:
-            return text_of(region.get("phrase"))
+            return validate_text(region.get("phrase"))
     return Drop(Reason.BAD_ROW, "a region without region_id")
 
 
@@ -175,7 +186,7 @@ def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
 def _rows(
     region: Any,
     text: str | Drop,
-    picture: Picture | None,
+    picture: ListedImage | None,
     box: Box | Drop | None,
     lowest_ids: Mapping[str, int],
     claims: Claims,
@@ -210,7 +221,7 @@ def _rows(
 def _placed(region: object, frame: Frame | None) -> Box | Drop:
     """Returns a region's box inside the upright picture."""
     box = _edges(region)
-    inside = box if isinstance(box, Drop) else clipped(box, frame)
+    inside = box if isinstance(box, Drop) else clip_box(box, frame)
     return inside if isinstance(inside, Drop) else inside[0]
 
 
@@ -220,7 +231,7 @@ def _edges(region: object) -> Box | Drop:
     return edges([region.get(name) for name in ("x", "y", "width", "height")])
 
 
-def _pair(number: int, text: str, picture: Picture) -> dict[str, Any]:
+def _pair(number: int, text: str, picture: ListedImage) -> dict[str, Any]:
     return {
         "pair_id": f"vg/{number}",
         "image_id": picture.image_id,
@@ -234,12 +245,12 @@ def _pair(number: int, text: str, picture: Picture) -> dict[str, Any]:
 
 
 def _notes(rows: Rows, region: Mapping[str, Any]) -> tuple[str, ...]:
-    notes = notes_of(rows[0][1]["text"], region["phrase"])
+    notes = note_repairs(rows[0][1]["text"], region["phrase"])
     for table, row in rows:
         if table is EXPRESSIONS:
             published = _edges(region)
-            whole = not isinstance(published, Drop) and list(published) == row["box"]
-            notes += () if whole else ("box_changed",)
+            is_unchanged = not isinstance(published, Drop) and list(published) == row["box"]
+            notes += () if is_unchanged else ("box_changed",)
     return notes
 
 

@@ -13,19 +13,19 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, coco_id, whole_number
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.layouts.vqa_answers import (
     ABOUT,
     Annotation,
     Annotations,
-    answered,
+    answer_columns,
     count_labelled,
     published_answers,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
-from vlmill.schemas.answers import MIN_QUESTIONS, labels_of
+from vlmill.schemas.answers import MIN_QUESTIONS, collect_labels
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.rejects import Reason
@@ -50,15 +50,15 @@ def question_row(
         question_id, image_id, text = record["question_id"], record["image_id"], record["question"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"a question without {error}")
-    of = coco_id(image_id)
-    if whole_number(question_id) is None or of is None or not isinstance(text, str):
+    coco_image_id = coco_id(image_id)
+    if whole_number(question_id) is None or coco_image_id is None or not isinstance(text, str):
         return Drop(Reason.BAD_ROW, "question_id and image_id must be whole numbers, question text")
     question = clean_text(text)
     if not question:
         return Drop(Reason.EMPTY_TEXT, f"question {question_id} of picture {image_id}")
     row: dict[str, Any] = {
         "question_id": f"{source}/{question_id}",
-        "image_id": of,
+        "image_id": coco_image_id,
         "question": question,
         "split": split,
         "source": source,
@@ -71,7 +71,7 @@ def question_row(
     if annotation.image_id not in (None, image_id):
         detail = f"question {question_id} is of picture {image_id}, its annotation of another"
         return Drop(Reason.BAD_REFERENCE, detail)
-    return row | answered(annotation, numbers)
+    return row | answer_columns(annotation, numbers)
 
 
 # The data sets
@@ -123,7 +123,7 @@ class SplitFiles:
 def open_vqa(version: Version, folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens VQA's files. Raises InputError."""
     splits = split_files(version, folder)
-    labels, says = labels_for(splits, args.labels)
+    labels, messages = labels_for(splits, args.labels)
     numbers = None if labels is None else {label: number for number, label in enumerate(labels)}
     sources = [s for files in splits for s in (files.questions, files.annotations) if s]
     return Reading(
@@ -139,7 +139,7 @@ def open_vqa(version: Version, folder: Folder, args: argparse.Namespace) -> Read
         },
         picture_folders=(*ANNOTATED, TEST),
         files={} if labels is None else {LABELS_FILE: labels},
-        says=says,
+        says=messages,
     )
 
 
@@ -171,10 +171,10 @@ def labels_for(
     annotated = [files.annotations for files in splits if files.annotations is not None]
     if path is not None:
         labels = read_labels(path)
-        return labels, (said_of_labels(labels, path, annotated),)
+        return labels, (check_labels(labels, path, annotated),)
     if not annotated:
         return None, ("labels: none, as no annotations are here (give --labels FILE)",)
-    labels = labels_of(published_answers(annotated))
+    labels = collect_labels(published_answers(annotated))
     if not labels:
         return None, (
             f"warning: no labels: no answer is that of {MIN_QUESTIONS} or more questions, so that "
@@ -187,24 +187,26 @@ def labels_for(
     )
 
 
-def said_of_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source]) -> str:
+def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source]) -> str:
     """Returns a line on the labels of a file: how many questions have one. Raises InputError if
     none has.
     """
-    said = f"labels: {len(labels)} of {path}"
+    summary = f"labels: {len(labels)} of {path}"
     if not annotated:
-        return said
+        return summary
     questions, labelled = count_labelled(annotated, frozenset(labels))
     if questions and not labelled:
-        shown = ", ".join(repr(label[:40]) for label in labels[:3])
+        examples = ", ".join(repr(label[:40]) for label in labels[:3])
         answer = next(published_answers(annotated))
         raise InputError(
-            f"--labels {path}: none of its {len(labels)} labels ({shown}, ...) is an answer to one "
+            f"--labels {path}: none of its {len(labels)} labels ({examples}, ...) is an answer to one "
             f"of the {questions} questions here (such as {answer[:40]!r}); give the classifier's "
             "list of answers, a label a line or JSON"
         )
     few = "warning: " if 2 * labelled < questions else ""
-    return f"{few}{said}; {labelled} of {questions} annotated questions have an answer among them"
+    return (
+        f"{few}{summary}; {labelled} of {questions} annotated questions have an answer among them"
+    )
 
 
 def vqa_entries(
@@ -218,10 +220,10 @@ def vqa_entries(
         annotations = None if files.annotations is None else Annotations(files.annotations)
         find = None if annotations is None else annotations.get
         name = files.questions.name
-        asking = JsonLists(source=files.questions, known=QUESTION_KEYS)
-        for place, record in enumerate(asking.elements("questions")):
+        question_file = JsonLists(source=files.questions, known=QUESTION_KEYS)
+        for index, record in enumerate(question_file.elements("questions")):
             row = question_row(record, find, numbers, split=files.split, source=version.source)
-            picture: tuple[Picture, ...] = ()
+            picture: tuple[ListedImage, ...] = ()
             if annotations is not None and annotations.faults:
                 yield from annotations.faults
                 annotations.faults.clear()
@@ -233,14 +235,14 @@ def vqa_entries(
                 )
                 picture = (coco_picture(record["image_id"], files.split),)
                 row = repeated or row
-            yield entry_of(f"{name}:{place}", name, row, picture)
+            yield make_entry(f"{name}:{index}", name, row, picture)
         if annotations is not None:
             annotations.end(name)
             yield from annotations.faults
 
 
-def entry_of(
-    key: str, group: str, row: dict[str, Any] | Drop, pictures: tuple[Picture, ...] = ()
+def make_entry(
+    key: str, group: str, row: dict[str, Any] | Drop, pictures: tuple[ListedImage, ...] = ()
 ) -> Entry:
     """Returns the entry of a question."""
     if isinstance(row, Drop):
@@ -248,11 +250,11 @@ def entry_of(
     return Entry(key=key, group=group, rows=((QUESTIONS, row),), pictures=pictures)
 
 
-def coco_picture(image_id: int, split: str) -> Picture:
+def coco_picture(image_id: int, split: str) -> ListedImage:
     """Names a picture of COCO's ``split`` (test-dev2015 is of test2015)."""
     folder = TEST if split == TEST_DEV else split
     name = f"COCO_{folder}_{image_id:012d}.jpg"
-    return Picture(image_id=f"coco/{image_id:012d}", paths=(f"{folder}/{name}",))
+    return ListedImage(image_id=f"coco/{image_id:012d}", paths=(f"{folder}/{name}",))
 
 
 def _data_set(version: Version, years: str) -> DataSet:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.reading.json_text import json_of
+from vlmill.pipelines.manifest.cleaning import NamedClaims, note_repairs, validate_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.sources import Folder, Remarks, Source
-from vlmill.pipelines.manifest.reading.tars import MAX_MEMBER, Member, members_of
-from vlmill.pipelines.manifest.reading.unpacking import opened_tar
+from vlmill.pipelines.manifest.reading.tars import MAX_MEMBER, Member, read_members
+from vlmill.pipelines.manifest.reading.unpacking import open_tar
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
@@ -78,13 +78,13 @@ def _entries(sources: tuple[Source, ...], args: argparse.Namespace) -> Iterator[
 
 def _tar_samples(source: Source) -> Iterator[tuple[str, Parts]]:
     """Consecutive members with one key are a sample."""
-    with opened_tar(source.path) as tar:
-        yield from grouped(members_of(tar))
+    with open_tar(source.path) as tar:
+        yield from group_members(read_members(tar))
 
 
 def _folder_samples(source: Source) -> Iterator[tuple[str, Parts]]:
     files = sorted(path for path in source.path.iterdir() if path.is_file())
-    yield from grouped(Member(path.name, _content(path)) for path in files)
+    yield from group_members(Member(path.name, _content(path)) for path in files)
 
 
 def _content(path: Path) -> bytes | Drop:
@@ -94,7 +94,7 @@ def _content(path: Path) -> bytes | Drop:
     return path.read_bytes()
 
 
-def grouped(members: Iterator[Member]) -> Iterator[tuple[str, Parts]]:
+def group_members(members: Iterator[Member]) -> Iterator[tuple[str, Parts]]:
     """Members by consecutive keys: a name up to the first dot of its last part.
 
     Names that begin with ``__`` or have no dot are no samples.
@@ -124,27 +124,29 @@ def _entry(
     content = next((parts[e] for e in parts if f".{e}" in PICTURE_ENDINGS), None)
     about = _metadata(parts, source.remarks)
     texts = _texts(parts, about, lines=args.txt_lines)
-    drop = next((one for one in (content, about, texts) if isinstance(one, Drop)), None)
+    drop = next((value for value in (content, about, texts) if isinstance(value, Drop)), None)
     if drop is None and content is None:
         drop = Drop(Reason.BAD_ROW, f"no picture among .{', .'.join(parts)}"[:200])
     if drop is None:
         assert isinstance(content, bytes) and isinstance(texts, list)
-        drop = claims.claim(image_id, f"{image_id_of(content)}\0{texts}")
+        drop = claims.claim(image_id, f"{compute_image_id(content)}\0{texts}")
     if drop is not None:
         return Entry(key=name, group=source.name, rows=drop), []
     assert isinstance(content, bytes) and isinstance(about, dict) and isinstance(texts, list)
     url = about["url"] if isinstance(about.get("url"), str) else None
-    kept = [(k, text) for k, text in enumerate(texts) if isinstance(text, str)]
+    captions = [(k, text) for k, text in enumerate(texts) if isinstance(text, str)]
     lost = [(k, text) for k, text in enumerate(texts) if isinstance(text, Drop)]
-    rows = [_pair(image_id, k, text, url, args) for k, text in kept]
-    picture = Picture(
+    rows = [_pair(image_id, k, text, url, args) for k, text in captions]
+    picture = ListedImage(
         image_id=image_id,
         content=content,
         url=url,
         aliases=url_aliases(url) if url else (),
         alone=True,
     )
-    notes = tuple(note for _, text in kept for note in notes_of(text, text)) + _padded(about)
+    notes = tuple(note for _, text in captions for note in note_repairs(text, text)) + _padded(
+        about
+    )
     entry = Entry(
         key=name,
         group=source.name,
@@ -173,7 +175,7 @@ def _metadata(parts: Parts, remarks: Remarks) -> dict[str, Any] | Drop:
     if isinstance(content, Drop):
         return content
     try:
-        about = json_of(content, remarks)
+        about = parse_json(content, remarks)
     except ValueError as error:
         return Drop(Reason.BAD_ROW, f"its .json is no JSON: {error}")
     return about if isinstance(about, dict) else Drop(Reason.BAD_ROW, "its .json is no object")
@@ -194,8 +196,8 @@ def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[s
         if published is None:
             return Drop(Reason.EMPTY_TEXT, "neither a .txt nor a caption in its .json")
     several = lines and isinstance(published, str)
-    each = [one for one in str(published).split("\n") if one.strip()] if several else [published]
-    texts = [text_of(one) for one in each]
+    each = [line for line in str(published).split("\n") if line.strip()] if several else [published]
+    texts = [validate_text(line) for line in each]
     if any(isinstance(text, str) for text in texts):
         return texts
     return next((text for text in texts if isinstance(text, Drop)), Drop(Reason.EMPTY_TEXT))

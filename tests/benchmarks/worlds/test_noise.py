@@ -11,7 +11,7 @@ from worlds.writing import SOURCE
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.outputs import State
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import PAIRS
 
 
@@ -24,7 +24,7 @@ def test_captions_are_moved_and_none_is_lost(count: int, share: float, seed: int
     changed = [m for m, row in zip(moved, rows, strict=True) if m["text"] != row["text"]]
     wanted = round(share * count)
     assert len(changed) == (wanted if wanted > 1 else 0)
-    assert all(row["pair_id"] == pair_id_of(row["image_id"], row["text"]) for row in changed)
+    assert all(row["pair_id"] == compute_pair_id(row["image_id"], row["text"]) for row in changed)
     assert with_moved_captions(rows, share, seed) == moved
 
 

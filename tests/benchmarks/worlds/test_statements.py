@@ -16,7 +16,7 @@ from worlds.statements import (
 )
 
 from vlmill.schemas.tables import STATEMENTS, table_of_rows
-from vlmill.train.tasks.nlvr2.evaluation import identifier_of
+from vlmill.train.tasks.nlvr2.evaluation import get_identifier
 from vlmill.train.tasks.nlvr2.metrics import consistency_groups
 
 WORLD = World(num_things=(2, 3), num_colours=5, num_shapes=4)
@@ -52,11 +52,11 @@ def fits(form: str, text: str) -> bool:
 
 def test_a_sentence_is_asked_of_four_pairs_as_the_data_set_numbers_them() -> None:
     rows = list(pair_rows(WORLD, "test", make_scenes(WORLD, "test", 150)))
-    found = {identifier_of(row["example_id"]): True for row in rows}
+    found = {get_identifier(row["example_id"]): True for row in rows}
     sentences = {tuple(key.split("-")[1::2]): set[str]() for key in found}
     sizes = Counter[tuple[str, ...]]()
     for row in rows:
-        group = tuple(identifier_of(row["example_id"]).split("-")[1::2])
+        group = tuple(get_identifier(row["example_id"]).split("-")[1::2])
         sizes[group] += 1
         sentences[group].add(row["text_a"])
     assert len(found) == len(rows) and len(consistency_groups(found)) == len(sizes)

@@ -14,7 +14,7 @@ from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.transfer import uploaded
+from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import network_input
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, airsplay_pairs
@@ -125,7 +125,7 @@ def test_nothing_between_upload_and_download_makes_the_host_wait(
     if boxes:
         own = np.array([[3, 4, 60, 50]], np.float32)
         asked = [dataclasses.replace(query, boxes=own) for query in asked]
-    batch = uploaded(asked, detector.model.config, detector.device)
+    batch = upload_batch(asked, detector.model.config, detector.device)
     with computing(precision, detector.device), refusing_waits():
         compute(batch, detector, config)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from tests.extract.detect.one_picture import Picture, Regions, select_one
 
 from vlmill.extract.config import SELECTIONS, InputLimits, Selection, Storage
-from vlmill.extract.detect.selection import Chosen, Frames, choose_regions, select
+from vlmill.extract.detect.selection import SelectedRegions, Frames, choose_regions, select
 from vlmill.models.detector.config import RISING_THRESHOLDS, DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections
 
@@ -134,7 +134,7 @@ def detections(boxes: torch.Tensor, probs: torch.Tensor) -> Detections:
     return Detections(boxes=boxes[None], taken=taken, features=boxes[None], class_probs=probs[None])
 
 
-def taken_of(chosen: Chosen) -> Regions:
+def taken_of(chosen: SelectedRegions) -> Regions:
     """The regions of a batch's only picture."""
     taken = chosen.taken[0]
     return Regions(

@@ -13,7 +13,7 @@ from tests.extract.formats.test_import_export import make_row
 from vlmill.extract.cli import command
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.import_file import Import, import_file
-from vlmill.extract.show import name_of
+from vlmill.extract.show import get_name
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import read_table
@@ -311,7 +311,7 @@ def test_gqa_files_of_openvqa(tmp_path: Path) -> None:
 
 
 def test_names_of_regions_of_the_background() -> None:
-    assert [name_of(["a", "b"], number, "class") for number in (-1, 1, 2)] == [
+    assert [get_name(["a", "b"], number, "class") for number in (-1, 1, 2)] == [
         "no class",
         "b",
         "class 2",

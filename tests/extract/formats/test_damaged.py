@@ -16,8 +16,8 @@ from vlmill.extract.cli import command
 from vlmill.extract.formats import lmdb as lmdb_folder
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.import_file import Import, import_file
-from vlmill.extract.formats.lmdb_pages import BRANCH, LEAF, Lost, Pages
-from vlmill.extract.formats.records import Bad
+from vlmill.extract.formats.lmdb_pages import BRANCH, LEAF, LostValue, Pages
+from vlmill.extract.formats.records import InvalidRecord
 from vlmill.extract.verify import verify
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError
@@ -48,7 +48,7 @@ def folder_with(path: Path, content: bytes) -> Path:
     return path
 
 
-def records(path: Path) -> list[tuple[bytes, bytes | Lost]]:
+def records(path: Path) -> list[tuple[bytes, bytes | LostValue]]:
     handle = os.open(path / "data.mdb", os.O_RDONLY)
     try:
         return list(Pages(handle, path).records())
@@ -82,7 +82,7 @@ def test_databases_inside_are_rejects(tmp_path: Path) -> None:
         with opened.begin(write=True) as transaction:
             transaction.put(b"a", b"1", db=inner)
     ((key, value),) = records(tmp_path / "db")
-    assert key == b"inner" and isinstance(value, Lost) and value.reason == "bad_record"
+    assert key == b"inner" and isinstance(value, LostValue) and value.reason == "bad_record"
 
 
 # --- Damaged --------------------------------------------------------------------------------------
@@ -169,7 +169,11 @@ def test_lost_keys_are_named_where_the_list_of_keys_is_left(tmp_path: Path) -> N
     leaf = next(n for n, page in enumerate(pages) if page[10] == LEAF and b"z100" in page)
     content[leaf * PAGE : leaf * PAGE + PAGE] = bytes(PAGE)
     found = list(lmdb_folder.read(folder_with(tmp_path / "db", bytes(content))))
-    lost = [bad.key for bad in found if isinstance(bad, Bad) and bad.reason == "broken_archive"]
+    lost = [
+        bad.key
+        for bad in found
+        if isinstance(bad, InvalidRecord) and bad.reason == "broken_archive"
+    ]
     assert "z100" in lost and "data.mdb" not in lost
     assert len(found) == len(keys)
 
@@ -183,8 +187,8 @@ def test_damaged_descriptions_cost_no_row(
         content[page * PAGE : page * PAGE + META_BYTES] = bytes(META_BYTES)
     path = folder_with(tmp_path / "db", bytes(content))
     found = list(lmdb_folder.read(path))
-    assert len([row for row in found if not isinstance(row, Bad)]) == NUM_ROWS
-    assert [bad.key for bad in found if isinstance(bad, Bad)][-1] == "data.mdb"
+    assert len([row for row in found if not isinstance(row, InvalidRecord)]) == NUM_ROWS
+    assert [bad.key for bad in found if isinstance(bad, InvalidRecord)][-1] == "data.mdb"
 
 
 def test_deleted_rows_stay_deleted_in_a_damaged_file(tmp_path: Path, good: bytes) -> None:

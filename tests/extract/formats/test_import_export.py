@@ -19,11 +19,11 @@ from vlmill.extract.formats import tsv
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.formats.names import FORMATS
-from vlmill.extract.formats.records import Bad
+from vlmill.extract.formats.records import InvalidRecord
 from vlmill.extract.verify import verify
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contract import footer_of
+from vlmill.schemas.files.contract import read_parquet_footer
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import ShardWriter, is_marked_finite
@@ -308,7 +308,7 @@ def test_a_line_without_end_is_skipped(tmp_path: Path, monkeypatch: pytest.Monke
 @settings(max_examples=100, deadline=None)
 @given(line=st.binary(max_size=200), name=st.sampled_from(sorted(tsv.FIELDS)))
 def test_any_line_is_a_row_or_bad(line: bytes, name: str) -> None:
-    assert isinstance(tsv.record_of(line, name, "file:1"), Bad | RegionRow)
+    assert isinstance(tsv.parse_record(line, name, "file:1"), InvalidRecord | RegionRow)
 
 
 def test_values_that_the_stored_type_cannot_hold(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_values_that_the_stored_type_cannot_hold(tmp_path: Path) -> None:
     content = (tmp_path / "bad").read_bytes()
     assert imported(tmp_path, content, dtype="float16") == [("a", "not_finite")]
     (shard,) = (tmp_path / "back").glob("regions-*.parquet")
-    assert is_marked_finite(footer_of(shard).metadata)
+    assert is_marked_finite(read_parquet_footer(shard).metadata)
 
 
 def test_a_file_without_a_good_row(tmp_path: Path) -> None:

@@ -63,15 +63,15 @@ def test_arrays_whose_header_lies() -> None:
     out = io.BytesIO()
     np.save(out, np.zeros((3, 4), np.float32))
     good = out.getvalue()
-    assert npz.array_of(good).shape == (3, 4)
+    assert npz.parse_array(good).shape == (3, 4)
     for wrong in (b"(300, 4)", b"(-3, -4)", b"((3,), 4)", b"3.5"):
         with pytest.raises(BadRecord):
-            npz.array_of(good.replace(b"(3, 4)", wrong))
+            npz.parse_array(good.replace(b"(3, 4)", wrong))
     for wrong in (b"'|V4'", b"[('a',1)]", b"'<M8'", b"9"):
         with pytest.raises(BadRecord):
-            npz.array_of(good.replace(b"'<f4'", wrong))
+            npz.parse_array(good.replace(b"'<f4'", wrong))
     with pytest.raises(BadRecord):
-        npz.array_of(b"\x93NUMPY\x01\x00\xff\xff")
+        npz.parse_array(b"\x93NUMPY\x01\x00\xff\xff")
 
 
 def test_a_malicious_lmdb_is_a_reject(tmp_path: Path) -> None:

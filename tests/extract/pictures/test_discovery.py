@@ -13,8 +13,8 @@ from PIL import Image
 
 from vlmill.extract.pictures.choosing import only_of_pairs
 from vlmill.extract.pictures.discovery import Skipped
-from vlmill.extract.pictures.plan import BROKEN, Picture, plan_pictures
-from vlmill.extract.pictures.reader import PictureReader
+from vlmill.extract.pictures.plan import BROKEN, InputImage, plan_pictures
+from vlmill.extract.pictures.reader import InputReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.outputs import PLAN
@@ -31,13 +31,13 @@ def encoded(kind: str) -> bytes:
     return out.getvalue()
 
 
-def planned(*arguments: str | Path, ids: str = "name") -> tuple[list[Picture], str]:
+def planned(*arguments: str | Path, ids: str = "name") -> tuple[list[InputImage], str]:
     skipped = Skipped()
     plan = plan_pictures([str(argument) for argument in arguments], ids, skipped)
     return plan, skipped.summary()
 
 
-def names(plan: list[Picture]) -> list[str]:
+def names(plan: list[InputImage]) -> list[str]:
     return [Path(picture.path).name for picture in plan]
 
 
@@ -90,7 +90,7 @@ def test_every_file_of_a_folder_is_planned_or_counted(tmp_path: Path) -> None:
 def test_a_pipe_of_a_list_is_rejected_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     with pytest.raises(Rejected, match="not a regular file"):
-        PictureReader(10).read(Picture(path=str(tmp_path / "pipe.jpg")))
+        InputReader(10).read(InputImage(path=str(tmp_path / "pipe.jpg")))
 
 
 def test_an_empty_folder_says_what_was_seen(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_files_are_what_they_hold_and_not_what_they_are_called(tmp_path: Path) -
     ]
     assert not skipped
     with pytest.raises(Rejected, match="compressed with gzip; unpack") as rejected:
-        PictureReader(10).read(plan[0])
+        InputReader(10).read(plan[0])
     assert rejected.value.reason is Reason.BROKEN_ARCHIVE
     (tmp_path / "d.zip").write_bytes(b"PK\x03\x04")
     with pytest.raises(InputError, match=r"d\.zip is a ZIP archive; unpack it"):
@@ -177,7 +177,7 @@ def test_members_of_a_tar_are_planned_or_counted(tmp_path: Path) -> None:
     )
     assert len(plan) + 5 == len(files) + 1
     with pytest.raises(Rejected, match=r"a\.tar/8\.png has the id of .*a\.tar/8\.JFIF, which"):
-        PictureReader(10).read(plan[5])
+        InputReader(10).read(plan[5])
     content, _ = planned(path, ids="content")
     assert len(content) == len(plan) and content[1].key == f"{path}/7.1.jpg"
 
@@ -191,7 +191,7 @@ def test_names_of_a_mac_meet_names_of_tables(tmp_path: Path) -> None:
     assert [p.image_id for p in only_of_pairs(plan, str(tmp_path / "pairs"))] == [f"{NFC}.jpg"]
     write_shard(tmp_path / "images", IMAGES, [{"image_id": "a", "uri": f"../{NFC}.jpg"}])
     (picture,), _ = planned(tmp_path / "images")
-    assert PictureReader(10).read(picture) == ("a", b"x")
+    assert InputReader(10).read(picture) == ("a", b"x")
 
 
 def test_images_that_no_pair_names_are_counted(tmp_path: Path) -> None:

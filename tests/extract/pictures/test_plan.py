@@ -12,12 +12,12 @@ import pytest
 
 from vlmill.extract.pictures.choosing import only_of_pairs, with_missing_boxes
 from vlmill.extract.pictures.discovery import Skipped
-from vlmill.extract.pictures.given_boxes import checked, read_boxes, require_inside
-from vlmill.extract.pictures.plan import REPEATED, plan_digest, plan_pictures, repeats_marked
-from vlmill.extract.pictures.reader import PictureReader
+from vlmill.extract.pictures.given_boxes import parse_boxes, read_boxes, require_inside
+from vlmill.extract.pictures.plan import REPEATED, plan_digest, plan_pictures, mark_repeats
+from vlmill.extract.pictures.reader import InputReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason, Rejected
 from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, PAIRS, REGIONS, table_of_rows
 
@@ -52,7 +52,7 @@ def test_a_table_of_images(jpeg: Callable[[int], bytes], tmp_path: Path, argumen
     folder = write_images(jpeg, tmp_path / "table")
     plan = plan_pictures([str(folder / argument)])
     assert [(p.key, p.group, p.row) for p in plan] == [("a", 0, 0), ("b", 0, 1), ("c", 1, 0)]
-    reader = PictureReader(2**20)
+    reader = InputReader(2**20)
     assert reader.read(plan[0]) == ("a", jpeg(1))
     assert reader.read(plan[1]) == ("b", jpeg(2))
     with pytest.raises(Rejected) as rejected:
@@ -62,17 +62,17 @@ def test_a_table_of_images(jpeg: Callable[[int], bytes], tmp_path: Path, argumen
 
 def test_a_file_has_the_id_of_its_bytes(jpeg: Callable[[int], bytes], pictures: Path) -> None:
     (picture,) = plan_pictures([str(pictures / "1.jpg")])
-    assert PictureReader(2**20).read(picture) == (image_id_of(jpeg(1)), jpeg(1))
+    assert InputReader(2**20).read(picture) == (compute_image_id(jpeg(1)), jpeg(1))
 
 
 def test_files_that_are_gone_or_too_large_are_rejected(pictures: Path) -> None:
     (picture,) = plan_pictures([str(pictures / "1.jpg")])
     with pytest.raises(Rejected) as rejected:
-        PictureReader(10).read(picture)
+        InputReader(10).read(picture)
     assert rejected.value.reason is Reason.TOO_LARGE
     (pictures / "1.jpg").unlink()
     with pytest.raises(Rejected) as rejected:
-        PictureReader(2**20).read(picture)
+        InputReader(2**20).read(picture)
     assert rejected.value.reason is Reason.MISSING_IMAGE
 
 
@@ -124,14 +124,14 @@ def test_a_tar_in_webdatasets_layout(
     last = f"{long[:90]}/{long[:60]}"
     ids = ["00001", "b/00002", "00003.left", "00003.right", "00004", last]
     contents = [jpeg(1), jpeg(2), jpeg(4), files["00003.right.png"], jpeg(5), jpeg(3)]
-    reader = PictureReader(2**20)
+    reader = InputReader(2**20)
     assert [reader.read(p) for p in plan] == list(zip(ids, contents, strict=True))
     assert skipped.summary() == "skipped: 3 not images (.txt, .json, .pyd)"
     assert len(plan) + 3 == len(files)
     (tmp_path / "1.jpg").write_bytes(jpeg(1))
     everything = plan_pictures([str(tmp_path)], "content")
     assert [reader.read(p)[0] for p in everything] == [
-        image_id_of(content) for content in [jpeg(1), *contents]
+        compute_image_id(content) for content in [jpeg(1), *contents]
     ]
 
 
@@ -146,10 +146,10 @@ def test_links_and_paths_of_a_tar_lead_nowhere(tmp_path: Path) -> None:
         member.size = 4
         archive.addfile(member, io.BytesIO(b"data"))
     (picture,) = plan_pictures([str(path)])
-    assert PictureReader(10).read(picture) == ("../../outside", b"data")
+    assert InputReader(10).read(picture) == ("../../outside", b"data")
     assert [p.name for p in tmp_path.iterdir()] == ["evil.tar"]
     with pytest.raises(Rejected) as rejected:
-        PictureReader(3).read(picture)
+        InputReader(3).read(picture)
     assert rejected.value.reason is Reason.TOO_LARGE
 
 
@@ -160,7 +160,7 @@ def test_a_tar_that_was_cut_gives_what_is_whole(
     files = {f"{number}.jpg": bytes([number]) * 1000 for number in range(4)}
     path = tar_of(tmp_path / "cut.tar", files)
     path.write_bytes(path.read_bytes()[:cut])
-    reader, read, reasons = PictureReader(2**20), [], []
+    reader, read, reasons = InputReader(2**20), [], []
     for picture in plan_pictures([str(path)]):
         try:
             read.append(reader.read(picture)[0])
@@ -179,7 +179,7 @@ def test_a_tar_with_rubbish_in_the_middle_is_counted(tmp_path: Path) -> None:
     plan = plan_pictures([str(path)])
     assert [(p.key, p.kind) for p in plan] == [("1", "member"), (str(path), "broken")]
     with pytest.raises(Rejected) as rejected:
-        PictureReader(2**20).read(plan[1])
+        InputReader(2**20).read(plan[1])
     assert rejected.value.reason is Reason.BROKEN_ARCHIVE
 
 
@@ -196,7 +196,7 @@ def test_tars_that_cannot_be_planned_are_mistakes(tmp_path: Path) -> None:
 
 def test_mutated_tars_are_planned_or_refused(tmp_path: Path) -> None:
     good = tar_of(tmp_path / "a.tar", {"1.jpg": b"x" * 700, "2.jpg": b"y" * 30}).read_bytes()
-    rng, reader = np.random.default_rng(0), PictureReader(2**20)
+    rng, reader = np.random.default_rng(0), InputReader(2**20)
     for _ in range(200):
         content = bytearray(good[: int(rng.integers(1, len(good)))])
         for _ in range(int(rng.integers(1, 6))):
@@ -224,10 +224,10 @@ def test_an_id_counts_from_its_first_appearance(pictures: Path) -> None:
     with pytest.raises(
         Rejected, match=r"3-empty\.jpg has the id of .*/3-empty\.jpg, which came earlier"
     ):
-        PictureReader(1000).read(next(p for p in plan if p.kind == REPEATED))
+        InputReader(1000).read(next(p for p in plan if p.kind == REPEATED))
     unread = plan_pictures([str(pictures), str(pictures)], "content")
     assert not [p for p in unread if p.kind == REPEATED]
-    assert plan_digest(plan) == plan_digest(list(repeats_marked(plan)))
+    assert plan_digest(plan) == plan_digest(list(mark_repeats(plan)))
 
 
 def test_files_can_be_called_by_their_names(pictures: Path) -> None:
@@ -253,7 +253,7 @@ def test_only_the_pictures_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path
         ("gone", "missing"),
     ]
     with pytest.raises(Rejected) as rejected:
-        PictureReader(2**20).read(plan[2])
+        InputReader(2**20).read(plan[2])
     assert rejected.value.reason is Reason.MISSING_IMAGE
     with pytest.raises(InputError, match="--ids name"):
         only_of_pairs(plan_pictures([str(images / "local.jpg")]), str(tmp_path / "pairs"))
@@ -446,9 +446,9 @@ def test_boxes_that_name_no_picture_are_a_mistake(pictures: Path, tmp_path: Path
     ],
 )
 def test_what_is_no_list_of_boxes(boxes: Any) -> None:
-    assert isinstance(checked(boxes), str)
-    assert isinstance(checked([[0, 0, 1, float("nan")]]), str)
-    assert checked([[5, 0, 5, 9]]) == "the box [5, 0, 5, 9] has no area"
+    assert isinstance(parse_boxes(boxes), str)
+    assert isinstance(parse_boxes([[0, 0, 1, float("nan")]]), str)
+    assert parse_boxes([[5, 0, 5, 9]]) == "the box [5, 0, 5, 9] has no area"
 
 
 @pytest.mark.parametrize(

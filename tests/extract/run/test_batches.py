@@ -14,13 +14,13 @@ from PIL import Image
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.predict import start_batch
-from vlmill.extract.pictures.plan import Picture, plan_pictures
+from vlmill.extract.pictures.plan import InputImage, plan_pictures
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
-from vlmill.extract.run.batches import Extracted, batches_of, extract_windows
-from vlmill.extract.run.devices import Crew, windows_of
+from vlmill.extract.run.batches import ExtractionResult, form_batches, extract_windows
+from vlmill.extract.run.devices import WorkerSettings, split_windows
 from vlmill.extract.run.job import Job, run
-from vlmill.extract.run.workers import Ready, inline
+from vlmill.extract.run.workers import PreparedImage, inline
 from vlmill.extract.verify import verify
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
@@ -56,18 +56,20 @@ def job_of(folder: Path, output: Path, detector: Detector, config: ExtractConfig
     return Job(plan=plan_pictures([str(folder)]), output=output, detector=detector, config=config)
 
 
-def windows(folder: Path, detector: Detector, config: ExtractConfig) -> Iterator[Iterator[Ready]]:
+def windows(
+    folder: Path, detector: Detector, config: ExtractConfig
+) -> Iterator[Iterator[PreparedImage]]:
     source = inline(detector.model.config, config.limits)
-    for window in windows_of(plan_pictures([str(folder)]), config.window):
+    for window in split_windows(plan_pictures([str(folder)]), config.window):
         yield source(window)
 
 
-def everything(folder: Path, detector: Detector, config: ExtractConfig) -> list[Extracted]:
+def everything(folder: Path, detector: Detector, config: ExtractConfig) -> list[ExtractionResult]:
     found = extract_windows(windows(folder, detector, config), detector, config, None)
     return [one for window in found for one in window]
 
 
-def names(pictures: list[Picture]) -> list[str]:
+def names(pictures: list[InputImage]) -> list[str]:
     return [Path(picture.path).stem for picture in pictures]
 
 
@@ -79,9 +81,9 @@ def test_batches_are_of_one_shape_in_the_order_of_the_plan(
     mixed: Path, detector: Detector, config: ExtractConfig
 ) -> None:
     ready = inline(detector.model.config, config.limits)(plan_pictures([str(mixed)]))
-    results: list[Extracted | None] = []
+    results: list[ExtractionResult | None] = []
     found = []
-    for seats in batches_of(ready, results, 3, None):
+    for seats in form_batches(ready, results, 3, None):
         assert len({seat.query.picture.size for seat in seats}) == 1
         found.append(names([seat.ready.picture for seat in seats]))
     full = [["00", "04", "05"], ["08", "09", "10"], ["02", "07", "12"], ["13", "14", "15"]]
@@ -125,7 +127,7 @@ def test_rows_of_pictures_that_the_device_resizes(
     for there in (False, True):
         monkeypatch.setattr(engine, "resizes_pixels", lambda _, there=there: there)
         job = job_of(mixed, tmp_path / str(there), detector, batched)
-        assert run(job, crew=Crew(workers=workers)) == (17, 3)
+        assert run(job, crew=WorkerSettings(workers=workers)) == (17, 3)
         outputs.append(tables_of(job.output))
     assert outputs[0] == outputs[1]
 
@@ -204,7 +206,7 @@ def test_results_wait_one_batch_at_most_on_a_device_that_works_ahead(
     monkeypatch.setattr(batches, "batches_ahead", lambda _: 1)
     read = 0
 
-    def counted() -> Iterator[Iterator[Ready]]:
+    def counted() -> Iterator[Iterator[PreparedImage]]:
         nonlocal read
         for window in windows(mixed, detector, batched):
             read += 1

@@ -9,9 +9,9 @@ import pytest
 from vlmill.extract import cli
 from vlmill.extract.config import ExtractConfig, Selection, Storage
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.pictures.plan import Picture, plan_pictures
-from vlmill.extract.run.cost import estimate_of, measure, output_bytes, row_bytes, what_is_left
-from vlmill.extract.run.devices import Crew
+from vlmill.extract.pictures.plan import InputImage, plan_pictures
+from vlmill.extract.run.cost import estimate_cost, measure, output_bytes, row_bytes, list_remaining
+from vlmill.extract.run.devices import WorkerSettings
 from vlmill.extract.run.job import Job, run
 from vlmill.schemas.console import cost
 from vlmill.schemas.errors import InputError
@@ -42,22 +42,22 @@ def test_the_estimate_is_below_what_is_written(
 ) -> None:
     names = [str(shared_pictures / f"{n}.jpg") for n in (0, 2, 4)]
     job = Job(plan=plan_pictures(names), output=tmp_path, detector=detector, config=config)
-    estimate = estimate_of(job, job.plan)
+    estimate = estimate_cost(job, job.plan)
     run(job)
     shard = read_manifest(tmp_path)["shards"][0]
     features = pq.read_table(tmp_path / shard.name, columns=["features"])
     assert estimate.least_bytes == estimate.most_bytes
     assert features.nbytes <= estimate.least_bytes <= shard.bytes
-    assert what_is_left(job, range(job.num_shards)) == []
+    assert list_remaining(job, range(job.num_shards)) == []
 
 
 def test_pictures_that_cannot_be_read_take_no_room(
     detector: Detector, config: ExtractConfig, tmp_path: Path
 ) -> None:
-    plan = [Picture(path="a.jpg"), Picture(path="a.jpg", kind="repeated")]
+    plan = [InputImage(path="a.jpg"), InputImage(path="a.jpg", kind="repeated")]
     job = Job(plan=plan, output=tmp_path, detector=detector, config=config)
-    assert estimate_of(job, plan).least_bytes == estimate_of(job, plan[:1]).least_bytes
-    assert estimate_of(job, plan).inputs["of these"].startswith("1 repeated")
+    assert estimate_cost(job, plan).least_bytes == estimate_cost(job, plan[:1]).least_bytes
+    assert estimate_cost(job, plan).inputs["of these"].startswith("1 repeated")
 
 
 def test_a_rate_is_measured_on_real_pictures(
@@ -66,7 +66,7 @@ def test_a_rate_is_measured_on_real_pictures(
     names = [str(shared_pictures / f"{n}.jpg") for n in (0, 2)]
     output = tmp_path / "out"
     job = Job(plan=plan_pictures(names), output=output, detector=detector, config=config)
-    assert measure(job, Crew()).items == 2
+    assert measure(job, WorkerSettings()).items == 2
     assert not output.exists()
 
 

@@ -17,7 +17,7 @@ import pytest
 from vlmill.extract.cli import command
 from vlmill.extract.verify import verify
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 
@@ -106,7 +106,7 @@ def test_given_boxes_keep_their_rows_in_order(jpeg: Callable[[int], bytes], tmp_
         (pictures / f"{number}.jpg").write_bytes(jpeg(number))
     given = {
         "0": [[50, 40, 90, 70], [0, 0, 95, 71], [0, 0, 95, 71], [-0.5, 2, 96.5, 30]],
-        image_id_of(jpeg(1)): [[10, 10, 20, 20]],
+        compute_image_id(jpeg(1)): [[10, 10, 20, 20]],
         "2": [],
         "gone": [[1, 2, 3, 4]],
         "3": [[1, 2]],
@@ -118,7 +118,7 @@ def test_given_boxes_keep_their_rows_in_order(jpeg: Callable[[int], bytes], tmp_
     flags = ["--boxes", boxes, "--global-feature", "--dtype", "float32", "--class-probs", "full"]
     output = run(pictures, *flags, tmp_path / "out")
     reader = RegionReader(output)
-    rows = [reader[image_id_of(jpeg(n))] for n in range(3)]
+    rows = [reader[compute_image_id(jpeg(n))] for n in range(3)]
     assert [row.boxes.tolist() for row in rows] == [given["0"], [[10, 10, 20, 20]], []]
     first = rows[0]
     assert first.features is not None and first.global_feature is not None

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vlmill.extract.pictures.plan import Picture
+from vlmill.extract.pictures.plan import InputImage
 from vlmill.extract.run.duplicates import row_pictures
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import Reason, reject
@@ -11,7 +11,7 @@ from vlmill.schemas.tables import REGIONS, REJECTS, table_of_rows
 
 def test_rows_of_a_finished_part_know_their_pictures(tmp_path: Path) -> None:
     """Also where one path is there twice: the later one is the duplicate."""
-    pictures = [Picture(path=name) for name in ("a", "b", "cut", "a", "c")]
+    pictures = [InputImage(path=name) for name in ("a", "b", "cut", "a", "c")]
     rows: list[dict[str, object]] = [
         {"image_id": name, "width": 1, "height": 1, "num_boxes": 0, "boxes": []}
         for name in ("hash-a", "hash-b", "hash-c")

@@ -26,7 +26,7 @@ from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import row_problems, verify
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 
@@ -54,7 +54,7 @@ def tables_of(folder: Path) -> dict[str, bytes]:
 
 def test_every_picture_has_a_row_or_a_reject(jpeg: Callable[[int], bytes], finished: Path) -> None:
     reader = RegionReader(finished)
-    assert reader.image_ids == [image_id_of(jpeg(number)) for number in range(7)]
+    assert reader.image_ids == [compute_image_id(jpeg(number)) for number in range(7)]
     rejects = read_table(finished, REJECTS).to_pylist()
     assert [(Path(r["key"]).stem, r["reason"]) for r in rejects] == [
         ("3-empty", "empty"),
@@ -70,7 +70,7 @@ def test_a_row_is_what_the_picture_alone_gives(
     jpeg: Callable[[int], bytes], finished: Path, detector: Detector, config: ExtractConfig
 ) -> None:
     reader = RegionReader(finished)
-    alone = extract_regions(image_id_of(jpeg(4)), jpeg(4), detector, config)
+    alone = extract_regions(compute_image_id(jpeg(4)), jpeg(4), detector, config)
     row = reader[alone.image_id]
     assert row.features is not None and row.features.shape == (8, 256)
     assert alone.features is not None

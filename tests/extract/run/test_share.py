@@ -14,7 +14,7 @@ from tests.factories import write_images
 from vlmill.extract.cli import command
 from vlmill.extract.run.share import Share, share
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
 
 ROOT = Path(__file__).parents[3]
@@ -109,9 +109,9 @@ def test_a_run_of_the_whole_finishes_what_a_part_began(
     assert run(images, out, "--part", "9/9") == 0  # there are six shards: it has none
     assert run(images, out, "--part", "1/2") == 0
     assert len(list(out.glob("regions-*"))) == 3
-    with pytest.raises(InputError, match="2-of-2"), locked(out, part="2-of-2"):
+    with pytest.raises(InputError, match="2-of-2"), lock_output(out, part="2-of-2"):
         run(images, out, "--part", "2/2")
-    with pytest.raises(InputError, match="is being written by"), locked(out, part="2-of-2"):
+    with pytest.raises(InputError, match="is being written by"), lock_output(out, part="2-of-2"):
         run(images, out)
     assert run(images, out) == 0 and verify_folder(out) == []
     assert run(images, out, "--part", "2/2") == 0

@@ -15,16 +15,16 @@ from vlmill.extract.detect.detector import Detector
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.run import job as run_module
-from vlmill.extract.run.devices import Crew
+from vlmill.extract.run.devices import WorkerSettings
 from vlmill.extract.run.duplicates import settled
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import verify
 from vlmill.extract.whole.crop import middle
-from vlmill.extract.whole.networks import WholePictures, open_whole
+from vlmill.extract.whole.networks import WholePictures, open_global_networks
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 
@@ -35,7 +35,7 @@ MakeJob = Callable[..., Job]
 
 @pytest.fixture(scope="session")
 def whole() -> WholePictures:
-    return open_whole(NAMES, None, seed=0, device=torch.device("cpu"))
+    return open_global_networks(NAMES, None, seed=0, device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_each_row_has_its_own_pictures_vectors(
     assert reader.arrays["global_feature"] == {"dtype": "float16", "dim": 2048}
     (crop,) = whole.crops
     for number in range(7):
-        row = reader[image_id_of(jpeg(number))]
+        row = reader[compute_image_id(jpeg(number))]
         pixels = decode(jpeg(number), config.limits)
         with torch.inference_mode():
             expected = whole.vectors([{crop: middle(pixels, crop)}])[0].numpy()
@@ -87,7 +87,7 @@ def test_each_row_has_its_own_pictures_vectors(
 
 def test_workers_change_nothing_and_batches_hardly(job: MakeJob) -> None:
     run(job("alone"))
-    run(job("workers"), crew=Crew(workers=2))
+    run(job("workers"), crew=WorkerSettings(workers=2))
     assert rows_of(job("alone").output) == rows_of(job("workers").output)
     run(job("batches", batch_size=4))
     pairs = zip(RegionReader(job("alone").output), RegionReader(job("batches").output), strict=True)

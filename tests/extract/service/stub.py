@@ -10,12 +10,12 @@ from PIL import Image
 
 from vlmill.extract.service.app import regions_service
 from vlmill.extract.service.rows import Outcome, RejectedPicture
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionRow, region_arrays
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.server import run_service
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.workers import Opened, Plan
+from vlmill.schemas.service.workers import WorkerContext, Plan
 
 CLASSES = [f"thing {number}" for number in range(20)]
 ATTRIBUTES = [f"kind of {number}" for number in range(5)]
@@ -39,7 +39,7 @@ def drawn(content: bytes) -> Outcome:
     probs = np.sort(chance.dirichlet(np.ones(8), REGIONS), axis=1)[:, ::-1][:, :TOP]
     ids = np.stack([chance.permutation(20)[:TOP] + 1 for _ in range(REGIONS)])
     return RegionRow(
-        image_id=image_id_of(content),
+        image_id=compute_image_id(content),
         width=width,
         height=height,
         boxes=np.concatenate(list(corners), axis=1).astype(np.float32),
@@ -58,10 +58,10 @@ def arrays() -> dict[str, dict[str, object]]:
     return region_arrays(dtype="float16", feature_dim=WIDTH, class_probs_dim=21, top_k=TOP)
 
 
-def opened() -> Opened:
+def opened() -> WorkerContext:
     """Is called in a worker."""
     about = {"producer": PRODUCER, "arrays": arrays(), "dtype": "float16", "compression": "none"}
-    return Opened(compute=compute, about=about)
+    return WorkerContext(compute=compute, about=about)
 
 
 def main(words: Sequence[str]) -> int:

@@ -23,11 +23,11 @@ from tests.serving import Reply, Served, form, served, until
 from tests.web import LOCAL, file_server
 
 from vlmill.extract.cli import command
-from vlmill.extract.service.rows import RejectedPicture, answer_of, kind_wanted
+from vlmill.extract.service.rows import RejectedPicture, make_response, choose_kind
 from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.client import ARROW, JSON, PARQUET, ServiceClient, ServiceError
-from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.service.refused import RequestRefused
 
 FLAGS = (
     *("--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "8"),
@@ -263,16 +263,16 @@ def test_accept_chooses() -> None:
         (f"text/html, {PARQUET};q=0.5, {ARROW};q=0.6", ARROW),
         (f"{PARQUET};q=0.5, */*;q=0.1", PARQUET),
     ):
-        assert kind_wanted(accept) == kind
+        assert choose_kind(accept) == kind
     for accept in ("text/html", f"{ARROW};q=0", f"{ARROW};q=x"):
-        with pytest.raises(Refused):
-            kind_wanted(accept)
+        with pytest.raises(RequestRefused):
+            choose_kind(accept)
 
 
 def test_all_rejected_is_the_first_ones_status() -> None:
     bad = RejectedPicture(reason=Reason.TOO_LARGE, detail="9 bytes, limit 8")
     row = RegionRow(image_id="a", width=1, height=1, boxes=np.zeros((1, 4), np.float32))
-    answer_of([bad, row], ["x", "y"]).require_rows()
-    with pytest.raises(Refused) as raised:
-        answer_of([bad, bad], ["x", "y"]).require_rows()
+    make_response([bad, row], ["x", "y"]).require_rows()
+    with pytest.raises(RequestRefused) as raised:
+        make_response([bad, bad], ["x", "y"]).require_rows()
     assert raised.value.status == 413 and len(raised.value.more["rejects"]) == 2  # type: ignore[arg-type]

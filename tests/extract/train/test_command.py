@@ -15,8 +15,8 @@ from vlmill.extract import cli
 from vlmill.extract.config import saved_steps
 from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.train import loop
-from vlmill.extract.train.command import settings_of
-from vlmill.extract.train.recipes import RECIPES, recipe_named
+from vlmill.extract.train.command import read_settings
+from vlmill.extract.train.recipes import RECIPES, find_recipe
 from vlmill.extract.train.run import say_sizes
 from vlmill.schemas.errors import InputError
 
@@ -41,14 +41,14 @@ def test_a_shown_recipe_is_a_file_that_can_be_changed(
     for name in RECIPES:
         assert cli.command(["recipes", "show", name]) == 0
         file.write_text(capsys.readouterr().out)
-        assert settings_of(None, str(file), []) == recipe_named(name)
+        assert read_settings(None, str(file), []) == find_recipe(name)
     fields = yaml.safe_load(file.read_text())
     fields["solver"]["lr"] = 0.5
     file.write_text(yaml.safe_dump(fields))
-    settings = settings_of(None, str(file), ["steps=7"])
+    settings = read_settings(None, str(file), ["steps=7"])
     assert (settings.solver.lr, settings.steps) == (0.5, 7)
     with pytest.raises(InputError, match="not both"):
-        settings_of("small", str(file), [])
+        read_settings("small", str(file), [])
     with pytest.raises(InputError, match="there are vg-r101-c4"):
         cli.command(["recipes", "show", "large"])
 
@@ -68,14 +68,14 @@ def test_a_shown_recipe_is_a_file_that_can_be_changed(
 )
 def test_fields_that_no_run_can_have_are_refused_by_name(field: str) -> None:
     with pytest.raises(InputError, match=field.partition("=")[0].rpartition(".")[2]):
-        settings_of("small", None, [field])
+        read_settings("small", None, [field])
 
 
 def test_another_size_than_was_trained_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     for name in RECIPES:
-        say_sizes(recipe_named(name))
+        say_sizes(find_recipe(name))
     assert not capsys.readouterr().err
-    say_sizes(settings_of("small", None, ["short_sides=[224,240]"]))
+    say_sizes(read_settings("small", None, ["short_sides=[224,240]"]))
     assert "detector.short_side=160" in capsys.readouterr().err
 
 

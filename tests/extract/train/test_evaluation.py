@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vlmill.extract.train.coco_scores import coco_metrics
-from vlmill.extract.train.evaluation import Findings, attribute_metrics, truth_of
-from vlmill.extract.train.vg_scores import Detected, TrueBoxes, vg_scores
+from vlmill.extract.train.evaluation import Findings, attribute_metrics, make_true_boxes
+from vlmill.extract.train.vg_scores import DetectedBoxes, TrueBoxes, vg_scores
 
 TRUE = TrueBoxes(
     np.array([0, 0, 1]),
@@ -14,11 +14,11 @@ TRUE = TrueBoxes(
 )
 
 
-def detected(*rows: tuple[float, ...]) -> Detected:
+def detected(*rows: tuple[float, ...]) -> DetectedBoxes:
     """Rows of picture, name, corners and score."""
     table = np.array(rows, dtype=np.float64).reshape(-1, 7)
     names = table[:, 1].astype(np.int64)
-    return Detected(table[:, 0].astype(np.int64), names, table[:, 2:6], table[:, 6])
+    return DetectedBoxes(table[:, 0].astype(np.int64), names, table[:, 2:6], table[:, 6])
 
 
 def test_the_second_hit_of_a_box_is_false() -> None:
@@ -63,12 +63,12 @@ def findings() -> Findings:
 
 
 def test_truth_is_of_whole_pixels_inside_the_picture() -> None:
-    assert truth_of(findings()).boxes.tolist() == [[5, 5, 15, 15], [0, 0, 39, 29]]
+    assert make_true_boxes(findings()).boxes.tolist() == [[5, 5, 15, 15], [0, 0, 39, 29]]
 
 
 def test_attributes_count_where_the_likeliest_is_one_of_them() -> None:
     found = findings()
-    metrics = attribute_metrics(found, truth_of(found), 3)
+    metrics = attribute_metrics(found, make_true_boxes(found), 3)
     assert metrics["attributes/accuracy"] == 0.5
     assert 0 < metrics["attributes/map"] < 1
 

@@ -16,7 +16,7 @@ from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.train import loop, solver
 from vlmill.extract.train.batches import visits_from
-from vlmill.extract.train.command import settings_of
+from vlmill.extract.train.command import read_settings
 from vlmill.extract.train.examples import require_whole
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
@@ -254,7 +254,7 @@ def test_what_cannot_be_measured_is_a_reject_too(shapes: Path, tmp_path: Path) -
 
 def test_a_killed_run_still_knows_what_it_could_not_use(shapes: Path, tmp_path: Path) -> None:
     """The picture is met once, before the checkpoint that is left."""
-    settings, output = settings_of("small", None, TINY), tmp_path / "out"
+    settings, output = read_settings("small", None, TINY), tmp_path / "out"
     first = next(visits_from([True] * 8, settings, 0))[0].example
     rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
     rows[first]["bytes"] = b"no picture"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlmill.extract.train.recipes import RECIPES
 from vlmill.extract.train.settings import TrainingSettings
-from vlmill.extract.train.start import Names, class_rows, new_model, start_from, with_rows
+from vlmill.extract.train.start import Names, class_rows, new_model, start_from, merge_rows
 from vlmill.models.detector.config import DetectorConfig, detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import ANCHORS, published_name
@@ -108,10 +108,10 @@ def test_rows_are_mapped_by_name_whatever_the_place_of_background() -> None:
     rows = class_rows(names, theirs, ours)
     assert rows == {1: 2, 0: 3}  # cow, and background
     old = torch.arange(4.0)[:, None]
-    moved = with_rows(torch.full((3, 1), -1.0), old, rows, "cls_score")
+    moved = merge_rows(torch.full((3, 1), -1.0), old, rows, "cls_score")
     assert moved is not None and moved[:, 0].tolist() == [3, 2, -1]
     # Detectron2 regresses no box of background.
-    deltas = with_rows(torch.full((12, 1), -1.0), torch.arange(12.0)[:, None], rows, "bbox_pred")
+    deltas = merge_rows(torch.full((12, 1), -1.0), torch.arange(12.0)[:, None], rows, "bbox_pred")
     assert deltas is not None and deltas[:, 0].tolist() == [-1] * 4 + [8, 9, 10, 11] + [-1] * 4
 
 

@@ -14,7 +14,7 @@ from vlmill.extract.train.targets import (
     attribute_targets,
     candidates,
     encode_boxes,
-    kept_labels,
+    mask_labels,
     match,
     match_anchors,
     match_regions,
@@ -92,7 +92,7 @@ def test_kept_labels_are_those_of_the_sample() -> None:
     overlaps = torch.tensor([[0.8, 0.9, 0.1, 0.1, 0.75]])
     matches = match(overlaps, RULE)
     chosen = sample(matches.labels, RULE, in_order)
-    assert kept_labels(matches, chosen).tolist() == [1, 1, 0, 0, -1]
+    assert mask_labels(matches, chosen).tolist() == [1, 1, 0, 0, -1]
 
 
 def test_true_boxes_are_candidates_after_the_proposals() -> None:

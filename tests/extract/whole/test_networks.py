@@ -14,8 +14,13 @@ from torchvision import models
 from torchvision.transforms import functional
 
 from vlmill.extract.whole.crop import Crop, middle
-from vlmill.extract.whole.networks import open_network, open_whole, preset_of, presets_of
-from vlmill.extract.whole.settings import NETWORKS, networks_named
+from vlmill.extract.whole.networks import (
+    open_network,
+    open_global_networks,
+    find_preset,
+    list_presets,
+)
+from vlmill.extract.whole.settings import NETWORKS, parse_network_names
 from vlmill.schemas.errors import InputError
 
 CPU = torch.device("cpu")
@@ -69,7 +74,7 @@ def test_the_crop_is_torchvisions(size: tuple[int, int]) -> None:
 def test_vectors_are_those_of_torchvisions_forward_pass(name: str, tmp_path: Path) -> None:
     model = own_network(name)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    whole = open_whole([name], [str(tmp_path / "weights.pth")], seed=0, device=CPU)
+    whole = open_global_networks([name], [str(tmp_path / "weights.pth")], seed=0, device=CPU)
     weights = next(iter(models.get_model_weights(name)))
     image = photo(320, 260)
     expected = before_classifier(model, weights.transforms()(image)[None])
@@ -87,7 +92,7 @@ def test_random_weights_follow_from_the_seed_and_keep_their_scale() -> None:
     crop = {CROP: middle(blue_first(photo(320, 260)), CROP)}
     names = list(NETWORKS)
     with torch.inference_mode():
-        first = open_whole(names, None, seed=1, device=CPU)
+        first = open_global_networks(names, None, seed=1, device=CPU)
         vector = first.vectors([crop])[0]
     digests = [record["digest"] for record in first.record()]
     again = open_network("googlenet", None, seed=1, device=CPU)
@@ -112,13 +117,13 @@ def test_published_densenets_have_dots_in_their_names(tmp_path: Path) -> None:
 
 
 def test_the_transforms_are_those_of_the_file(tmp_path: Path) -> None:
-    presets = presets_of("resnet152")
+    presets = list_presets("resnet152")
     assert [p.crop.resize for p in presets] == [256, 232]
     (tmp_path / "a").write_bytes(b"weights")
-    assert preset_of(tmp_path / "a", presets) is presets[0]
+    assert find_preset(tmp_path / "a", presets) is presets[0]
     own = presets[1]._replace(digits="1b4f0e98")  # begins the SHA-256 of what stands below
     (tmp_path / "b").write_bytes(b"test1")
-    assert preset_of(tmp_path / "b", [presets[0], own]) is own
+    assert find_preset(tmp_path / "b", [presets[0], own]) is own
 
 
 @pytest.mark.parametrize(
@@ -131,7 +136,7 @@ def test_the_transforms_are_those_of_the_file(tmp_path: Path) -> None:
 )
 def test_names_that_do_not_fit(text: str, files: list[str] | None, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        networks_named(text, files)
+        parse_network_names(text, files)
 
 
 def saved(state: Any) -> bytes:
@@ -165,4 +170,4 @@ def test_another_networks_file_is_refused(
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no such file; give torchvision's googlenet"):
-        networks_named("googlenet", [str(tmp_path / "w.pth")])
+        parse_network_names("googlenet", [str(tmp_path / "w.pth")])

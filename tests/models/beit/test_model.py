@@ -134,12 +134,12 @@ def test_a_classifier_starts_from_masked_image_modelling_at_another_size() -> No
 
 
 def test_masked_patches_are_not_read() -> None:
-    model, images = tiny_beit(), pictures()
-    states = model(images, masks())
-    other = images.clone()
+    model, batch = tiny_beit(), pictures()
+    states = model(batch, masks())
+    other = batch.clone()
     other[0, :, :8, :8] = 9.0  # the first patch of the first picture is masked
     assert torch.equal(model(other, masks()), states)
-    assert not torch.equal(model(other), model(images))
+    assert not torch.equal(model(other), model(batch))
 
 
 def test_new_weights_are_cut_and_scaled_by_depth() -> None:

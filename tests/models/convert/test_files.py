@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.factories import Call
 from torch import Tensor
 
-from vlmill.models.convert.files import read_state, unwrapped
+from vlmill.models.convert.files import read_state, unwrap_state
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.count": torch.tensor(7)}
 
@@ -82,7 +82,7 @@ def test_a_file_that_holds_itself_has_no_state_dict(tmp_path: Path) -> None:
     ring: dict[str, Any] = {}
     ring["model"] = ring
     with pytest.raises(ValueError, match="no state dict"):
-        unwrapped(ring)
+        unwrap_state(ring)
     torch.save(ring, tmp_path / "zip")
     (tmp_path / "arrays").write_bytes(pickle.dumps(ring))
     for kind in ("zip", "arrays"):
@@ -103,9 +103,9 @@ def test_attributes_of_a_stored_dict_are_not_called(tmp_path: Path) -> None:
 def test_wrappers_of_training_are_taken_off(prefix: str, container: str | None) -> None:
     state = {f"{prefix}{name}": tensor for name, tensor in STATE.items()}
     content = state if container is None else {container: state, "epoch": 3}
-    assert unwrapped(content).keys() == STATE.keys()
+    assert unwrap_state(content).keys() == STATE.keys()
     some = state | {"loss.weight": torch.zeros(1)}  # a name without it: no prefix of all
-    assert unwrapped(some).keys() == some.keys()
+    assert unwrap_state(some).keys() == some.keys()
 
 
 def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path: Path) -> None:

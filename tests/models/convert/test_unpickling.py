@@ -8,7 +8,7 @@ import pytest
 
 from vlmill.models.convert import unpickling
 from vlmill.models.convert.plain_pickle import BadPickle
-from vlmill.models.convert.unpickling import check_bounds, unpickled_list
+from vlmill.models.convert.unpickling import check_bounds, read_pickled_list
 
 LISTS = b"\x80\x02" + b"]" * 1_000_000  # one in the other's place, 56 bytes each
 NONES = b"\x80\x02" + b"N0" * 9_000_000 + b"]."
@@ -16,8 +16,8 @@ NONES = b"\x80\x02" + b"N0" * 9_000_000 + b"]."
 
 def test_a_list_of_plain_data_comes_back() -> None:
     listed: list[Any] = [{b"a": 1.5, b"\xc3\xa9": [b"x", None]}, "\ud800", 2**70, (True,)]
-    assert list(unpickled_list(pickle.dumps(listed), encoding="bytes")) == listed
-    begun = unpickled_list(pickle.dumps([1, 2]))
+    assert list(read_pickled_list(pickle.dumps(listed), encoding="bytes")) == listed
+    begun = read_pickled_list(pickle.dumps([1, 2]))
     assert next(begun) == 1
     begun.close()  # its process ends with it
 
@@ -34,12 +34,12 @@ def test_a_list_of_plain_data_comes_back() -> None:
 )
 def test_anything_else_is_refused(content: bytes, said: str) -> None:
     with pytest.raises(BadPickle, match=said):
-        list(unpickled_list(content))
+        list(read_pickled_list(content))
 
 
 def test_memory_and_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpickling, "MEMORY", 32 << 20)
-    for read in (check_bounds, lambda content: list(unpickled_list(content))):
+    for read in (check_bounds, lambda content: list(read_pickled_list(content))):
         with pytest.raises(BadPickle, match="needs more memory than it may take"):
             read(LISTS)
     monkeypatch.undo()

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vlmill.models.detector.config import airsplay, detectron2, milvlg, milvlg_r152
-from vlmill.models.detector.configurations import configuration_of, flat
-from vlmill.models.detector.keys import WrongKey, number, one_level, shown
+from vlmill.models.detector.configurations import read_configuration, flat
+from vlmill.models.detector.keys import WrongKey, number, one_level, format_value
 
 # What the published files say, their training left out.
 C4 = {
@@ -83,18 +83,18 @@ def keys(nested: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_detectron2s_own_model_is_ours() -> None:
-    found = configuration_of(keys(C4, MODEL__RESNETS__DEPTH=101))
+    found = read_configuration(keys(C4, MODEL__RESNETS__DEPTH=101))
     assert found.family == "detectron2" and found.config == detectron2()
 
 
 def test_airsplays_model_is_ours_with_the_proposals_that_the_file_says() -> None:
-    found = configuration_of(keys(C4) | VISUAL_GENOME)
+    found = read_configuration(keys(C4) | VISUAL_GENOME)
     assert found.family == "airsplay"
     assert found.config == airsplay(post_nms_top=1000)
 
 
 def test_milvlgs_models_are_ours() -> None:
-    found = configuration_of(BOTTOM_UP)
+    found = read_configuration(BOTTOM_UP)
     assert found.family == "milvlg" and found.config == milvlg()
     r152 = {
         "MODEL.BUA.RESNET_VERSION": 2,
@@ -103,16 +103,16 @@ def test_milvlgs_models_are_ours() -> None:
         "MODEL.RESNETS.RES5_DILATION": 1,
         "MODEL.PIXEL_MEAN": [0, 0, 0],
     }
-    assert configuration_of(BOTTOM_UP | r152).config == milvlg_r152()
+    assert read_configuration(BOTTOM_UP | r152).config == milvlg_r152()
 
 
 def test_hugging_faces_model_is_ours() -> None:
-    found = configuration_of(keys(HUGGING_FACE))
+    found = read_configuration(keys(HUGGING_FACE))
     assert found.family == "hf-frcnn"
     expected = airsplay(family="hf-frcnn", resize="torch")
     assert found.config == expected
     upper = {name.upper(): value for name, value in keys(HUGGING_FACE).items()}
-    assert configuration_of(upper).config == expected
+    assert read_configuration(upper).config == expected
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_hugging_faces_model_is_ours() -> None:
 def test_a_key_sets_its_fields_and_no_other(
     key: str, value: object, fields: dict[str, object]
 ) -> None:
-    config = configuration_of(keys(C4) | {f"MODEL.{key}": value}).config
+    config = read_configuration(keys(C4) | {f"MODEL.{key}": value}).config
     assert config == detectron2(**{"depth": 50} | fields)
 
 
 def test_keys_of_the_input_set_its_sizes_and_order() -> None:
     own = {"INPUT.MIN_SIZE_TEST": 500, "INPUT.MAX_SIZE_TEST": 900, "INPUT.FORMAT": "RGB"}
-    config = configuration_of(keys(C4) | own | {"INPUT.MIN_SIZE_TRAIN": [1, 2]}).config
+    config = read_configuration(keys(C4) | own | {"INPUT.MIN_SIZE_TRAIN": [1, 2]}).config
     expected = detectron2(depth=50, short_side=500, long_side=900, channel_order="rgb")
     assert config == expected
 
@@ -170,7 +170,7 @@ def test_halved_res5_and_single_thresholds_and_the_other_pool() -> None:
         "proposal_generator.hidden_channels": -1,
         "roi_box_head.attr": False,
     }
-    config = configuration_of(keys(HUGGING_FACE) | own).config
+    config = read_configuration(keys(HUGGING_FACE) | own).config
     assert (config.res5_stride, config.res5_dilation) == (2, 1)
     assert config.class_nms_thresholds == (0.5,)
     assert not config.stem_ceil_pool and config.rpn_channels == 1024
@@ -207,7 +207,7 @@ def test_halved_res5_and_single_thresholds_and_the_other_pool() -> None:
 )
 def test_what_cannot_be_honoured_is_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(WrongKey, match=message):
-        configuration_of(keys(C4) | changes)
+        read_configuration(keys(C4) | changes)
 
 
 @pytest.mark.parametrize(
@@ -221,25 +221,25 @@ def test_what_cannot_be_honoured_is_named(changes: dict[str, object], message: s
 )
 def test_the_port_has_values_of_its_own(changes: dict[str, object], message: str) -> None:
     with pytest.raises(WrongKey, match=message):
-        configuration_of(BOTTOM_UP | changes)
+        read_configuration(BOTTOM_UP | changes)
 
 
 def test_hugging_faces_file_says_everything_once() -> None:
     values = keys(HUGGING_FACE)
     del values["resnets.depth"]
     with pytest.raises(WrongKey, match=r"resnets.depth is missing; expected a value"):
-        configuration_of(values)
+        read_configuration(values)
     with pytest.raises(WrongKey, match="the key once"):
-        configuration_of(keys(HUGGING_FACE) | {"RESNETS.DEPTH": 50})
+        read_configuration(keys(HUGGING_FACE) | {"RESNETS.DEPTH": 50})
 
 
 def test_keys_of_nobody_are_no_configuration() -> None:
     with pytest.raises(ValueError, match="no section MODEL"):
-        configuration_of({"learning_rate": 0.1})
+        read_configuration({"learning_rate": 0.1})
 
 
 def test_values_are_shown_in_one_short_line() -> None:
-    assert len(shown("x" * 1000)) == 60
+    assert len(format_value("x" * 1000)) == 60
     with pytest.raises(ValueError, match="a number from 0 to 1"):
         number(0.0, 1.0)("none")
     with pytest.raises(ValueError, match="1 to 2 numbers"):

@@ -8,7 +8,7 @@ from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.blocks import PostNormBlock, init_bert
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
-from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.packing import Layout, make_layout
 
 
 def reference_layer(block: PostNormBlock, width: int, num_heads: int) -> nn.TransformerEncoderLayer:
@@ -61,7 +61,7 @@ def test_three_layers_equal_pytorchs_layers_in_outputs_and_gradients() -> None:
     mine, other = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
     x, y = mine, other
     for block, layer in zip(ours, theirs, strict=True):
-        x = block(x, layout_of(key_mask, pack=False))
+        x = block(x, make_layout(key_mask, pack=False))
         y = layer(y, src_key_padding_mask=~key_mask)
     torch.testing.assert_close(x[key_mask], y[key_mask], atol=1e-5, rtol=1e-5)
     direction = torch.randn_like(x) * key_mask[..., None]
@@ -83,7 +83,7 @@ def test_masked_positions_change_nothing_else() -> None:
     key_mask = torch.tensor([[True, True, True, False, False, False]] * 2)
     other = hidden.clone()
     other[~key_mask] = 1e4
-    layout = layout_of(key_mask, pack=False)
+    layout = make_layout(key_mask, pack=False)
     assert torch.equal(block(hidden, layout)[key_mask], block(other, layout)[key_mask])
 
 

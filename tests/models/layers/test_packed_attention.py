@@ -21,8 +21,8 @@ from vlmill.models.layers import packed_attention as kernels
 from vlmill.models.layers import packing as compaction
 from vlmill.models.layers import packing as layout
 from vlmill.models.layers.attention import CoAttention, SelfAttention
-from vlmill.models.layers.packing import Layout, layout_of
-from vlmill.models.places import Cells, cells_of, cells_read
+from vlmill.models.layers.packing import Layout, make_layout
+from vlmill.models.places import Cells, find_positions, find_read_positions
 from vlmill.train.objectives.contrast import contrast_and_matching
 
 
@@ -75,8 +75,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def with_places(inputs: VLInputs) -> VLInputs:
     places = {
-        "real_tokens": cells_of(inputs.token_mask),
-        "real_regions": cells_of(inputs.region_mask),
+        "real_tokens": find_positions(inputs.token_mask),
+        "real_regions": find_positions(inputs.region_mask),
     }
     return VLInputs(**(vars(inputs) | places))
 
@@ -104,7 +104,10 @@ def test_models_compute_the_same_over_packed_rows(name: str, as_on_a_gpu: list[i
     inputs = doubled(padded_pairs([7, 4, 6], [5, 6, 3]))
     words = inputs.token_mask & (inputs.tokens % 3 == 0)
     shown = inputs.region_mask & (inputs.region_locations[..., 0] > 0.3)
-    where, read = Cells(cells_of(words), cells_of(shown)), cells_read(words, shown)
+    where, read = (
+        Cells(find_positions(words), find_positions(shown)),
+        find_read_positions(words, shown),
+    )
     options = {"task": torch.arange(3)} if "num_tasks" in READERS[name] else {}
     expected = gradients_of_read(model, inputs, where, pack=False, **options)
     assert not as_on_a_gpu
@@ -157,7 +160,7 @@ def test_vlmo_asks_no_device(known: bool) -> None:
 def test_the_kernel_is_asked_for_what_it_takes() -> None:
     """Half precision off the CPU, a packed side at least, and no masked grid."""
     real = torch.ones(2, 8, dtype=torch.bool, device="meta")
-    packed = layout_of(real, torch.zeros(9, dtype=torch.int64, device="meta"))
+    packed = make_layout(real, torch.zeros(9, dtype=torch.int64, device="meta"))
     full, masked = Layout((2, 8)), Layout((2, 8), real)
     rows = torch.zeros(9, 4, 16, dtype=torch.bfloat16, device="meta")
     assert kernels.reads_packed(rows, packed, packed)
@@ -173,7 +176,7 @@ def test_real_kernels_give_shapes_of_either_layout() -> None:
     self_attention = SelfAttention(32, 4, 0.1).to("meta", torch.bfloat16)
     co_attention = CoAttention(32, 32, 32, 4, (0.1, 0.1)).to("meta", torch.bfloat16)
     real = torch.ones(2, 8, dtype=torch.bool, device="meta")
-    packed = layout_of(real, torch.zeros(9, dtype=torch.int64, device="meta"))
+    packed = make_layout(real, torch.zeros(9, dtype=torch.int64, device="meta"))
     rows = torch.zeros(9, 32, dtype=torch.bfloat16, device="meta", requires_grad=True)
     grid = torch.zeros(2, 5, 32, dtype=torch.bfloat16, device="meta")
     read = packed._replace(read=torch.zeros(3, dtype=torch.int64, device="meta")).read_rows()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vlmill.models.layers.blocks import PostNormBlock
 from vlmill.models.layers.co_attention import CoAttentionBlock
 from vlmill.models.layers.experts import PreNormBlock
-from vlmill.models.layers.packing import Layout, compact, joined_layout, layout_of
+from vlmill.models.layers.packing import Layout, compact, make_joint_layout, make_layout
 
 
 def masks(lengths: list[int], width: int) -> Tensor:
@@ -28,14 +28,14 @@ def gradients(block: nn.Module, loss: Tensor) -> list[Tensor]:
 
 
 def test_without_padding_there_is_no_mask() -> None:
-    layout = layout_of(torch.ones(3, 4, dtype=torch.bool))
+    layout = make_layout(torch.ones(3, 4, dtype=torch.bool))
     assert layout == Layout((3, 4))
 
 
 def test_little_padding_stays_in_the_grid() -> None:
     mask = torch.ones(10, 10, dtype=torch.bool)
     mask[3, 9] = False
-    layout = layout_of(mask)
+    layout = make_layout(mask)
     assert layout.real is None and layout.key_mask is mask
 
 
@@ -43,7 +43,7 @@ def test_little_padding_stays_in_the_grid() -> None:
 @settings(max_examples=30, deadline=None)
 def test_unpacking_what_was_packed_changes_real_rows_in_nothing(lengths: list[int]) -> None:
     mask = masks(lengths, 6)
-    layout = layout_of(mask)
+    layout = make_layout(mask)
     hidden = torch.randn(len(lengths), 6, 3)
     returned = layout.unpack(layout.pack(hidden))
     assert torch.equal(returned[mask], hidden[mask])
@@ -51,7 +51,7 @@ def test_unpacking_what_was_packed_changes_real_rows_in_nothing(lengths: list[in
 
 
 def test_joined_rows_part_by_modality_and_know_their_sequence() -> None:
-    layout, rows = joined_layout(masks([2, 4, 1], 4), masks([3, 1, 0], 3))
+    layout, rows = make_joint_layout(masks([2, 4, 1], 4), masks([3, 1, 0], 3))
     hidden = torch.arange(21.0).reshape(3, 7, 1)
     packed = layout.pack(hidden)
     text, regions = packed[: rows[0]], packed[rows[0] :]
@@ -68,7 +68,7 @@ def test_packed_post_norm_block_equals_the_grid() -> None:
     direction = torch.randn(3, 7, 24) * mask[..., None]
     results = []
     for pack in (False, True):
-        layout = layout_of(mask, pack=pack)
+        layout = make_layout(mask, pack=pack)
         out = layout.unpack(block(layout.pack(hidden), layout))
         results.append([out[mask], *gradients(block, (out * direction).sum())])
     torch.testing.assert_close(results[0], results[1], atol=2e-4, rtol=1e-5)
@@ -84,7 +84,7 @@ def test_packed_experts_equal_the_grid_and_share_attention() -> None:
     direction = torch.randn(3, 9, 24) * mask[..., None]
     results = []
     for pack in (False, True):
-        layout, rows = joined_layout(text, image, pack=pack)
+        layout, rows = make_joint_layout(text, image, pack=pack)
         route = (("text", rows[0]), ("image", rows[1]))
         out = layout.unpack(block(layout.pack(hidden), layout, route, bias))
         results.append([out[mask], *gradients(block, (out * direction).sum())])
@@ -97,7 +97,7 @@ def test_packed_co_attention_equals_the_grid() -> None:
     first, second = torch.randn(2, 6, 16), torch.randn(2, 4, 24)
     results = []
     for pack in (False, True):
-        one, two = layout_of(first_mask, pack=pack), layout_of(second_mask, pack=pack)
+        one, two = make_layout(first_mask, pack=pack), make_layout(second_mask, pack=pack)
         a, b = block(one.pack(first), one, two.pack(second), two)
         a, b = one.unpack(a)[first_mask], two.unpack(b)[second_mask]
         results.append([a, b, *gradients(block, a.square().sum() + b.square().sum())])
@@ -109,7 +109,7 @@ def test_drop_path_leaves_branches_out_for_whole_sequences() -> None:
     randomised(block)
     torch.manual_seed(3)
     mask = masks([6, 1, 4, 5, 6, 2, 3, 6], 6)
-    layout = layout_of(mask)
+    layout = make_layout(mask)
     hidden = torch.randn(8, 6, 8)
     rows = layout.pack(hidden)
     block.train()
@@ -162,6 +162,6 @@ def test_no_sequence_at_all() -> None:
 
 def test_only_kernels_of_other_devices_are_told_where_sequences_start() -> None:
     mask, places = torch.tensor([[True, False], [True, True]]), torch.tensor([0, 2, 3])
-    on_cpu, elsewhere = layout_of(mask, places), layout_of(mask.to("meta"), places.to("meta"))
+    on_cpu, elsewhere = make_layout(mask, places), make_layout(mask.to("meta"), places.to("meta"))
     assert on_cpu.real is not None and on_cpu.starts is None
     assert elsewhere.starts is not None and elsewhere.starts.shape == (3,)

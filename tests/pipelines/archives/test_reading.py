@@ -329,15 +329,15 @@ def test_what_a_record_says_is_kept(response: Make, picture: Make) -> None:
     photo = picture(8, 8)
     data = response("http://a.org/p", PAGE, "image/png; charset=latin-1", X_Robots_Tag="noai")
     data += response("http://a.org/i", photo, "text/html")
-    (_, page), (_, image) = read(data)
-    assert isinstance(page, Record) and isinstance(image, Record)
+    (_, page), (_, record) = read(data)
+    assert isinstance(page, Record) and isinstance(record, Record)
     assert (page.kind, page.body, page.charset) == ("page", PAGE, "latin-1")
     assert (page.content_type, page.opt_outs) == (
         "image/png; charset=latin-1",
         frozenset({Reason.NO_AI}),
     )
-    assert (image.kind, image.body, image.url) == ("picture", photo, "http://a.org/i")
-    assert image.opt_outs == frozenset()
+    assert (record.kind, record.body, record.url) == ("picture", photo, "http://a.org/i")
+    assert record.opt_outs == frozenset()
 
 
 def test_a_wrong_digest_is_told_and_the_content_used(plain: list[bytes]) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from vlmill.pipelines.choice.likeness import name_subject, num_words, shared, subject
+from vlmill.pipelines.choice.likeness import name_subject, num_words, compute_overlap, subject
 
 
 def test_subjects_are_stems_in_latin_letters() -> None:
@@ -26,8 +26,8 @@ def test_names_of_files(url: str, words: set[str]) -> None:
 
 
 def test_shared_by_hand() -> None:
-    assert shared(frozenset("abc"), frozenset("bcde")) == 2 / 3
-    assert shared(frozenset(), frozenset("a")) == 0
+    assert compute_overlap(frozenset("abc"), frozenset("bcde")) == 2 / 3
+    assert compute_overlap(frozenset(), frozenset("a")) == 0
 
 
 def test_words_of_dense_scripts_count_by_their_characters() -> None:

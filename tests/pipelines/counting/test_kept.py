@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from vlmill.pipelines.counting import kept
-from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
+from vlmill.pipelines.counting.kept import NumberStore, ValueStore
 from vlmill.pipelines.manifest.cleaning import Claims, NamedClaims
 from vlmill.schemas.rejects import Reason
 
@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("most", [500, 1 << 63, 1 << 64])
 def test_numbers_are_those_of_a_dict(most: int) -> None:
-    draw, numbers, wanted = random.Random(3), KeptNumbers(), dict[int, int]()
+    draw, numbers, wanted = random.Random(3), NumberStore(), dict[int, int]()
     known = [0]
     for turn in range(2_000):
         key = draw.randrange(most) if turn % 3 else draw.choice(known)
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_a_dict(most: int) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_values_come_back_as_they_were() -> None:
-    values = KeptValues[tuple[str, int | None]](lambda value: value, lambda packed: packed)
+    values = ValueStore[tuple[str, int | None]](lambda value: value, lambda packed: packed)
     for key in range(300):
         values.put(key * 7, (f"caf\xe9 \ud800 {key}" * (key % 5), None if key % 2 else 2**70))
         assert values.get(key * 7) is not None and values.get(key * 7 + 1) is None
@@ -68,7 +68,7 @@ def test_memory_does_not_grow_with_what_is_kept(monkeypatch: pytest.MonkeyPatch)
     peaks = []
     tracemalloc.start()
     try:
-        claims, values = Claims(), KeptValues[str](str, str)
+        claims, values = Claims(), ValueStore[str](str, str)
         for number in range(16_000):
             claims.claim(number * 3, "text")
             values.put(number, f"value {number}")

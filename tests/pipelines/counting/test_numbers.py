@@ -7,9 +7,9 @@ from apache_beam.metrics.metric import MetricsFilter
 from vlmill.pipelines.counting.numbers import (
     Numbers,
     UnitProgress,
-    notes_of,
-    numbers_of,
-    rejects_of,
+    format_notes,
+    sum_tallies,
+    count_rejects,
     timed,
 )
 from vlmill.pipelines.launch.metrics import count_in_beam
@@ -30,15 +30,15 @@ NUMBERS = Numbers(
 
 
 def test_tallies_as_numbers() -> None:
-    assert numbers_of(TALLIES, num_bytes=10) == NUMBERS
-    assert numbers_of({}) == rejects_of({}) == Numbers()
+    assert sum_tallies(TALLIES, num_bytes=10) == NUMBERS
+    assert sum_tallies({}) == count_rejects({}) == Numbers()
 
 
 def test_the_screen_shows_sums_and_the_most_frequent_reasons(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    numbers = NUMBERS + rejects_of({"other_type": 9, "empty": 1})
-    notes = notes_of(numbers + Numbers(bytes=2_000_000, milliseconds=5), 2.0)
+    numbers = NUMBERS + count_rejects({"other_type": 9, "empty": 1})
+    notes = format_notes(numbers + Numbers(bytes=2_000_000, milliseconds=5), 2.0)
     assert notes == {
         **{"pages": "5", "pairs": "6", "pictures": "4", "MB": "2.0 (1/s)"},
         **{"other_type": "9", "no_images": "3", "too_small": "3"},
@@ -55,7 +55,7 @@ class Count(beam.DoFn):
     def process(self, pages: int) -> None:
         numbers = Numbers(pages=pages)
         with timed(numbers):
-            numbers += rejects_of({"empty": 1})
+            numbers += count_rejects({"empty": 1})
         count_in_beam("mine", numbers)
 
 

@@ -9,19 +9,19 @@ import pytest
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.crawl.lists import find_lists, may_be_over, read_lists
-from vlmill.pipelines.fetching.entries import Wanted
+from vlmill.pipelines.fetching.entries import UrlEntry
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REJECTS
 
 
-def read(path: Path, column: str | None = None) -> list[tuple[str, Wanted | Drop]]:
+def read(path: Path, column: str | None = None) -> list[tuple[str, UrlEntry | Drop]]:
     return list(read_lists(find_lists(str(path)), column=column, follow=1))
 
 
 def urls_of(path: Path, column: str | None = None) -> list[str]:
-    return [w.url if isinstance(w, Wanted) else w.reason for _, w in read(path, column)]
+    return [w.url if isinstance(w, UrlEntry) else w.reason for _, w in read(path, column)]
 
 
 def test_a_line_is_a_url_or_dropped(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_rejects_are_tried_again_if_they_may_end_otherwise(
     with ShardWriter(tmp_path, REJECTS, 0, 1) as writer:
         writer.write(rows)
     lines = read(tmp_path / "rejects-00000-of-00001.parquet")
-    wanted = [w for _, w in lines if isinstance(w, Wanted)]
+    wanted = [w for _, w in lines if isinstance(w, UrlEntry)]
     assert [(w.url[-1], w.follow) for w in wanted] == [("1", 1), ("2", -1)]
     assert "2 rejects are left out" in capsys.readouterr().err
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vlmill.pipelines.fetching.answers import Judgement, judge, retry_after_s
-from vlmill.pipelines.fetching.entries import Waiting
+from vlmill.pipelines.fetching.entries import QueuedUrl
 from vlmill.pipelines.fetching.pages import Scope
 from vlmill.schemas.net.exchange import Answer, Request
 from vlmill.schemas.rejects import Reason
@@ -41,7 +41,7 @@ def judged(
         failure=failure,
         started=10.0,
     )
-    turn = Waiting(
+    turn = QueuedUrl(
         id=1,
         url=URL,
         source="fetch_listed",

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from vlmill.pipelines.fetching.entries import Wanted
+from vlmill.pipelines.fetching.entries import UrlEntry
 from vlmill.pipelines.fetching.fetcher import Fetcher
 from vlmill.pipelines.fetching.journal import Journal
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.pipelines.fetching.pages import Scope
-from vlmill.pipelines.fetching.places import bucket_of
+from vlmill.pipelines.fetching.places import assign_bucket
 from vlmill.pipelines.fetching.warc import Parts
 from vlmill.schemas.net.exchange import Answer, Request
 from vlmill.schemas.rejects import Reason
 
-MANNERS = Manners(contact="me@example.org", delay_s=1.0, max_failures=3)
+MANNERS = PolitenessPolicy(contact="me@example.org", delay_s=1.0, max_failures=3)
 JPEG = b"\xff\xd8\xff picture"
 Replies = dict[str, Sequence[dict[str, Any]]]
 
@@ -75,13 +75,13 @@ def run(tmp_path: Path, journal: Journal) -> Run:
     def run(
         world: World,
         *urls: str,
-        manners: Manners = MANNERS,
+        manners: PolitenessPolicy = MANNERS,
         scope: Scope | None = None,
         buckets: int = 1,
         follow: int = 0,
     ) -> dict[str, tuple[str, str | None]]:
         for url in urls:
-            journal.list_url(Wanted(url=url, source="fetch_listed", follow=follow))
+            journal.list_url(UrlEntry(url=url, source="fetch_listed", follow=follow))
         parts = Parts(
             tmp_path,
             tmp_path / "open",
@@ -96,7 +96,7 @@ def run(tmp_path: Path, journal: Journal) -> Run:
             world,  # type: ignore[arg-type]
             bucket=0,
             buckets=buckets,
-            manners=manners,
+            policy=manners,
             scope=scope or Scope(),
             watch=lambda done, rejected: None,
             clock=lambda: world.now,
@@ -263,8 +263,8 @@ def test_links_are_followed_so_deep_and_so_many(run: Run) -> None:
 
 
 def test_what_belongs_to_another_bucket_is_sent(run: Run, journal: Journal) -> None:
-    own = next(h for h in "abcdefgh" if bucket_of(f"{h}.org", 2) == 0)
-    other = next(h for h in "abcdefgh" if bucket_of(f"{h}.org", 2) == 1)
+    own = next(h for h in "abcdefgh" if assign_bucket(f"{h}.org", 2) == 0)
+    other = next(h for h in "abcdefgh" if assign_bucket(f"{h}.org", 2) == 1)
     url, target = f"http://{own}.org/1", f"http://{other}.org/2"
     world = World({url: [{"status": 302, "location": target}]})
     assert run(world, url, buckets=2)[url][0] == "redirected"
@@ -275,7 +275,7 @@ def test_what_belongs_to_another_bucket_is_sent(run: Run, journal: Journal) -> N
 def test_a_killed_run_waits_before_it_asks(run: Run, journal: Journal) -> None:
     """Of a host that it was at, nobody knows when it was asked last."""
     url = "http://a.org/1"
-    journal.list_url(Wanted(url=url, source="fetch_listed"))
+    journal.list_url(UrlEntry(url=url, source="fetch_listed"))
     journal.take_hosts(5)
     journal.commit()
     world = World(pictures(url))

@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.pipelines.fetching.entries import FETCHED, HostRow, OriginRow, Outcome, Waiting, Wanted
+from vlmill.pipelines.fetching.entries import (
+    FETCHED,
+    HostRow,
+    OriginRow,
+    Outcome,
+    QueuedUrl,
+    UrlEntry,
+)
 from vlmill.pipelines.fetching.journal import Journal
-from vlmill.pipelines.fetching.warc import Place
+from vlmill.pipelines.fetching.warc import RecordLocation
 from vlmill.schemas.rejects import Reason
 
 GONE = Outcome(outcome="timed_out", may_retry=True, at=1.0)
@@ -19,8 +26,8 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield journal
 
 
-def wanted(url: str, **more: object) -> Wanted:
-    return Wanted(**{"url": url, "source": "fetch_listed", **more})  # type: ignore[arg-type]
+def wanted(url: str, **more: object) -> UrlEntry:
+    return UrlEntry(**{"url": url, "source": "fetch_listed", **more})  # type: ignore[arg-type]
 
 
 def only_host(journal: Journal) -> HostRow:
@@ -28,7 +35,7 @@ def only_host(journal: Journal) -> HostRow:
     return host
 
 
-def waiting_of(journal: Journal, host: HostRow) -> list[Waiting]:
+def waiting_of(journal: Journal, host: HostRow) -> list[QueuedUrl]:
     return journal.queue(host.id, 0, 100)
 
 
@@ -75,7 +82,7 @@ def test_what_is_answered_waits_no_more(journal: Journal) -> None:
     journal.list_url(wanted("http://a.org/1"))
     host = only_host(journal)
     (turn,) = waiting_of(journal, host)
-    place = Place(part=1, offset=20, length=30)
+    place = RecordLocation(part=1, offset=20, length=30)
     journal.answered(host.id, turn.id, Outcome(outcome=FETCHED, at=5.0), place)
     assert journal.waiting() == 0 and journal.last_place() == place
     assert not waiting_of(journal, host)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmill.pipelines.fetching.places import bucket_of, host_of, origin_of
+from vlmill.pipelines.fetching.places import assign_bucket, get_host, get_origin
 
 
 @pytest.mark.parametrize(
@@ -15,19 +15,19 @@ from vlmill.pipelines.fetching.places import bucket_of, host_of, origin_of
     ],
 )
 def test_host_and_origin(url: str, origin: str, host: str) -> None:
-    assert origin_of(url) == origin
-    assert host_of(url) == host
+    assert get_origin(url) == origin
+    assert get_host(url) == host
 
 
 def test_buckets_do_not_depend_on_port_or_www() -> None:
     hosts = ("a.org", "www.a.org", "a.org:8080", "www.a.org:81")
-    assert len({bucket_of(host, 1_000) for host in hosts}) == 1
+    assert len({assign_bucket(host, 1_000) for host in hosts}) == 1
 
 
 def test_buckets_are_spread() -> None:
-    buckets = [bucket_of(f"{number}.org", 4) for number in range(400)]
+    buckets = [assign_bucket(f"{number}.org", 4) for number in range(400)]
     assert all(70 < buckets.count(bucket) < 130 for bucket in range(4))
 
 
 def test_an_address_of_ip_6_has_a_bucket() -> None:
-    assert bucket_of("[::1]", 7) == bucket_of("[::1]:8080", 7)
+    assert assign_bucket("[::1]", 7) == assign_bucket("[::1]:8080", 7)

@@ -9,7 +9,7 @@ from warcio.checker import Checker
 
 from vlmill.pipelines.fetching.warc import (
     Parts,
-    Place,
+    RecordLocation,
     info_record,
     part_name,
     response_record,
@@ -21,10 +21,10 @@ URL = "http://a.org/x.jpg"
 
 
 def packed(body: bytes = b"body", level: int = 0) -> bytes:
-    return response_record(URL, HEAD, body, at=1.5, address="192.0.2.1", level=level)
+    return response_record(URL, HEAD, body, timestamp=1.5, address="192.0.2.1", level=level)
 
 
-def parts_of(tmp_path: Path, *, max_bytes: int = 10_000, at: Place | None = None) -> Parts:
+def parts_of(tmp_path: Path, *, max_bytes: int = 10_000, at: RecordLocation | None = None) -> Parts:
     (tmp_path / "work").mkdir(exist_ok=True)
     return Parts(
         tmp_path,
@@ -53,7 +53,9 @@ def test_a_response_is_read_as_it_was_written(level: int) -> None:
 
 
 def test_a_header_cannot_end_its_line() -> None:
-    written = response_record("http://a.org/\r\nX: y", HEAD, b"", at=0, address="1\r\n2", level=0)
+    written = response_record(
+        "http://a.org/\r\nX: y", HEAD, b"", timestamp=0, address="1\r\n2", level=0
+    )
     (record,) = ArchiveIterator(BytesIO(written))
     assert record.headers["WARC-Target-URI"] == "http://a.org/ X: y"
 
@@ -67,8 +69,8 @@ def test_another_reader_finds_every_digest_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.warc.gz"
-    revisit = revisit_record(URL, b"HTTP/1.1 304 Same\r\n\r\n", at=2, address="")
-    path.write_bytes(info_record("a", "me@example.org", at=0) + packed() + revisit)
+    revisit = revisit_record(URL, b"HTTP/1.1 304 Same\r\n\r\n", timestamp=2, address="")
+    path.write_bytes(info_record("a", "me@example.org", timestamp=0) + packed() + revisit)
     checker = Checker(type("Command", (), {"inputs": [str(path)], "verbose": True})())
     checker.process_one(str(path))
     assert checker.exit_value == 0
@@ -121,4 +123,4 @@ def test_a_kill_behind_the_rename_is_no_loss(tmp_path: Path) -> None:
 
 def test_lost_records_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="lost records"):
-        parts_of(tmp_path, at=Place(part=0, offset=100, length=5))
+        parts_of(tmp_path, at=RecordLocation(part=0, offset=100, length=5))

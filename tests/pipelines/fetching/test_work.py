@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.fetching.entries import Wanted
+from vlmill.pipelines.fetching.entries import UrlEntry
 from vlmill.pipelines.fetching.lines import Line
-from vlmill.pipelines.fetching.manners import Manners
-from vlmill.pipelines.fetching.places import bucket_of
+from vlmill.pipelines.fetching.manners import PolitenessPolicy
+from vlmill.pipelines.fetching.places import assign_bucket
 from vlmill.pipelines.fetching.warc import part_name
 from vlmill.pipelines.fetching.work import Fetching, distribute, pull_all, retry_failed
 from vlmill.schemas.files.atomic import write_bytes
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.rejects import Reason
 
 LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]
@@ -23,12 +23,14 @@ LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Fetching:
-    return Fetching(output=str(tmp_path), buckets=3, manners=Manners(contact="me@example.org"))
+    return Fetching(
+        output=str(tmp_path), buckets=3, manners=PolitenessPolicy(contact="me@example.org")
+    )
 
 
 def lines(*urls: str) -> Iterator[Line]:
     for url in urls:
-        yield url, Wanted(url=url, source="fetch_listed")
+        yield url, UrlEntry(url=url, source="fetch_listed")
     yield "x", Drop(Reason.BAD_URL, "no scheme")
 
 
@@ -41,7 +43,7 @@ def test_every_url_goes_to_the_bucket_of_its_host(job: Fetching) -> None:
     distribute(job, lines(*LISTED))
     parts = [urls_of(job, bucket) for bucket in range(3)]
     assert set.union(*parts) == set(LISTED) and sum(map(len, parts)) == len(LISTED)
-    assert all(bucket_of(url[7:12], 3) == b for b, part in enumerate(parts) for url in part)
+    assert all(assign_bucket(url[7:12], 3) == b for b, part in enumerate(parts) for url in part)
 
 
 def test_a_list_is_spread_once_and_whole(job: Fetching) -> None:
@@ -63,7 +65,7 @@ def test_what_was_sent_arrives_before_the_next_round(job: Fetching) -> None:
     distribute(job, lines())
     assert pull_all(job) == []
     with job.journal(0) as journal:
-        journal.outbox.send(2, Wanted(url="http://z.org/", source="fetch_redirects", hops=1))
+        journal.outbox.send(2, UrlEntry(url="http://z.org/", source="fetch_redirects", hops=1))
         journal.commit()
     assert pull_all(job) == [2] == pull_all(job)
     assert urls_of(job, 2) == {"http://z.org/"}
@@ -77,14 +79,14 @@ def test_journals_that_a_store_has_kept_at_different_times_lose_nothing(
 
     def sends(job: Fetching, url: str) -> None:
         with job.journal(0) as journal:
-            journal.outbox.send(1, Wanted(url=url, source="fetch_redirects", hops=1))
+            journal.outbox.send(1, UrlEntry(url=url, source="fetch_redirects", hops=1))
             journal.commit()
 
     def keeps(job: Fetching, bucket: int) -> None:
         with job.journal(bucket) as journal:
             journal.keep()
 
-    manners = Manners(contact="me@example.org")
+    manners = PolitenessPolicy(contact="me@example.org")
     first = Fetching(output=f"{bucket}/out", buckets=2, manners=manners, local=str(tmp_path / "a"))
     distribute(first, lines(*LISTED))
     sends(first, "http://z.org/1")
@@ -96,7 +98,7 @@ def test_journals_that_a_store_has_kept_at_different_times_lose_nothing(
     write_bytes(f"{bucket}/out/{part_name(1, 0)}", b"lost")
     second = replace(first, local=str(tmp_path / "b"))
     distribute(second, lines("http://other.org/"))
-    assert not path_of(f"{bucket}/out/{part_name(1, 0)}").exists()
+    assert not to_path(f"{bucket}/out/{part_name(1, 0)}").exists()
     sends(second, "http://z.org/3")
     pull_all(second)
     sent = {f"http://z.org/{number}" for number in (1, 2, 3)}

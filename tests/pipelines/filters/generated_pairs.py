@@ -9,7 +9,7 @@ from tests.pipelines.filters.generated import encoded, photograph
 
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import Shard, write_shard
-from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
 
@@ -47,7 +47,7 @@ def write_world(folder: Path, count: int, *, seed: int = 0, shards: int = 2) -> 
         names = [CLASSES[n].split(",")[0] for n in named]
         text = FRAMES[rng.integers(len(FRAMES))].format(*names)
         image_id = f"picture-{number}"
-        pair_id = pair_id_of(image_id, text)
+        pair_id = compute_pair_id(image_id, text)
         lines.append(f"{pair_id}\t{label}")
         pairs.append(
             dict.fromkeys(PAIRS.schema.names)

@@ -3,7 +3,7 @@ import pytest
 from tests.pipelines.filters.generated import chart, photograph
 
 from vlmill.pipelines.filters.fit_report import report_lines
-from vlmill.pipelines.filters.fitting import LabelledRows, auc, folds_of, grow, validate
+from vlmill.pipelines.filters.fitting import LabelledRows, auc, split_folds, grow, validate
 from vlmill.pipelines.filters.statistics import NAMES, picture_statistics
 
 
@@ -56,7 +56,7 @@ def test_pictures_are_told_apart_and_shuffled_labels_teach_nothing() -> None:
 def test_units_stay_together() -> None:
     labels = np.arange(60) % 2 == 0
     units = [str(n // 3) for n in range(60)]
-    folds = folds_of(labels, units, seed=0)
+    folds = split_folds(labels, units, seed=0)
     assert sorted(n for fold in folds for n in fold) == list(range(60))
     for fold in folds:
         inside = {units[n] for n in fold}

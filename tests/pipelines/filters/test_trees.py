@@ -6,7 +6,7 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from vlmill.pipelines.filters.fitting import GROWING, plain_trees
-from vlmill.pipelines.filters.trees import BadTrees, Trees, trees_of
+from vlmill.pipelines.filters.trees import BadTrees, Trees, build_trees
 
 
 def stump() -> Trees:
@@ -42,7 +42,7 @@ def test_trees_say_what_scikit_learn_says(missing: float) -> None:
     expected = booster.predict_proba(features)[:, 1]
     np.testing.assert_allclose(probabilities, expected, atol=1e-6)
     trees = plain_trees(booster)
-    assert trees_of(trees.arrays(), num_features=5).roots.size == GROWING["max_iter"]
+    assert build_trees(trees.arrays(), num_features=5).roots.size == GROWING["max_iter"]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_trees_say_what_scikit_learn_says(missing: float) -> None:
 )
 def test_arrays_that_are_no_trees(change: dict[str, Any], said: str) -> None:
     with pytest.raises(BadTrees, match=said):
-        trees_of(replace(stump(), **change).arrays(), num_features=2)
+        build_trees(replace(stump(), **change).arrays(), num_features=2)
 
 
 def test_arrays_of_something_else() -> None:
     with pytest.raises(BadTrees, match="its arrays are weight"):
-        trees_of({"weight": np.zeros(3)}, num_features=2)
+        build_trees({"weight": np.zeros(3)}, num_features=2)

@@ -10,9 +10,9 @@ import numpy as np
 
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part
 from vlmill.pipelines.hard_negatives.blocks import search_range
-from vlmill.pipelines.hard_negatives.index import bags_of, part_of
+from vlmill.pipelines.hard_negatives.index import build_bags, part_of
 from vlmill.pipelines.hard_negatives.state import Rules
-from vlmill.pipelines.hard_negatives.vectors import idf_of, weights_of
+from vlmill.pipelines.hard_negatives.vectors import compute_idf, compute_weights
 
 Group = TypeVar("Group", Bags, Part)
 Corpus = Sequence[tuple[int, str]]  # pictures and captions
@@ -29,9 +29,11 @@ def bags_from(corpus: Corpus) -> Bags:
     words = np.array([w for row in rows for w, _ in row], np.int32)
     counts = np.array([n for row in rows for _, n in row], np.int32)
     start = np.cumsum([0, *map(len, rows)]).astype(np.int64)
-    weights = weights_of(idf_of(np.array([frequency[w] for w in ordered], np.int64), len(corpus)))
+    weights = compute_weights(
+        compute_idf(np.array([frequency[w] for w in ordered], np.int64), len(corpus))
+    )
     images = np.array([image for image, _ in corpus], np.int32)
-    return read_only(bags_of(start, words, counts, images, weights))
+    return read_only(build_bags(start, words, counts, images, weights))
 
 
 def read_only(arrays: Group) -> Group:

@@ -13,14 +13,14 @@ from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions
 
 from vlmill.pipelines.hard_negatives import blocks, finish
 from vlmill.pipelines.hard_negatives.command import main
-from vlmill.pipelines.hard_negatives.cost import estimate_of, output_bytes
+from vlmill.pipelines.hard_negatives.cost import estimate_cost, output_bytes
 from vlmill.schemas.console.cost import Rate, size_words
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REJECTS, VOCABULARY
 
 TEXTS = ["a red cat on a mat", "the red dog in a house", "two cats and one dog", "", "a blue cat"]
@@ -30,8 +30,10 @@ TEXTS = ["a red cat on a mat", "the red dog in a house", "two cats and one dog",
 def pairs(tmp_path: Path) -> Path:
     rows = []
     for number, text in enumerate(TEXTS):
-        image_id = image_id_of(bytes([number]))
-        rows.append({"pair_id": pair_id_of(image_id, text), "image_id": image_id, "text": text})
+        image_id = compute_image_id(bytes([number]))
+        rows.append(
+            {"pair_id": compute_pair_id(image_id, text), "image_id": image_id, "text": text}
+        )
     write_shard(tmp_path / "pairs", PAIRS, [*rows, rows[0]])
     return tmp_path / "pairs"
 
@@ -154,7 +156,7 @@ def test_the_most_bytes_by_hand() -> None:
 
 def test_a_query_takes_twice_as_long_among_four_times_the_captions() -> None:
     rate = Rate(items=1000, seconds=1.0, unit="captions")
-    few, many = (estimate_of(count, 30, rate).seconds for count in (20_000, 2_000_000))
+    few, many = (estimate_cost(count, 30, rate).seconds for count in (20_000, 2_000_000))
     assert (few, many) == (20.0, 2000.0 * 10)
 
 

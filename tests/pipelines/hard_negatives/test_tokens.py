@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
-from vlmill.pipelines.hard_negatives.tokens import count_unspaced, refuse_unspaced, tokenizer_of
+from vlmill.pipelines.hard_negatives.tokens import count_unspaced, refuse_unspaced, make_tokenizer
 from vlmill.schemas.errors import InputError
 
 CHINESE, JAPANESE, THAI = "红色的猫在垫子上", "赤い猫がマットの上にいる", "แมวสีแดงบนเสื่อ"
@@ -19,7 +19,7 @@ CHINESE, JAPANESE, THAI = "红色的猫在垫子上", "赤い猫がマットの�
     ],
 )
 def test_words_by_hand(tokenizer: str, text: str, words: set[str]) -> None:
-    assert words <= set(tokenizer_of(NegativeRules(tokenizer=tokenizer))(text))
+    assert words <= set(make_tokenizer(NegativeRules(tokenizer=tokenizer))(text))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmill.pipelines.launch.failures import refusal, useless_worker, worker_error
+from vlmill.pipelines.launch.failures import format_refusal, useless_worker, worker_error
 from vlmill.schemas.errors import InputError, StoreFailed
 
 FLINK = """Pipeline BeamApp failed in state FAILED: java.util.concurrent.ExecutionException: \
@@ -65,7 +65,7 @@ def test_a_module_that_a_worker_did_without_is_not_what_it_died_of() -> None:
 
 
 def test_what_a_worker_refuses_with_comes_through() -> None:
-    text = FLINK.format(error=refusal("on host: has vlmill 1"))
+    text = FLINK.format(error=format_refusal("on host: has vlmill 1"))
     assert str(worker_error(text)) == "on host: has vlmill 1"
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from vlmill.pipelines.launch import flink_watch
-from vlmill.pipelines.launch.failures import refusal
+from vlmill.pipelines.launch.failures import format_refusal
 from vlmill.pipelines.launch.flink_watch import watching
 from vlmill.pipelines.launch.options import beam_options
 
-USELESS = f"java.lang.RuntimeException: Error received from SDK harness: {refusal('on a: no x')}\n"
+USELESS = (
+    f"java.lang.RuntimeException: Error received from SDK harness: {format_refusal('on a: no x')}\n"
+)
 KILLED = "org.apache.flink.runtime.JobException: Process died with exit code 137"
 
 

@@ -24,7 +24,7 @@ from vlmill.pipelines.launch.flink_worker import (
     LOGS,
     provision,
     refuse,
-    what_lacks,
+    find_missing,
     worker_environment,
 )
 from vlmill.pipelines.launch.options import beam_options
@@ -99,13 +99,13 @@ def asked_for(module: str) -> dict[str, Any]:
 
 
 def test_a_worker_is_asked_for_version_and_module() -> None:
-    assert what_lacks({}) is None
+    assert find_missing({}) is None
     asked = asked_for("vlmill.pipelines.counting.numbers")
-    assert what_lacks(asked) is None
-    other = what_lacks({**asked, "beam:option:vlmill_version:v1": "9.9"})
+    assert find_missing(asked) is None
+    other = find_missing({**asked, "beam:option:vlmill_version:v1": "9.9"})
     assert other is not None
     assert f"has vlmill {__version__}, the job is of 9.9: install vlmill 9.9" in other
-    lacking = what_lacks(asked_for("vlmill.pipelines.no_such_job"))
+    lacking = find_missing(asked_for("vlmill.pipelines.no_such_job"))
     assert lacking is not None and "cannot import vlmill.pipelines.no_such_job (Mod" in lacking
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from vlmill.pipelines.launch import local
-from vlmill.pipelines.launch.local import Workers, local_workers, workers_of
+from vlmill.pipelines.launch.local import Workers, local_workers, open_workers
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 
@@ -64,7 +64,7 @@ def write_slowly(folder: Path, unit: int) -> None:
 
 @pytest.fixture
 def pool() -> Iterator[Workers[int]]:
-    with workers_of(2, 10, MODULE) as workers:
+    with open_workers(2, 10, MODULE) as workers:
         yield workers
 
 
@@ -82,14 +82,14 @@ def test_processes_have_the_environment_of_who_starts_them(
     # Not that of the first start in this process, when their server was made.
     for value in ("before", "after"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", value)
-        with workers_of(2, "AWS_ENDPOINT_URL", MODULE) as pool:
+        with open_workers(2, "AWS_ENDPOINT_URL", MODULE) as pool:
             assert set(pool.each(variable, [1, 2])) == {value}
 
 
 def test_one_unit_or_one_worker_needs_no_process(pool: Workers[int]) -> None:
     assert list(pool.each(twice, [3])) == [(os.getpid(), 30)]
     assert list(pool.each(twice, [])) == []
-    with workers_of(1, 2, MODULE) as one:
+    with open_workers(1, 2, MODULE) as one:
         assert list(one.each(twice, [1, 2])) == [(os.getpid(), 2), (os.getpid(), 4)]
 
 
@@ -98,7 +98,7 @@ def test_one_unit_or_one_worker_needs_no_process(pool: Workers[int]) -> None:
 def test_errors_come_as_they_were(kind: type[Exception], number: int) -> None:
     with (
         pytest.raises(kind, match="No space left") as caught,
-        workers_of(number, kind, MODULE) as workers,
+        open_workers(number, kind, MODULE) as workers,
     ):
         list(workers.each(fail, range(5)))
     if kind is OSError:
@@ -108,20 +108,20 @@ def test_errors_come_as_they_were(kind: type[Exception], number: int) -> None:
 
 
 def test_an_error_that_cannot_be_sent_is_told() -> None:
-    with pytest.raises(RuntimeError, match="Local: told"), workers_of(2, None, MODULE) as workers:
+    with pytest.raises(RuntimeError, match="Local: told"), open_workers(2, None, MODULE) as workers:
         list(workers.each(fail_strangely, range(2)))
 
 
 def test_a_process_that_was_ended_from_outside_is_told() -> None:
     with (
         pytest.raises(ChildProcessError, match=r"status -9; memory\?\) at 2; the same command"),
-        workers_of(2, None, MODULE) as workers,
+        open_workers(2, None, MODULE) as workers,
     ):
         list(workers.each(die, range(4)))
 
 
 def test_what_others_have_half_written_goes_with_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="stopped"), workers_of(2, tmp_path, MODULE) as workers:
+    with pytest.raises(OSError, match="stopped"), open_workers(2, tmp_path, MODULE) as workers:
         list(workers.each(write_slowly, range(2)))
     assert list(tmp_path.iterdir()) == []
 

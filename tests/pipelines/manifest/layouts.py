@@ -65,7 +65,7 @@ def coco(root: Path, picture: Picture) -> None:
     """COCO's official files of 2014."""
     for split, number in (("train2014", 9), ("val2014", 42)):
         name = f"COCO_{split}_{number:012d}.jpg"
-        image = {
+        element = {
             "id": number,
             "file_name": name,
             "height": 20,
@@ -83,7 +83,7 @@ def coco(root: Path, picture: Picture) -> None:
             {"image_id": 777, "id": 10 * number + 3, "caption": "of no picture"},
         ]
         licenses = [{"id": 3, "url": "http://creativecommons.org/licenses/by-nc-nd/2.0/"}]
-        content = {"info": {}, "images": [image], "licenses": licenses, "type": "captions"}
+        content = {"info": {}, "images": [element], "licenses": licenses, "type": "captions"}
         write_json(
             root / f"annotations/captions_{split}.json", content | {"annotations": annotations}
         )

@@ -16,7 +16,7 @@ from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.names import Difference, difference
-from vlmill.schemas.splits import use_of
+from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -73,7 +73,7 @@ def test_another_column_of_splits_is_named_and_an_empty_cell_has_its_file_s(
     root = write_rows(tmp_path / "in/data/test-00000.parquet", listed)
     out = made("hf", root, "--split-column", "part")
     assert splits_of(out)[::2] == ["dev", "test", "holdout", "test", "test"]
-    assert use_of("holdout") is None  # training refuses it by name
+    assert find_use("holdout") is None  # training refuses it by name
     again = made("hf", root, "--split-column", "part", "--split", "val", "--fresh")
     assert splits_of(again)[::2] == ["dev", "val", "holdout", "val", "test"]
     whole = made("hf", root, "--no-split-column", "--split", "val", "--fresh")

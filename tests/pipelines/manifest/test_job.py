@@ -16,12 +16,12 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.own.job import Ledger, OwnJob
-from vlmill.pipelines.manifest.reading.rows import places_of, read_rows, table_file
+from vlmill.pipelines.manifest.reading.rows import find_column_indices, read_rows, table_file
 from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 ROWS = """file,caption,split,number
@@ -81,7 +81,7 @@ def test_pairs_pictures_and_a_reason_for_every_other_row(
         ("1", "another text", "train"),
         ("deep/3", "in a folder", "train"),
     ]
-    assert pairs[0]["pair_id"] == pair_id_of("1", "a red square")
+    assert pairs[0]["pair_id"] == compute_pair_id("1", "a red square")
     assert {(p["source"], p["language"], p["image_url"]) for p in pairs} == {("own", "en", None)}
     images = read_table(out, IMAGES).to_pylist()
     assert [i["image_id"] for i in images] == ["1", "2.png", "deep/3"]
@@ -89,7 +89,7 @@ def test_pairs_pictures_and_a_reason_for_every_other_row(
         (40, 30, "jpeg"),
         (20, 50, "png"),
     ]
-    assert all(i["sha256"] == image_id_of(i["bytes"]) for i in images)
+    assert all(i["sha256"] == compute_image_id(i["bytes"]) for i in images)
     assert reasons(out) == [
         ("own.csv:4", "duplicate"),
         ("own.csv:6", "unsafe_path"),
@@ -303,7 +303,7 @@ def test_rows_of_mutated_tables_are_judged(tmp_path: Path, ending: str) -> None:
         columns = {"image": "file", "text": "caption"}
         try:
             table = table_file(path)
-            places = tuple(places_of(table, [("--x", name) for name in columns.values()]))
+            places = tuple(find_column_indices(table, [("--x", name) for name in columns.values()]))
             rows = list(read_rows(table, places))
         except InputError as error:
             assert "\n" not in str(error)

@@ -22,7 +22,7 @@ from tests.pipelines.manifest.task_layouts import (
 )
 
 from vlmill.pipelines.manifest.published import placeholders
-from vlmill.pipelines.manifest.published.placeholders import least_ids
+from vlmill.pipelines.manifest.published.placeholders import compute_min_ids
 from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REJECTS
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -76,7 +76,7 @@ def test_sbu_keeps_its_three_photos_and_rejects_placeholders(
 
 
 def test_bytes_of_few_ids_are_a_photo_that_was_stored_again() -> None:
-    assert [least_ids(n) for n in (1, 5, 8, 40, 41, 1_000_000)] == [3, 3, 4, 20, 21, 21]
+    assert [compute_min_ids(n) for n in (1, 5, 8, 40, 41, 1_000_000)] == [3, 3, 4, 20, 21, 21]
 
 
 def test_flickr_s_own_placeholder_is_known_by_its_digest(

@@ -46,7 +46,7 @@ def tsv(root: Path) -> None:
 
 def coco(root: Path) -> None:
     pictures(root / "images")
-    images = [
+    elements = [
         {"id": number, "file_name": name, "width": 40, "height": 30}
         for number, name in enumerate(EXPECTED)
     ]
@@ -58,7 +58,7 @@ def coco(root: Path) -> None:
         {"id": 4, "image_id": 1, "category_id": 99, "bbox": [2, 3, 10, 10], "iscrowd": 0},
         {"id": 5, "image_id": 77, "category_id": 3, "bbox": [2, 3, 10, 10], "iscrowd": 0},
     ]
-    file = {"images": images, "annotations": annotations, "categories": categories}
+    file = {"images": elements, "annotations": annotations, "categories": categories}
     write_json(root / "instances_train2017.json", file)
 
 

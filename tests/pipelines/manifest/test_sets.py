@@ -23,10 +23,10 @@ from tests.pipelines.manifest.layouts import (
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.splits import use_of
+from vlmill.schemas.ids import compute_image_id
+from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, BOXES, EXPRESSIONS, IMAGES, PAIRS, REJECTS, Table
 
 Make = Callable[..., Path]
@@ -82,7 +82,7 @@ def test_every_row_is_kept_or_rejected_and_splits_are_known(make: Make, name: st
     if name in PAIR_SETS:
         pairs = read_table(out, PAIRS).to_pylist()
         assert pairs and len({pair["pair_id"] for pair in pairs}) == len(pairs)
-        assert all(use_of(pair["split"]) is not None for pair in pairs)
+        assert all(find_use(pair["split"]) is not None for pair in pairs)
         assert all(pair["text"] == " ".join(pair["text"].split()) != "" for pair in pairs)
     assert "<h" in (out / "report.html").read_text()
 
@@ -109,7 +109,7 @@ def test_a_set_in_a_store_gives_the_bytes_of_one_on_a_disk(
     parts = ("--rows-per-shard", "2")
     whole = make(name, *parts)
     upload_folder(tmp_path / "in", f"{bucket}/in")
-    output = path_of(f"{bucket}/out")
+    output = to_path(f"{bucket}/out")
     for lost in (None, "rejects-0-00000.parquet"):  # the last file of its part: a kill before it
         if lost is not None:
             (output / MANIFEST).unlink()
@@ -400,7 +400,7 @@ def test_lait_is_named_by_the_bytes_of_its_pictures(make: Make) -> None:
     out = make("lait")
     (pair,) = read_table(out, PAIRS).to_pylist()
     (image,) = read_table(out, IMAGES).to_pylist()
-    assert pair["image_id"] == image["image_id"] == image_id_of(image["bytes"])
+    assert pair["image_id"] == image["image_id"] == compute_image_id(image["bytes"])
     assert (pair["score"], pair["text_source"], pair["page_url"]) == (0.83, "alt", "http://p")
     assert [reason for _, reason in reasons(out)] == ["bad_row", "image_missing"]
 

@@ -33,7 +33,7 @@ ANNOTATION = {
 
 
 def annotations(record: Any = ANNOTATION) -> dict[int, vqa_answers.Annotation]:
-    entry = vqa_answers.annotation_of(record)
+    entry = vqa_answers.parse_annotation(record)
     assert not isinstance(entry, Drop)
     return dict([entry])
 
@@ -84,7 +84,7 @@ def test_questions_that_are_none(change: dict[str, Any], expected: Reason) -> No
     [{"answers": []}, {"answers": [{}]}, {"question_id": "1"}, {"answers": [{"answer": 1}]}],
 )
 def test_annotations_that_are_none(change: dict[str, Any]) -> None:
-    assert reason(vqa_answers.annotation_of(ANNOTATION | change)) is Reason.BAD_ROW
+    assert reason(vqa_answers.parse_annotation(ANNOTATION | change)) is Reason.BAD_ROW
 
 
 VG_QUESTION = {"qa_id": 3, "image_id": 7, "question": "What color is it?", "answer": "Light Green."}
@@ -125,7 +125,7 @@ METADATA = {
 
 
 def objects(change: dict[str, Any] | None = None) -> vcr_objects.Objects:
-    made = vcr_objects.objects_of(METADATA | (change or {}))
+    made = vcr_objects.parse_objects(METADATA | (change or {}))
     assert isinstance(made, vcr_objects.Objects)
     return made
 
@@ -195,11 +195,11 @@ def test_lines_of_vcr_that_are_none(change: dict[str, Any], expected: Reason) ->
     ],
 )
 def test_metadata_that_is_none(change: dict[str, Any], expected: Reason) -> None:
-    assert reason(vcr_objects.objects_of(METADATA | change)) is expected
+    assert reason(vcr_objects.parse_objects(METADATA | change)) is expected
 
 
 def test_boxes_and_polygons_are_turned_with_their_picture() -> None:
-    turned = vcr_objects.upright(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
+    turned = vcr_objects.turn_objects(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
     assert (turned.width, turned.height) == (1080, 1920)
     assert turned.boxes[1] == (1080 - 4, 1, 1080 - 2, 3)
     assert turned.segms == [[[[1060, 11], [1055, 90], [880, 60]]], []]
@@ -225,7 +225,7 @@ REF = {
 
 
 def instances() -> dict[int, of_coco.Instance]:
-    entry = of_coco.instance_of(ANNOTATED, SIZES)
+    entry = of_coco.parse_instance(ANNOTATED, SIZES)
     assert not isinstance(entry, Drop)
     return dict([entry])
 
@@ -303,15 +303,17 @@ def test_refs_that_are_none(change: dict[str, Any], expected: Reason) -> None:
     ],
 )
 def test_boxes_that_are_none(bbox: list[Any], expected: Reason) -> None:
-    assert reason(of_coco.corners_of(bbox, Frame(640, 480))) is expected
-    assert reason(of_coco.instance_of(ANNOTATED | {"bbox": None}, SIZES)) is Reason.BAD_ROW
-    assert reason(of_coco.instance_of(ANNOTATED | {"image_id": 1}, SIZES)) is Reason.BAD_REFERENCE
+    assert reason(of_coco.clip_bbox(bbox, Frame(640, 480))) is expected
+    assert reason(of_coco.parse_instance(ANNOTATED | {"bbox": None}, SIZES)) is Reason.BAD_ROW
+    assert (
+        reason(of_coco.parse_instance(ANNOTATED | {"image_id": 1}, SIZES)) is Reason.BAD_REFERENCE
+    )
 
 
 def test_a_detection_is_of_a_listed_picture() -> None:
     detection = {"image_id": 380440, "box": [12.0, 30, 800, 20], "category_id": 1, "score": 0.9}
     frame = Frame(640, 480)
-    assert detections.detection_of(detection, SIZES, lambda _: frame) == (
+    assert detections.parse_detection(detection, SIZES, lambda _: frame) == (
         380440,
         ((12.0, 30.0, 640.0, 50.0), 1, 0.9),
     )
@@ -322,7 +324,7 @@ def test_a_detection_is_of_a_listed_picture() -> None:
         ({"box": [700, 0, 5, 5]}, Reason.EMPTY_BOX),
         ({"box": 4}, Reason.BAD_ROW),
     ):
-        dropped = detections.detection_of(detection | change, SIZES, lambda _: frame)
+        dropped = detections.parse_detection(detection | change, SIZES, lambda _: frame)
         assert reason(dropped) is expected
 
 
@@ -383,8 +385,8 @@ def test_scores_are_no_classes() -> None:
 
 def test_cola_has_a_header_in_its_test_file_alone() -> None:
     cola = TASKS["CoLA"]
-    assert glue.header_of(cola, "dev") == ("source", "label", "mark", "sentence")
-    assert glue.header_of(cola, "test") is None and glue.header_of(TASKS["RTE"], "dev") is None
+    assert glue.get_header(cola, "dev") == ("source", "label", "mark", "sentence")
+    assert glue.get_header(cola, "test") is None and glue.get_header(TASKS["RTE"], "dev") is None
     row = glue.statement_row(
         cola, "train", 0, glue.COLA_COLUMNS, ["x01", "1", "", "The cat sleeps."]
     )

@@ -72,9 +72,9 @@ def test_columns_that_nothing_reads_are_named_of_every_kind_of_file(
 def test_of_a_key_that_stands_twice_the_last_counts_and_is_told(
     tmp_path: Path, picture: Picture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    image = '{"id": 1, "file_name": "a.jpg"}'
+    element = '{"id": 1, "file_name": "a.jpg"}'
     annotation = '{"id": 1, "image_id": 1, "caption": "first", "caption": "second"}'
-    write(tmp_path / "in/x.json", f'{{"images": [{image}], "annotations": [{annotation}]}}')
+    write(tmp_path / "in/x.json", f'{{"images": [{element}], "annotations": [{annotation}]}}')
     out = made("coco-json", tmp_path / "in")
     assert [row["text"] for row in rows(out, PAIRS)] == ["second"]
     assert "keys that stand twice in one object, of which the last counts: caption" in (

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason
 
 Make = Callable[..., bytes]
@@ -23,7 +23,7 @@ def examine(data: bytes, side: int = 300, pixels: int = 1_000_000) -> PictureFac
 def test_facts_of_a_good_picture(picture: Make, format: str) -> None:
     data = picture(301, 302, format=format)
     assert examine(data) == PictureFacts(
-        image_id=image_id_of(data), width=301, height=302, format=format.lower()
+        image_id=compute_image_id(data), width=301, height=302, format=format.lower()
     )
 
 
@@ -71,7 +71,7 @@ def test_damage_gives_facts_or_a_reason(position: int, patch: bytes) -> None:
     data[position % len(data) : position % len(data) + len(patch)] = patch
     found = examine(bytes(data))
     if isinstance(found, PictureFacts):
-        assert found.image_id == image_id_of(bytes(data))
+        assert found.image_id == compute_image_id(bytes(data))
         assert found.format == "png"
         assert min(found.width, found.height) > 300
         assert found.width * found.height <= 1_000_000

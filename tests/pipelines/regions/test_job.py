@@ -10,7 +10,7 @@ from vlmill.pipelines.regions import command, on_beam
 from vlmill.schemas.files.manifest import MANIFEST, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import IMAGES, REGIONS, REJECTS
 
 FLAGS = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "5"]
@@ -23,8 +23,8 @@ def images(picture: Callable[..., bytes], tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("tables") / "images"
     good = [picture(96, 64 + 8 * n, seed=n) for n in range(5)]
     first, second = [*good[:3], b"no picture"], [good[3], good[0], good[4]]
-    for index, pictures in enumerate((first, second)):
-        rows = [{"image_id": image_id_of(data), "bytes": data} for data in pictures]
+    for index, contents in enumerate((first, second)):
+        rows = [{"image_id": compute_image_id(data), "bytes": data} for data in contents]
         write_shard(folder, IMAGES, rows, index, 2)
     return folder
 

@@ -13,7 +13,7 @@ from tests.object_stores import download_folder, upload_folder
 
 from vlmill.pipelines.tables.command import main
 from vlmill.schemas.files.manifest import MANIFEST, verify_folder, write_manifest
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import key64
@@ -53,10 +53,10 @@ def folder(path: Path, tables: dict[Table, list[list[dict[str, Any]]]], **about:
 def mined(tmp_path: Path) -> str:
     """Five pairs of three pictures in two shards, with negatives and an alias."""
     scores = [0.9, 0.1, None, 0.6, 0.7]
-    pictures = ["a", "a", "b", "c", None]
+    names = ["a", "a", "b", "c", None]
     rows = [
         pair(n, picture, score=score, image_url=f"http://x/{picture}.jpg", language="en")
-        for n, (picture, score) in enumerate(zip(pictures, scores, strict=True))
+        for n, (picture, score) in enumerate(zip(names, scores, strict=True))
     ]
     negatives = [{"pair_id": "p0", "negative_pair_ids": ["p3", "p2"], "similarities": [0.4, 0.3]}]
     return folder(
@@ -409,7 +409,7 @@ def test_tables_in_a_store(mined: str, bucket: str, tmp_path: Path) -> None:
     asked.write_text("http://x/a.jpg\n")
     upload_folder(tmp_path / "mined", f"{bucket}/mined")
     upload_folder(tmp_path / "mined", f"{bucket}/again")
-    path_of(f"{bucket}/asked.txt").upload(asked)  # type: ignore[attr-defined]
+    to_path(f"{bucket}/asked.txt").upload(asked)  # type: ignore[attr-defined]
     verbs = {
         "concat": ("concat", "{}/mined", "{}/again"),
         "filter": ("filter", "{}/mined/pairs-*.parquet", "--where", "score > 0.5"),
@@ -428,7 +428,7 @@ def test_tables_in_a_store(mined: str, bucket: str, tmp_path: Path) -> None:
         ]
         assert verify_folder(f"{bucket}/{verb}") == []
     # A kill before the end: what is there is read again, and not written.
-    (path_of(f"{bucket}/concat") / MANIFEST).unlink()
+    (to_path(f"{bucket}/concat") / MANIFEST).unlink()
     command = [word.format(bucket) for word in verbs["concat"]]
     assert main([*command, "--output", f"{bucket}/concat"]) == 0
     assert ids(tmp_path / "concat", PAIRS) == ids(tmp_path / "concat-there", PAIRS)

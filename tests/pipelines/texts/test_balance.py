@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.texts.balance import mended, stray_marks, unwrapped
+from vlmill.pipelines.texts.balance import remove_stray_mark, stray_marks, unwrapped
 
 MARKED = st.text(alphabet='ab1 .()[]{}（）「」『』“”„«»‹›"', max_size=24)
 
@@ -39,7 +39,7 @@ def test_stray_marks(text: str, places: list[int]) -> None:
     ],
 )
 def test_mending(text: str, whole: str | None) -> None:
-    assert mended(text) == whole
+    assert remove_stray_mark(text) == whole
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_stands_around_the_whole(text: str, inside: str) -> None:
 
 @given(MARKED)
 def test_what_is_mended_is_balanced(text: str) -> None:
-    whole = mended(text)
+    whole = remove_stray_mark(text)
     assert whole is None or not stray_marks(whole)
     if not stray_marks(text):
         assert not stray_marks(unwrapped(text)) and whole == " ".join(text.split())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.balance import stray_marks
-from vlmill.pipelines.texts.captions import caption_of, clean, fault, plain
+from vlmill.pipelines.texts.captions import extract_caption, clean, fault, plain
 from vlmill.pipelines.texts.lists import TextLists
 from vlmill.pipelines.texts.sentences import sentences
 from vlmill.schemas.rejects import Reason
@@ -58,7 +58,7 @@ def test_nothing_invisible_is_left(text: str) -> None:
 
 @given(DIRTY)
 def test_a_caption_obeys_its_rules(text: str) -> None:
-    caption = caption_of(text, RULES)
+    caption = extract_caption(text, RULES)
     if not isinstance(caption, Drop):
         assert fault(caption, RULES) is None
 
@@ -108,26 +108,26 @@ def test_cleaning_by_example(dirty: str, cleaned: str) -> None:
     ],
 )
 def test_reasons(text: str, reason: Reason) -> None:
-    found = caption_of(text, RULES)
+    found = extract_caption(text, RULES)
     assert isinstance(found, Drop) and found.reason == reason
 
 
 def test_limits_of_length() -> None:
     three = replace(RULES, min_words=3)
     for short, language in (("A cat", "en"), ("黑猫", "zh"), ("三江桥", "zh")):
-        drop = caption_of(short, three, language)
+        drop = extract_caption(short, three, language)
         assert isinstance(drop, Drop) and drop.reason == Reason.TOO_SHORT
-        assert caption_of(short, RULES) == short
-    assert caption_of("Two black cats", RULES) == "Two black cats"
+        assert extract_caption(short, RULES) == short
+    assert extract_caption("Two black cats", RULES) == "Two black cats"
     forty = " ".join(f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(40))
-    assert caption_of(forty, RULES) == forty
-    found = caption_of(forty + " more", RULES)
+    assert extract_caption(forty, RULES) == forty
+    found = extract_caption(forty + " more", RULES)
     assert isinstance(found, Drop) and found.reason == Reason.TOO_LONG
 
 
 def test_the_first_good_sentences_are_kept() -> None:
     text = "Click here to see more. A cat sleeps on a mat. It has a long tail. Share this page."
-    assert caption_of(text, RULES) == "A cat sleeps on a mat. It has a long tail."
+    assert extract_caption(text, RULES) == "A cat sleeps on a mat. It has a long tail."
 
 
 def test_abbreviations_end_no_sentence() -> None:
@@ -152,7 +152,7 @@ def test_abbreviations_end_no_sentence() -> None:
     ],
 )
 def test_quotations_and_brackets_stay_whole(text: str, caption: str) -> None:
-    assert caption_of(text, RULES) == caption
+    assert extract_caption(text, RULES) == caption
 
 
 @pytest.mark.parametrize(
@@ -172,18 +172,18 @@ def test_quotations_and_brackets_stay_whole(text: str, caption: str) -> None:
     ],
 )
 def test_more_reasons(text: str, reason: Reason) -> None:
-    drop = caption_of(text, RULES)
+    drop = extract_caption(text, RULES)
     assert isinstance(drop, Drop) and drop.reason == reason
 
 
 def test_personal_data_is_kept_on_request() -> None:
     text = "Write to jane@example.org for the black cat"
-    assert caption_of(text, replace(RULES, keep_personal_data=True)) == text
+    assert extract_caption(text, replace(RULES, keep_personal_data=True)) == text
 
 
 def test_a_sentence_without_personal_data_is_a_caption() -> None:
     text = "A black cat sleeps on the mat. Call 202-555-0134 for more of it."
-    assert caption_of(text, RULES) == "A black cat sleeps on the mat."
+    assert extract_caption(text, RULES) == "A black cat sleeps on the mat."
 
 
 def test_lists_of_words_are_obeyed() -> None:
@@ -192,12 +192,12 @@ def test_lists_of_words_are_obeyed() -> None:
         ("A cat sleeps on a mat", Reason.BLOCKED_WORD),
         ("A black qwx vvk zzr sleeps", Reason.UNKNOWN_WORDS),
     ):
-        drop = caption_of(text, RULES, None, lists)
+        drop = extract_caption(text, RULES, None, lists)
         assert isinstance(drop, Drop) and drop.reason == reason
-    assert caption_of("A black cat sleeps", RULES, None, lists) == "A black cat sleeps"
+    assert extract_caption("A black cat sleeps", RULES, None, lists) == "A black cat sleeps"
 
 
 @given(DIRTY)
 def test_captions_are_balanced(text: str) -> None:
-    caption = caption_of(text, RULES)
+    caption = extract_caption(text, RULES)
     assert isinstance(caption, Drop) or not stray_marks(caption)

@@ -1,6 +1,6 @@
 import pytest
 
-from vlmill.pipelines.texts.words import file_words, words_of
+from vlmill.pipelines.texts.words import file_words, split_words
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,13 @@ from vlmill.pipelines.texts.words import file_words, words_of
     ],
 )
 def test_words(language: str | None, text: str, words: list[str]) -> None:
-    assert words_of(text, language) == words
+    assert split_words(text, language) == words
 
 
 @pytest.mark.parametrize("language", ["zh", "ja", "th"])
 def test_long_runs_keep_every_letter(language: str) -> None:
     letter = {"zh": "猫", "ja": "ね", "th": "ก"}[language]
-    assert "".join(words_of(letter * 30_000, language)) == letter * 30_000
+    assert "".join(split_words(letter * 30_000, language)) == letter * 30_000
 
 
 def test_words_of_a_file_name() -> None:

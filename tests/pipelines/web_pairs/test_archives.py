@@ -13,7 +13,7 @@ from warcio.archiveiterator import ArchiveIterator
 
 from vlmill.pipelines.web_pairs import command
 from vlmill.pipelines.web_pairs.archives import placed
-from vlmill.schemas.console.lineage import state_of
+from vlmill.schemas.console.lineage import check_state
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.net import ranged
@@ -88,7 +88,7 @@ def test_a_list_of_archives(name: str, crawl: Path, whole: Ids, tmp_path: Path) 
     assert ids(out) == whole
     (entry,) = read_manifest(out)["inputs"]
     assert (entry.flag, entry.files) == ("--warc", 1)
-    assert state_of(entry, entry.path) == ("ok", "")
+    assert check_state(entry, entry.path) == ("ok", "")
 
 
 def test_a_list_on_the_web_of_archives_on_the_web(

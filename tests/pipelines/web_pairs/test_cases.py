@@ -18,7 +18,7 @@ from warcio.warcwriter import WARCWriter
 
 from vlmill.pipelines.web_pairs import command
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import PAIRS
 
 PROSE = {
@@ -454,5 +454,5 @@ def test_a_page_gives_the_pairs_that_a_reader_takes(number: int, texts: dict[str
     case = CASES[number]
     pictures = {letter: path for path, letter in files_of(case).items()}
     pictures |= {letter: pictures.get(letter, "") for letter in case.texts}
-    ids = {p: image_id_of(picture_of(number, p, path)) for p, path in pictures.items()}
+    ids = {p: compute_image_id(picture_of(number, p, path)) for p, path in pictures.items()}
     assert {p: texts[key] for p, key in ids.items() if key in texts} == case.texts

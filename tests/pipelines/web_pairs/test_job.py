@@ -24,11 +24,11 @@ from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs import steps as steps_module
 from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
-from vlmill.schemas.console.lineage import state_of
+from vlmill.schemas.console.lineage import check_state
 from vlmill.schemas.files.manifest import read_manifest, verify_folder, write_manifest
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.readers.regions import encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 
@@ -125,13 +125,16 @@ def test_from_pages_to_pairs(mined: Path, site: Any) -> None:
         "A dog in the yard",
     }
     row = pairs["A dog in the yard"]
-    assert row["pair_id"] == pair_id_of(image_id_of(dog), "A dog in the yard")
+    assert row["pair_id"] == compute_pair_id(compute_image_id(dog), "A dog in the yard")
     assert (row["language"], row["source"], row["split"]) == ("en", "lait", "train")
     assert (row["text_source"], row["page_url"]) == ("alt", f"{SITE}b.html")
     assert row["image_url"] == f"{SITE}dog.png"
     images = {row["image_id"]: row for row in rows(mined, IMAGES)}
     assert {image["bytes"] for image in images.values()} == {cat, dog}
-    assert images[image_id_of(dog)]["width"] == 310 and images[image_id_of(dog)]["format"] == "png"
+    assert (
+        images[compute_image_id(dog)]["width"] == 310
+        and images[compute_image_id(dog)]["format"] == "png"
+    )
 
     reasons = {(row["stage"], row["reason"]) for row in rows(mined, REJECTS)}
     assert reasons >= {
@@ -398,7 +401,7 @@ def test_a_dry_run_goes_past_broken_archives(tmp_path: Path) -> None:
 def test_the_manifest_names_the_archives(mined: Path, warcs: Path) -> None:
     (entry,) = read_manifest(mined)["inputs"]
     assert (entry.flag, entry.files) == ("--warc", 2)
-    assert state_of(entry, entry.path) == ("ok", "")
+    assert check_state(entry, entry.path) == ("ok", "")
 
 
 @pytest.mark.usefixtures("in_a_loop")
@@ -575,7 +578,7 @@ def test_pictures_of_a_list_are_kept_out(
     listed: str, mined: Path, site: Any, warcs: Path, tmp_path: Path
 ) -> None:
     """By its URL a picture is kept out under its other URLs, too."""
-    line = image_id_of(site[4][1]) if listed == "id" else f"{SITE}cat.jpg"
+    line = compute_image_id(site[4][1]) if listed == "id" else f"{SITE}cat.jpg"
     (tmp_path / "list.txt").write_text(f"{line}\nunknown\n")
     out = tmp_path / "out"
     assert run(warcs, out, *FLAGS, "--exclude", str(tmp_path / "list.txt")) == 0
@@ -659,8 +662,8 @@ def test_redirects_and_inline_pictures_lead_to_pairs(
     out = tmp_path / "out"
     assert run(tmp_path / "*.warc.gz", out) == 0
     assert {row["image_id"] for row in rows(out, PAIRS)} == {
-        image_id_of(inline),
-        image_id_of(moved),
+        compute_image_id(inline),
+        compute_image_id(moved),
     }
     assert {row["bytes"] for row in rows(out, IMAGES)} == {inline, moved}
 

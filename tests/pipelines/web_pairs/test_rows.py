@@ -1,12 +1,12 @@
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
 from vlmill.schemas.rejects import Reason, reject
 
-PICTURE = Picture(
+PICTURE = ArchivedImage(
     image_id="0" * 64, url="u", width=9, height=9, format="png", phash=1, archive="a", offset=0
 )
 
@@ -39,10 +39,10 @@ def test_pairs_come_back_as_they_were() -> None:
 
 
 def test_of_one_url_the_largest_picture_sorts_first_and_a_drop_last() -> None:
-    large = Picture(
+    large = ArchivedImage(
         image_id="1" * 64, url="u", width=99, height=9, format="png", phash=1, archive="a", offset=0
     )
-    outcomes: list[Picture | Drop] = [Drop(Reason.TOO_SMALL), PICTURE, large]
+    outcomes: list[ArchivedImage | Drop] = [Drop(Reason.TOO_SMALL), PICTURE, large]
     keys = sorted(outcomes, key=lambda outcome: rows.fact_key(b"k" * rows.KEY, outcome))
     assert keys == [large, PICTURE, Drop(Reason.TOO_SMALL)]
     request = b"k" * rows.KEY + rows.REQUEST
@@ -53,6 +53,6 @@ def test_rejects_come_back_in_the_order_of_their_columns() -> None:
     kinds = [("pages", "a"), ("join", "b"), ("join", "a")]
     listed = [reject(s, k, Reason.EMPTY, d) for s, k in kinds for d in (None, "", "x")]
     lines = sorted(rows.reject_row(row, 4)[1] for row in listed)
-    back = [rows.reject_of(line) for line in lines]
+    back = [rows.decode_reject(line) for line in lines]
     assert sorted(map(str, back)) == sorted(map(str, listed))
     assert [(r["stage"], r["key"]) for r in back] == sorted((s, k) for s, k in kinds for _ in "abc")

@@ -9,7 +9,7 @@ from vlmill.pipelines.web_pairs.spool import (
     Block,
     Row,
     Tape,
-    blocks_of,
+    read_blocks,
     cut_keys,
     sorted_rows,
     spool,
@@ -71,7 +71,7 @@ def test_only_blocks_of_the_range_are_read(tmp_path: Path) -> None:
     rows = [(b"\0" + bytes([n]), b"") for n in range(100)]
     path = write(tmp_path / "a.spool", rows, run_bytes=1)
     low, high = rows[40][0], rows[60][0]
-    blocks = [b for b in blocks_of(path)[0] if b.may_hold((low, high))]
+    blocks = [b for b in read_blocks(path)[0] if b.may_hold((low, high))]
     assert len(blocks) == 20
     assert list(unsorted_rows([path], 0, (low, high))) == rows[40:60]
     old = Block(0, 0, 1, 1)  # of a spool without keys in its footer
@@ -81,7 +81,7 @@ def test_only_blocks_of_the_range_are_read(tmp_path: Path) -> None:
 def test_an_empty_spool(tmp_path: Path) -> None:
     path = write(tmp_path / "empty.spool", [])
     assert cut_keys([path], 0, 3) == [(b"", b""), (b"", b""), (b"", None)]
-    assert blocks_of(path) == {} and read([path]) == [[]] * 4 and read([]) == [[]] * 4
+    assert read_blocks(path) == {} and read([path]) == [[]] * 4 and read([]) == [[]] * 4
 
 
 def test_a_spool_that_fails_does_not_appear(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.command import print_reading_hint
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import Reason, reject
@@ -22,7 +22,7 @@ def test_the_line_on_reading_a_table_reads_it(
         write_shard(tmp_path, PAIRS, [row], shard, 2)
     write_shard(tmp_path, REJECTS, [reject("own", "pair-2", Reason.NO_TEXT)])
     write_json(tmp_path / "funnel.json", [])
-    say_how_to_read(tmp_path, "pairs")
+    print_reading_hint(tmp_path, "pairs")
     said = re.search(r"(pq\.read_table.*\))  ", capsys.readouterr().err)
     assert said is not None
     table = eval(said[1], {"pq": pq, "glob": glob})

@@ -12,9 +12,9 @@ from vlmill.schemas.console.cost import (
     Rate,
     estimate_lines,
     free_bytes,
-    measured_rate,
-    rate_of_times,
-    require_room,
+    measure_rate,
+    compute_rate,
+    require_disk_space,
     size_words,
     time_words,
 )
@@ -29,19 +29,19 @@ def ticks(*seconds: float) -> Iterator[float]:
 
 def test_a_rate_ends_with_its_limit() -> None:
     clock = ticks(0.0, 4.0, 9.0, 11.0)
-    rate = measured_rate(iter("abcdef"), "rows", limit_s=10.0, clock=lambda: next(clock))
+    rate = measure_rate(iter("abcdef"), "rows", limit_s=10.0, clock=lambda: next(clock))
     assert rate == Rate(items=3, seconds=11.0, unit="rows")
     assert rate.seconds_for(6) == 22.0
 
 
 def test_a_rate_ends_with_its_items_and_weighs_them() -> None:
     clock = ticks(0.0, 1.0, 2.0)
-    rate = measured_rate([0.5, 2.0], "MB", weight=float, clock=lambda: next(clock))
+    rate = measure_rate([0.5, 2.0], "MB", weight=float, clock=lambda: next(clock))
     assert rate == Rate(items=2.5, seconds=2.0, unit="MB")
 
 
 def test_nothing_measured_gives_no_time() -> None:
-    assert measured_rate([], "rows").seconds_for(10) is None
+    assert measure_rate([], "rows").seconds_for(10) is None
 
 
 @pytest.mark.parametrize(
@@ -94,19 +94,19 @@ def test_a_disk_that_is_too_small_is_refused_unless_forced(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 100))
     folder = tmp_path / "not" / "made"
-    require_room(100, folder, force=False)
+    require_disk_space(100, folder, force=False)
     with pytest.raises(InputError, match=r"at least 101 bytes, 100 bytes are free there.*--force"):
-        require_room(101, folder, force=False)
-    require_room(101, folder, force=True)
+        require_disk_space(101, folder, force=False)
+    require_disk_space(101, folder, force=True)
     assert not folder.parent.exists()
 
 
 def test_a_remote_place_is_never_refused() -> None:
     assert free_bytes("s3://bucket/out") is None
-    require_room(1 << 60, "s3://bucket/out", force=False)
+    require_disk_space(1 << 60, "s3://bucket/out", force=False)
 
 
 def test_the_first_item_counts_only_where_it_is_alone() -> None:
-    assert rate_of_times([0.0, 10.0, 11.0, 12.0], "steps") == Rate(items=2, seconds=2, unit="steps")
-    assert rate_of_times([0.0, 10.0], "steps") == Rate(items=1, seconds=10, unit="steps")
-    assert rate_of_times([0.0], "steps").seconds_for(5) is None
+    assert compute_rate([0.0, 10.0, 11.0, 12.0], "steps") == Rate(items=2, seconds=2, unit="steps")
+    assert compute_rate([0.0, 10.0], "steps") == Rate(items=1, seconds=10, unit="steps")
+    assert compute_rate([0.0], "steps").seconds_for(5) is None

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from tests.object_stores import upload_folder
 
-from vlmill.schemas.console.lineage import lineage, lines_of, mismatches, record_of
+from vlmill.schemas.console.lineage import lineage, format_lines, mismatches, read_record
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, write_manifest
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import NEGATIVES, PAIRS, Table
 
@@ -39,7 +39,7 @@ def write(folder: Path, job: str, inputs: list[Input], spec: Table) -> None:
 def test_the_chain_goes_from_a_run_to_its_archives(house: Path) -> None:
     nodes = lineage(house / "run")
     assert mismatches(nodes) == 0
-    lines = list(lines_of(nodes))
+    lines = list(format_lines(nodes))
     assert [line.split()[0] for line in lines] == ["--pairs", "--warc", "--negatives", "--pairs"]
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 0, 2]
     assert lines[0].endswith("by web_pairs: ok") and lines[3].endswith("stand above")
@@ -89,7 +89,7 @@ def test_records_that_name_one_another_come_to_an_end(house: Path) -> None:
     pairs = json.loads((house / "pairs" / MANIFEST).read_text())
     pairs["inputs"] = loop
     (house / "pairs" / MANIFEST).write_text(json.dumps(pairs))
-    lines = list(lines_of(lineage(house / "run")))
+    lines = list(format_lines(lineage(house / "run")))
     assert sum("stand above" in line for line in lines) == 2
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_record_is_an_error_at_the_top_and_a_state_below(house: Path) 
 
 
 def test_a_folder_without_a_record_says_nothing(tmp_path: Path) -> None:
-    assert record_of(tmp_path) == (None, None) and lineage(tmp_path) == ()
+    assert read_record(tmp_path) == (None, None) and lineage(tmp_path) == ()
 
 
 def test_the_chain_goes_through_a_store(house: Path, bucket: str) -> None:
@@ -113,7 +113,7 @@ def test_the_chain_goes_through_a_store(house: Path, bucket: str) -> None:
     assert mismatches(nodes) == 0 and nodes[0].path == f"{there}/pairs"
     assert [node.path for node in nodes[0].inputs] == [f"{there}/*.warc"]
     write_bytes(f"{there}/a.warc", b"WARC/1.1")
-    (path_of(there) / "negatives" / MANIFEST).unlink()
+    (to_path(there) / "negatives" / MANIFEST).unlink()
     nodes = lineage(f"{there}/run")
     assert [nodes[0].inputs[0].state, nodes[1].state] == ["changed", "changed"]
 

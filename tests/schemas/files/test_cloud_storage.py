@@ -9,12 +9,12 @@ from tests.object_stores import download_folder, names_below, rows_of, upload_fo
 from vlmill.pipelines.hard_negatives.command import main as hard_negatives
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
-from vlmill.schemas.files.lock import LOCK, locked
-from vlmill.schemas.files.paths import matches, path_of
+from vlmill.schemas.files.lock import LOCK, lock_output
+from vlmill.schemas.files.paths import matches, to_path
 
 
 def test_files_come_and_go(gs_bucket: str) -> None:
-    path = path_of(f"{gs_bucket}/a/b.txt")
+    path = to_path(f"{gs_bucket}/a/b.txt")
     write_text(path, "one")
     assert path.read_text() == "one"
     assert (path.stat().st_size, path.parent.is_dir()) == (3, True)
@@ -28,18 +28,18 @@ def test_files_come_and_go(gs_bucket: str) -> None:
     path.unlink()
     assert names_below(gs_bucket) == []
     with pytest.raises(InputError, match="there is no bucket vlmill-nowhere"):
-        write_text(path_of("gs://vlmill-nowhere/x"), "x")
+        write_text(to_path("gs://vlmill-nowhere/x"), "x")
     with pytest.raises(InputError, match="there is no bucket vlmill-nowhere"):
         matches("gs://vlmill-nowhere/*.gz")
 
 
 def test_one_run_at_a_time(gs_bucket: str, capfd: pytest.CaptureFixture[str]) -> None:
     output = f"{gs_bucket}/run"
-    with locked(output, seconds=1e6):
-        with pytest.raises(InputError, match="is being written by process"), locked(output):
+    with lock_output(output, seconds=1e6):
+        with pytest.raises(InputError, match="is being written by process"), lock_output(output):
             pass
-        (path_of(output) / LOCK).read_text()
-        with locked(output, seconds=-1):
+        (to_path(output) / LOCK).read_text()
+        with lock_output(output, seconds=-1):
             assert "took over the lock" in capfd.readouterr().err
     assert names_below(gs_bucket) == []
 

@@ -10,7 +10,7 @@ from vlmill.extract.verify import verify
 from vlmill.schemas.files.contents import MOST_TOLD, content_problems
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import TABLES
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -19,7 +19,7 @@ Rows = dict[str, list[dict[str, Any]]]
 def good() -> Rows:
     """Tables that belong together."""
     pictures = [b"one", b"two"]
-    ids = [image_id_of(picture) for picture in pictures]
+    ids = [compute_image_id(picture) for picture in pictures]
     return {
         "images": [
             {"image_id": image_id, "bytes": picture, "sha256": image_id}

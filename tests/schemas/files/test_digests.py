@@ -9,8 +9,8 @@ import pytest
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files import digests
-from vlmill.schemas.files.digests import file_input, measured, path_input, table_input
-from vlmill.schemas.files.inputs import Input, inputs_of, located, recorded
+from vlmill.schemas.files.digests import file_input, measure_path, path_input, table_input
+from vlmill.schemas.files.inputs import Input, parse_inputs, resolve_path, make_records
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import PAIRS
@@ -44,7 +44,7 @@ def test_a_listed_shard_of_another_size_does_not_match(tmp_path: Path) -> None:
     shard = next(tmp_path.glob("pairs-*"))
     shard.write_bytes(shard.read_bytes() + b"PAR1")
     with pytest.raises(InputError, match="bytes"):
-        measured(str(tmp_path), "manifest", "pairs")
+        measure_path(str(tmp_path), "manifest", "pairs")
 
 
 def test_content_is_what_sha256sum_prints(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_many_files_of_a_glob_are_listed(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     for rule in ("ends", "listing", "content"):
         with pytest.raises(FileNotFoundError):
-            measured(str(tmp_path / "none"), rule)
+            measure_path(str(tmp_path / "none"), rule)
 
 
 def test_files_that_anybody_may_read_are_recorded_and_not_read(
@@ -116,14 +116,14 @@ def test_relative_paths_are_relative_to_the_record(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     entry = Input(flag="--pairs", path="pairs", rule="ends", digest="", files=0, bytes=0)
-    (record,) = recorded([entry], "here/run")
+    (record,) = make_records([entry], "here/run")
     assert record["path"] == "../../pairs"
     monkeypatch.chdir("/")
-    assert located(record["path"], tmp_path / "here" / "run") == os.path.realpath(
+    assert resolve_path(record["path"], tmp_path / "here" / "run") == os.path.realpath(
         tmp_path / "pairs"
     )
     absolute = Input(flag="--pairs", path="/a/b", rule="ends", digest="", files=0, bytes=0)
-    assert recorded([absolute], "run")[0]["path"] == "/a/b"
+    assert make_records([absolute], "run")[0]["path"] == "/a/b"
 
 
 def test_a_manifest_keeps_its_inputs_and_older_ones_have_none(tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ GOOD = {"flag": "--x", "path": "p", "rule": "ends", "digest": None, "files": 0, 
 )
 def test_records_of_other_types_are_refused(records: object) -> None:
     with pytest.raises(ValueError, match="input"):
-        inputs_of(records)
+        parse_inputs(records)
 
 
 def test_a_field_of_a_later_version_is_left_aside() -> None:
-    assert inputs_of([GOOD | {"colour": "red"}])[0].flag == "--x"
+    assert parse_inputs([GOOD | {"colour": "red"}])[0].flag == "--x"
 
 
 def test_a_damaged_manifest_is_told_in_one_line(tmp_path: Path) -> None:

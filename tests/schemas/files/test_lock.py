@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import LOCK, RANKS, locked
+from vlmill.schemas.files.lock import LOCK, RANKS, lock_output
 
 HOLDER = """
 import sys
@@ -40,11 +40,11 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 
 def test_the_second_run_is_told_who_holds_it(tmp_path: Path) -> None:
     first = holder(tmp_path / "out")
-    with pytest.raises(InputError) as info, locked(tmp_path / "out"):
+    with pytest.raises(InputError) as info, lock_output(tmp_path / "out"):
         pass
     assert f"{tmp_path / 'out'} is being written by process {first.pid} on" in str(info.value)
     first.communicate()
-    with locked(tmp_path / "out"):
+    with lock_output(tmp_path / "out"):
         pass
 
 
@@ -53,7 +53,7 @@ def test_a_killed_run_frees_it(tmp_path: Path) -> None:
     first.send_signal(signal.SIGKILL)
     first.communicate()
     assert (tmp_path / LOCK).exists()
-    with locked(tmp_path):
+    with lock_output(tmp_path):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -62,13 +62,17 @@ def test_a_killed_run_frees_it(tmp_path: Path) -> None:
 def test_other_ranks_of_a_launch_share_the_first_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    with locked(tmp_path):
+    with lock_output(tmp_path):
         monkeypatch.setenv(name, "1")
-        with locked(tmp_path):
+        with lock_output(tmp_path):
             pass
         assert (tmp_path / LOCK).exists()
     monkeypatch.setenv(name, "0")
-    with locked(tmp_path), pytest.raises(InputError, match="is being written by"), locked(tmp_path):
+    with (
+        lock_output(tmp_path),
+        pytest.raises(InputError, match="is being written by"),
+        lock_output(tmp_path),
+    ):
         pass
 
 
@@ -79,7 +83,7 @@ def test_many_at_once_one_at_a_time(tmp_path: Path) -> None:
     def work() -> None:
         for _ in range(200):
             try:
-                with locked(tmp_path):
+                with lock_output(tmp_path):
                     with count:
                         inside[0] += 1
                         most[0] = max(most[0], inside[0])
@@ -106,7 +110,7 @@ def test_a_file_in_the_way(tmp_path: Path, output: str, beside: bool) -> None:
     replaced = beside and output == "file"
     with (
         contextlib.nullcontext() if replaced else refused,
-        locked(tmp_path / output, beside=beside),
+        lock_output(tmp_path / output, alongside=beside),
     ):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -121,7 +125,7 @@ def test_a_place_that_cannot_be_written(
 
     monkeypatch.setattr(os, "open", refuse)
     said = rf"--output {tmp_path}/a/b cannot be written \({os.strerror(number)}: the lock\); give"
-    with pytest.raises(InputError, match=said), locked(tmp_path / "a" / "b"):
+    with pytest.raises(InputError, match=said), lock_output(tmp_path / "a" / "b"):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -129,14 +133,14 @@ def test_a_place_that_cannot_be_written(
 def test_a_place_where_nothing_can_be_made() -> None:
     with (
         pytest.raises(InputError, match="no folder can be made there; give another"),
-        locked(Path("/proc/self/out")),
+        lock_output(Path("/proc/self/out")),
     ):
         pass
 
 
 def test_folders_made_for_the_lock_go_again(tmp_path: Path) -> None:
     def refused() -> None:
-        with locked(tmp_path / "a" / "b"):
+        with lock_output(tmp_path / "a" / "b"):
             assert (tmp_path / "a" / "b" / LOCK).exists()
             raise InputError("--pairs: no such table")
 
@@ -144,20 +148,23 @@ def test_folders_made_for_the_lock_go_again(tmp_path: Path) -> None:
         refused()
     assert not list(tmp_path.iterdir())
     (tmp_path / "mine").mkdir()
-    with locked(tmp_path / "mine"):
+    with lock_output(tmp_path / "mine"):
         pass
-    with locked(tmp_path / "a" / "b"):
+    with lock_output(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "regions").write_text("")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "b", "mine", "regions"]
 
 
 def test_beside_an_output_that_is_renamed_into_its_place(tmp_path: Path) -> None:
     output = tmp_path / "out.tsv"
-    with locked(output, beside=True):
+    with lock_output(output, alongside=True):
         assert not output.exists()
-        with pytest.raises(InputError, match="is being written by"), locked(output, beside=True):
+        with (
+            pytest.raises(InputError, match="is being written by"),
+            lock_output(output, alongside=True),
+        ):
             pass
-        with locked(tmp_path / "other.tsv", beside=True):
+        with lock_output(tmp_path / "other.tsv", alongside=True):
             pass
     assert not list(tmp_path.iterdir())
 
@@ -166,17 +173,17 @@ def test_the_working_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with (
-        locked(".", beside=True),
+        lock_output(".", alongside=True),
         pytest.raises(InputError),
-        locked(tmp_path / "here", beside=True),
+        lock_output(tmp_path / "here", alongside=True),
     ):
         pass
-    with pytest.raises(InputError, match=r"--output \. is"), locked("."), locked("."):
+    with pytest.raises(InputError, match=r"--output \. is"), lock_output("."), lock_output("."):
         pass
 
 
 def test_a_command_that_writes_nothing_needs_no_lock() -> None:
-    with locked(None):
+    with lock_output(None):
         pass
 
 
@@ -187,6 +194,6 @@ def test_a_file_system_without_locks_is_told(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with pytest.warns(RuntimeWarning, match="start no second run"), locked(tmp_path / "out"):
+    with pytest.warns(RuntimeWarning, match="start no second run"), lock_output(tmp_path / "out"):
         pass
     assert not list(tmp_path.iterdir())

@@ -8,8 +8,14 @@ from tests.object_stores import names_below
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.mirror import LISTING, mirrored, named_from, push, require_one_process
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.mirror import (
+    LISTING,
+    mirror_output,
+    named_from,
+    push,
+    require_one_process,
+)
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath
 
 
@@ -19,7 +25,7 @@ class Killed(BaseException):
 
 def kill(output: str, files: dict[str, str], then: dict[str, str]) -> None:
     """A run that pushes ``files``, writes ``then`` and is killed."""
-    with pytest.raises(Killed), mirrored(output, without=("prepared",)) as folder:
+    with pytest.raises(Killed), mirror_output(output, without=("prepared",)) as folder:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
@@ -31,20 +37,20 @@ def kill(output: str, files: dict[str, str], then: dict[str, str]) -> None:
 
 def upload(url: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
-    place = path_of(url)
+    place = to_path(url)
     assert isinstance(place, RemotePath)
     place.upload(tmp_path / "file")
 
 
 def content(output: str) -> dict[str, str]:
     """What a run finds that goes on."""
-    with mirrored(output) as folder:
+    with mirror_output(output) as folder:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
 def test_a_local_output_is_its_own_folder(tmp_path: Path) -> None:
-    with mirrored(tmp_path / "run") as folder:
+    with mirror_output(tmp_path / "run") as folder:
         assert folder == tmp_path / "run"
     push(tmp_path)
     assert not folder.exists()
@@ -70,7 +76,7 @@ def test_what_is_gone_goes_and_the_manifest_comes_last(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, uploaded = f"{bucket}/run", []
-    with mirrored(output, last="a") as folder:
+    with mirror_output(output, last="a") as folder:
         (folder / "old").write_text("old")
         push(folder)
         (folder / "old").unlink()
@@ -91,21 +97,21 @@ def test_what_is_gone_goes_and_the_manifest_comes_last(
 
 
 def test_a_strangers_place_is_refused_and_left_alone(bucket: str) -> None:
-    write_text(path_of(f"{bucket}/thesis.tex"), "x")
-    with pytest.raises(InputError, match=r"holds thesis\.tex"), mirrored(f"{bucket}/"):
+    write_text(to_path(f"{bucket}/thesis.tex"), "x")
+    with pytest.raises(InputError, match=r"holds thesis\.tex"), mirror_output(f"{bucket}/"):
         pass
     assert names_below(bucket) == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("listing", ["{", '{"files": {"../x": [1, "a"]}}', '{"files": 3}'])
 def test_a_damaged_listing_is_named(bucket: str, listing: str) -> None:
-    write_text(path_of(f"{bucket}/run/{LISTING}"), listing)
-    with pytest.raises(InputError, match=r"_mirror\.json"), mirrored(f"{bucket}/run"):
+    write_text(to_path(f"{bucket}/run/{LISTING}"), listing)
+    with pytest.raises(InputError, match=r"_mirror\.json"), mirror_output(f"{bucket}/run"):
         pass
 
 
 def test_a_push_of_a_folder_below_is_one_of_the_run(bucket: str) -> None:
-    with mirrored(f"{bucket}/run") as folder:
+    with mirror_output(f"{bucket}/run") as folder:
         write_text(folder / "seed-0" / "log", "1")
         push(folder / "seed-0")
         assert names_below(f"{bucket}/run") == [LISTING, "seed-0/log"]
@@ -125,5 +131,8 @@ def test_several_processes_need_a_folder(bucket: str, monkeypatch: pytest.Monkey
 
 
 def test_errors_name_the_place(bucket: str) -> None:
-    with pytest.raises(InputError, match=f"^{bucket}/run/x: no$"), mirrored(f"{bucket}/run") as at:
+    with (
+        pytest.raises(InputError, match=f"^{bucket}/run/x: no$"),
+        mirror_output(f"{bucket}/run") as at,
+    ):
         raise InputError(f"{at}/x: no")

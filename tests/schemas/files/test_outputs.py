@@ -61,7 +61,7 @@ def test_a_plan_alone_gives_way_to_a_corrected_command(tmp_path: Path) -> None:
     assert prepare_output(out, job="j", settings={"top": 10}) is State.NEW
     assert json.loads((out / PLAN).read_text())["settings"] == {"top": 10}
     with pytest.raises(InputError, match="top was 10 and is 5"):  # another process has begun
-        prepare_output(out, job="j", settings={"top": 5}, others=True)
+        prepare_output(out, job="j", settings={"top": 5}, shared=True)
 
 
 @pytest.mark.parametrize("kind", ["atomic_path", "atomic_folder"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder, write_manifest
-from vlmill.schemas.files.places import KEY, NULL, PlacesWriter, ShardPlaces
+from vlmill.schemas.files.places import KEY, NULL, ByteRangesWriter, ShardByteRanges
 from vlmill.schemas.files.shards import ShardWriter, describe_shard
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.tables import IMAGES, Table
@@ -28,7 +28,7 @@ SPEC = Table(name="test", version="1.0", schema=SCHEMA)
 def write_file(path: Path, groups: list[Values], **options: Any) -> None:
     """A file as the shards' writer makes it, but with pages of any size and form."""
     about = {"compression": "none", "use_dictionary": False, "write_statistics": False} | options
-    places = PlacesWriter(path, SPEC)
+    places = ByteRangesWriter(path, SPEC)
     with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, SCHEMA, **about) as writer:
         for values in groups:
             columns = [pa.array([1] * len(values), pa.int32()), pa.array(values, pa.large_binary())]
@@ -39,7 +39,7 @@ def write_file(path: Path, groups: list[Values], **options: Any) -> None:
 
 
 def values_of(path: Path, group: int, name: str = "x") -> Values | None:
-    places = ShardPlaces(path, pq.read_metadata(path)).of(group, name)
+    places = ShardByteRanges(path, pq.read_metadata(path)).of(group, name)
     if places is None:
         return None
     content = path.read_bytes()
@@ -65,7 +65,7 @@ def write_images(folder: Path, groups: list[Values], **options: Any) -> Path:
     return writer.path
 
 
-PICTURES: list[Values] = [[b"a" * 40, None, b"bc" * 20, b""], [b"def" * 70], [None, b"", None]]
+GROUPS: list[Values] = [[b"a" * 40, None, b"bc" * 20, b""], [b"def" * 70], [None, b"", None]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -111,7 +111,7 @@ def test_a_required_column_has_no_levels(tmp_path: Path) -> None:
     values: Values = [b"abc" * 30, b"", b"d"]
     path = tmp_path / "x.parquet"
     table = pa.table([pa.array([1, 1, 1], pa.int32()), pa.array(values, pa.large_binary())], schema)
-    places = PlacesWriter(path, SPEC)
+    places = ByteRangesWriter(path, SPEC)
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
     with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema, **options) as writer:
         writer.write_table(table)
@@ -137,19 +137,19 @@ def test_columns_that_are_not_plain_are_left_to_pyarrow(
 
 
 def test_a_shard_lists_the_places_of_its_values(tmp_path: Path) -> None:
-    path = write_images(tmp_path, PICTURES)
-    assert [values_of(path, group, "bytes") for group in range(3)] == PICTURES
+    path = write_images(tmp_path, GROUPS)
+    assert [values_of(path, group, "bytes") for group in range(3)] == GROUPS
     assert verify_folder(tmp_path) == []
     assert len(pq.read_metadata(path).metadata[KEY.encode()]) < 300
 
 
 def test_a_table_that_is_written_anew_takes_no_places_along(tmp_path: Path) -> None:
-    path = write_images(tmp_path / "one", PICTURES)
+    path = write_images(tmp_path / "one", GROUPS)
     table = pq.read_table(path, partitioning=None)
     pq.write_table(table.take([4, 2, 0, 1, 3]), tmp_path / "other.parquet", compression="none")
     assert KEY.encode() not in pq.read_metadata(tmp_path / "other.parquet").metadata
     reader = ImageReader(tmp_path / "other.parquet")
-    assert [reader[i] for i in "01234"] == [*PICTURES[0], *PICTURES[1]]
+    assert [reader[i] for i in "01234"] == [*GROUPS[0], *GROUPS[1]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -235,16 +235,16 @@ def shift(numbers: list[int], at: int, by: int) -> None:
 def test_places_that_do_not_fit_the_footer_are_not_used(
     tmp_path: Path, change: Callable[[list[int], list[int]], None]
 ) -> None:
-    path = write_images(tmp_path, PICTURES)
+    path = write_images(tmp_path, GROUPS)
     with_places(path, change)
-    expected = [value for group in PICTURES for value in group]
+    expected = [value for group in GROUPS for value in group]
     reader = ImageReader(path)
     assert [reader.bytes_of(i) for i in range(len(expected))] == expected
     assert "values of bytes are not where its metadata says" in verify_folder(tmp_path)[0]
 
 
 def test_verify_tells_an_empty_picture_from_none(tmp_path: Path) -> None:
-    path = write_images(tmp_path, PICTURES)
+    path = write_images(tmp_path, GROUPS)
     with_places(path, lambda sizes, gaps: sizes.__setitem__(3, NULL))
     assert "row group 0: values of bytes are not where" in verify_folder(tmp_path)[0]
 
@@ -254,14 +254,14 @@ def swap(sizes: list[int], gaps: list[int]) -> None:
 
 
 def test_a_value_of_another_length_than_its_place_is_an_error(tmp_path: Path) -> None:
-    path = write_images(tmp_path, PICTURES)
+    path = write_images(tmp_path, GROUPS)
     with_places(path, swap)
     reader = ImageReader(path)
     with pytest.raises(InputError, match="picture 0 of row group 0 is not where its metadata says"):
         reader.bytes_of(0)
     with pytest.raises(InputError, match="picture 2 of row group 0 is not where its metadata says"):
         reader.bytes_of(2)
-    assert reader.bytes_of(4) == PICTURES[1][0]
+    assert reader.bytes_of(4) == GROUPS[1][0]
     assert "row group 0: values of bytes" in verify_folder(tmp_path)[0]
 
 
@@ -278,7 +278,7 @@ def test_a_value_of_another_length_than_its_place_is_an_error(tmp_path: Path) ->
     ],
 )
 def test_places_that_cannot_be_read_are_named(tmp_path: Path, said: str) -> None:
-    path = write_images(tmp_path, PICTURES)
+    path = write_images(tmp_path, GROUPS)
     with_places(path, lambda sizes, gaps: said)
     reader = ImageReader(path)
     with pytest.raises(InputError, match=r"its metadata vlmill\.places cannot be read"):
@@ -301,7 +301,7 @@ def test_whatever_a_page_holds_no_place_is_outside(
         content[int(at * len(content))] = value
     path.write_bytes(content)
     try:
-        listed = ShardPlaces(path, pq.read_metadata(path)).of(0, "x")
+        listed = ShardByteRanges(path, pq.read_metadata(path)).of(0, "x")
     except (InputError, OSError, pa.ArrowException, UnicodeDecodeError):
         return
     if listed is not None:

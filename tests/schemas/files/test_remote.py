@@ -19,7 +19,7 @@ from vlmill.schemas.files.atomic import (
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.manifest import read_manifest, verify_folder, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.paths import matches, path_of, remove_tree, require_local
+from vlmill.schemas.files.paths import matches, to_path, remove_tree, require_local
 from vlmill.schemas.files.reading import find_shards, read_table
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.shards import describe_shard, write_shard
@@ -31,13 +31,13 @@ ROWS = [reject("stage", f"key {n}", Reason.DUPLICATE, "came earlier") for n in r
 
 
 def test_a_local_argument_stays_a_local_path(tmp_path: Path) -> None:
-    assert path_of(str(tmp_path)) == tmp_path
-    assert path_of(tmp_path) is tmp_path
-    assert type(path_of("out")) is type(tmp_path)
+    assert to_path(str(tmp_path)) == tmp_path
+    assert to_path(tmp_path) is tmp_path
+    assert type(to_path("out")) is type(tmp_path)
 
 
 def test_names_are_put_together_as_those_of_paths() -> None:
-    path = path_of("s3://bucket/a/b.tar.gz/")
+    path = to_path("s3://bucket/a/b.tar.gz/")
     assert (str(path), path.name, path.suffix, path.stem) == (
         "s3://bucket/a/b.tar.gz",
         "b.tar.gz",
@@ -46,15 +46,15 @@ def test_names_are_put_together_as_those_of_paths() -> None:
     )
     assert str(path.parent / "c") == "s3://bucket/a/c"
     assert str(path.with_name("x")) == "s3://bucket/a/x"
-    assert str(path_of("gs://bucket").parent) == "gs://bucket"
+    assert str(to_path("gs://bucket").parent) == "gs://bucket"
     assert pickle.loads(pickle.dumps(path)) == path
-    assert sorted([path_of("s3://b/2"), path_of("s3://b/1")])[0] == path_of("s3://b/1")
+    assert sorted([to_path("s3://b/2"), to_path("s3://b/1")])[0] == to_path("s3://b/1")
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "s3://", "s3:///", "://x"])
 def test_what_is_no_place_of_a_store_is_one_line(url: str) -> None:
     with pytest.raises(InputError, match="give"):
-        path_of(url)
+        to_path(url)
 
 
 def test_a_command_that_takes_no_store_says_so() -> None:
@@ -65,7 +65,7 @@ def test_a_command_that_takes_no_store_says_so() -> None:
 
 
 def test_a_file_appears_by_one_upload_and_not_on_an_error(bucket: str) -> None:
-    path = path_of(f"{bucket}/run/a.txt")
+    path = to_path(f"{bucket}/run/a.txt")
     assert not path.exists()
     write_text(path, "äß")
     assert path.read_text(encoding="utf-8") == "äß"
@@ -87,7 +87,7 @@ def test_a_file_appears_by_one_upload_and_not_on_an_error(bucket: str) -> None:
 
 
 def test_a_folder_is_there_with_its_mark(bucket: str) -> None:
-    folder = path_of(f"{bucket}/index")
+    folder = to_path(f"{bucket}/index")
     (folder / "a").upload(_file("left by a kill"))  # type: ignore[attr-defined]
     assert not has_folder(folder)
     with atomic_folder(folder) as temporary:
@@ -108,8 +108,8 @@ def _file(text: str) -> Path:
 
 def test_folders_are_listed_and_matched(bucket: str) -> None:
     for name in ("a-1.txt", "a-2.txt", "b/a-3.txt", "b/c/a-4.txt"):
-        write_text(path_of(bucket) / name, name)
-    root = path_of(bucket)
+        write_text(to_path(bucket) / name, name)
+    root = to_path(bucket)
     assert sorted(p.name for p in root.iterdir()) == ["a-1.txt", "a-2.txt", "b"]
     assert sorted(p.name for p in root.glob("a-*.txt")) == ["a-1.txt", "a-2.txt"]
     assert [str(p) for p in matches(f"{bucket}/*/a-*.txt")] == [f"{bucket}/b/a-3.txt"]
@@ -120,7 +120,7 @@ def test_folders_are_listed_and_matched(bucket: str) -> None:
 def test_a_stream_reads_ranges_as_a_file_does(bucket: str, tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     (tmp_path / "x").write_bytes(content)
-    place = path_of(f"{bucket}/x")
+    place = to_path(f"{bucket}/x")
     assert isinstance(place, RemotePath)
     place.upload(tmp_path / "x")
     with place.open("rb") as file:
@@ -133,7 +133,7 @@ def test_a_stream_reads_ranges_as_a_file_does(bucket: str, tmp_path: Path) -> No
 
 
 def test_a_copy_is_fetched_once_and_again_when_the_object_has_changed(bucket: str) -> None:
-    place = path_of(f"{bucket}/x")
+    place = to_path(f"{bucket}/x")
     write_text(place, "one")
     copy = Path(os.fspath(place))
     assert copy.read_text() == "one"
@@ -182,7 +182,7 @@ def test_inputs_have_the_digests_that_their_copies_on_a_disk_have(
     for name in ("a.txt", "b/c.txt", "b/.hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-        write_text(path_of(f"{bucket}/in") / name, name)
+        write_text(to_path(f"{bucket}/in") / name, name)
     for what in ("", "/a.txt", "/*.txt"):
         remote = path_input("--x", f"{bucket}/in{what}")
         local = path_input("--x", f"{tmp_path}{what}")
@@ -193,7 +193,7 @@ def test_an_output_is_new_then_partial_then_finished(bucket: str) -> None:
     url = f"{bucket}/run"
 
     def state(**settings: object) -> State:
-        return prepare_output(path_of(url), job="job", settings=settings)
+        return prepare_output(to_path(url), job="job", settings=settings)
 
     assert state(a=1) is State.NEW
     assert state(a=1) is State.PARTIAL
@@ -201,27 +201,27 @@ def test_an_output_is_new_then_partial_then_finished(bucket: str) -> None:
     write_shard(url, REJECTS, ROWS)
     with pytest.raises(InputError, match="a was 1 and is 2"):
         state(a=2)
-    write_json(path_of(url) / "work" / "x.json", {})
-    write_json(path_of(url) / "_manifest.json", {})
+    write_json(to_path(url) / "work" / "x.json", {})
+    write_json(to_path(url) / "_manifest.json", {})
     assert state(a=1) is State.FINISHED
-    assert prepare_output(path_of(url), job="job", settings={}, fresh=True) is State.NEW
+    assert prepare_output(to_path(url), job="job", settings={}, fresh=True) is State.NEW
     assert names_below(url) == ["_plan.json"]
-    write_text(path_of(f"{bucket}/other/x.txt"), "x")
+    write_text(to_path(f"{bucket}/other/x.txt"), "x")
     with pytest.raises(InputError, match=r"holds x\.txt"):
-        prepare_output(path_of(f"{bucket}/other"), job="job", settings={})
+        prepare_output(to_path(f"{bucket}/other"), job="job", settings={})
 
 
 def test_parts_of_a_killed_upload_are_removed(bucket: str) -> None:
     name = bucket.removeprefix("s3://")
     for key in ("run/half.parquet", "running/other"):
         filesystem(bucket).call_s3("create_multipart_upload", Bucket=name, Key=key)
-    assert remove_leftovers(f"{bucket}/run") == [path_of(f"{bucket}/run/half.parquet")]
+    assert remove_leftovers(f"{bucket}/run") == [to_path(f"{bucket}/run/half.parquet")]
     left = filesystem(bucket).call_s3("list_multipart_uploads", Bucket=name)["Uploads"]
     assert [upload["Key"] for upload in left] == ["running/other"]
 
 
 def test_a_damaged_file_in_a_store_is_named(bucket: str) -> None:
-    write_text(path_of(f"{bucket}/rejects-1.parquet"), "no Parquet")
+    write_text(to_path(f"{bucket}/rejects-1.parquet"), "no Parquet")
     with pytest.raises(InputError, match=r"rejects-1\.parquet is no readable Parquet file"):
         find_shards(f"{bucket}/rejects-1.parquet", REJECTS)
     with pytest.raises(InputError, match=r"--x .*/none: no table of rejects there"):

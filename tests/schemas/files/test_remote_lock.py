@@ -9,33 +9,33 @@ from tests.object_stores import environment, names_below
 
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import write_text
-from vlmill.schemas.files.lock import LOCK, locked
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.lock import LOCK, lock_output
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote_lock import _held, require_held
 
 
 def test_a_second_run_is_refused_and_told_who_is_at_work(bucket: str) -> None:
     output = f"{bucket}/run"
-    with locked(output):
-        holder = json.loads((path_of(output) / LOCK).read_text())
+    with lock_output(output):
+        holder = json.loads((to_path(output) / LOCK).read_text())
         assert {"pid", "host", "since", "renewed", "command"} <= holder.keys()
         with (
             pytest.raises(InputError, match=rf"--output {output} is being written by process \d+"),
-            locked(output),
+            lock_output(output),
         ):
             pass
-        with locked(f"{bucket}/other"):
+        with lock_output(f"{bucket}/other"):
             pass
     assert names_below(bucket) == []
-    with locked(output):
+    with lock_output(output):
         pass
 
 
 def test_the_lock_beside_an_output_has_its_name(bucket: str) -> None:
-    with locked(f"{bucket}/a/whole", beside=True, flag="--to"):
+    with lock_output(f"{bucket}/a/whole", alongside=True, flag="--to"):
         assert names_below(bucket) == [f"a/{LOCK}-whole"]
     with pytest.raises(InputError, match="is a bucket; give a folder in it"):
-        locked(bucket, beside=True).__enter__()
+        lock_output(bucket, alongside=True).__enter__()
 
 
 def test_the_lock_of_a_killed_run_is_taken_over(
@@ -48,9 +48,9 @@ def test_the_lock_of_a_killed_run_is_taken_over(
     )
     command = [sys.executable, "-c", code, output]
     assert subprocess.run(command, env=environment(s3), check=False).returncode == 9
-    with pytest.raises(InputError, match="its lock was renewed"), locked(output):
+    with pytest.raises(InputError, match="its lock was renewed"), lock_output(output):
         pass
-    with locked(output, seconds=0):
+    with lock_output(output, seconds=0):
         assert "took over the lock of process" in capfd.readouterr().err
     assert names_below(bucket) == []
 
@@ -59,16 +59,16 @@ def test_who_has_lost_the_lock_writes_no_more(
     bucket: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = f"{bucket}/run"
-    with locked(output, seconds=1e6):
+    with lock_output(output, seconds=1e6):
         first = _held.pop(output)  # as in another process
-        with locked(output, seconds=0):
+        with lock_output(output, seconds=0):
             _held[output], second = first, _held[output]
             first._renew()
             with pytest.raises(StoreFailed, match="has taken over this output; this run writes no"):
-                write_text(path_of(output) / "x", "x")
+                write_text(to_path(output) / "x", "x")
             require_held(f"{bucket}/running/x")
             _held[output] = second
-            write_text(path_of(output) / "y", "y")
+            write_text(to_path(output) / "y", "y")
         _held[output] = first
     assert names_below(bucket) == ["run/y"]
     assert "has taken over" in capfd.readouterr().err
@@ -76,18 +76,18 @@ def test_who_has_lost_the_lock_writes_no_more(
 
 def test_a_process_that_was_stopped_for_long_asks_before_it_writes(bucket: str) -> None:
     output = f"{bucket}/run"
-    with locked(output, seconds=1e6):
+    with lock_output(output, seconds=1e6):
         lock, version = _held[output], _held[output].version
         lock.renewed -= 6e5
-        write_text(path_of(output) / "x", "x")
+        write_text(to_path(output) / "x", "x")
         assert lock.version != version
 
 
 def test_a_lock_is_renewed(bucket: str) -> None:
     output = f"{bucket}/run"
-    with locked(output, seconds=1e6):
-        before = (path_of(output) / LOCK).read_text()
+    with lock_output(output, seconds=1e6):
+        before = (to_path(output) / LOCK).read_text()
         _held[output]._renew()
-        after = (path_of(output) / LOCK).read_text()
+        after = (to_path(output) / LOCK).read_text()
     assert before != after
     assert json.loads(before)["id"] == json.loads(after)["id"]

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder, write_manifest
-from vlmill.schemas.files.reading import find_shards, iter_batches, producer_of, read_table
+from vlmill.schemas.files.reading import find_shards, iter_batches, read_producer, read_table
 from vlmill.schemas.files.shards import ShardWriter, shard_name, write_shard
-from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import PAIRS, REJECTS, Table, conform, table_of_rows
 
 
 def pair(number: int, text: str = "a cat on a mat") -> dict[str, object]:
-    image_id = image_id_of(str(number).encode())
-    return {"pair_id": pair_id_of(image_id, text), "image_id": image_id, "text": text}
+    image_id = compute_image_id(str(number).encode())
+    return {"pair_id": compute_pair_id(image_id, text), "image_id": image_id, "text": text}
 
 
 def write_folder(folder: Path, counts: tuple[int, ...] = (3, 2)) -> list[dict[str, object]]:
@@ -45,7 +45,7 @@ def test_rows_come_back_from_folder_file_and_glob(tmp_path: Path) -> None:
     one = read_table(tmp_path / shard_name(PAIRS, 1, 2), PAIRS, columns=["pair_id"])
     assert one.column("pair_id").to_pylist() == ids[3:]
     assert one.schema.names == ["pair_id"]
-    assert producer_of(tmp_path / shard_name(PAIRS, 0, 2))["job"] == "test"
+    assert read_producer(tmp_path / shard_name(PAIRS, 0, 2))["job"] == "test"
 
 
 def test_batches_are_bounded(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_a_reject_row_always_fits_its_table(key: str, detail: str | None) -> Non
 
 @given(st.text(), st.text(), st.text(), st.text())
 def test_pair_ids_differ_where_pairs_do(a: str, b: str, c: str, d: str) -> None:
-    image_a, image_c = image_id_of(a.encode()), image_id_of(c.encode())
-    assert (pair_id_of(image_a, b) == pair_id_of(image_c, d)) == ((a, b) == (c, d))
+    image_a, image_c = compute_image_id(a.encode()), compute_image_id(c.encode())
+    assert (compute_pair_id(image_a, b) == compute_pair_id(image_c, d)) == ((a, b) == (c, d))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -14,10 +14,10 @@ from tests.object_stores import forget_stores, names_below
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import atomic_path, write_text
-from vlmill.schemas.files.lock import locked
-from vlmill.schemas.files.paths import matches, path_of
+from vlmill.schemas.files.lock import lock_output
+from vlmill.schemas.files.paths import matches, to_path
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.files.stores import PATIENCE, asked
+from vlmill.schemas.files.stores import PATIENCE, retry_request
 from vlmill.schemas.tables import PAIRS
 
 SIZE = 100
@@ -69,7 +69,7 @@ def test_an_error_that_passes_is_not_seen(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with failing(monkeypatch, s3, "500", "500", "500", "whole", patience="60"):
-        assert path_of("s3://bucket/x").read_bytes() == b"x" * SIZE
+        assert to_path("s3://bucket/x").read_bytes() == b"x" * SIZE
 
 
 @pytest.mark.parametrize("answer", ["500", "cut"])
@@ -79,16 +79,16 @@ def test_a_store_that_goes_on_failing_is_named(
     with (
         failing(monkeypatch, s3, answer),
         pytest.raises(StoreFailed, match=r"s3://bucket/x: the store has failed for .*continues"),
-        path_of("s3://bucket/x").open("rb") as file,
+        to_path("s3://bucket/x").open("rb") as file,
     ):
         file.read()
 
 
 def test_a_bucket_that_is_missing_is_named(bucket: str) -> None:
     for act in (
-        lambda: write_text(path_of("s3://vlmill-nowhere/x/y"), "x"),
+        lambda: write_text(to_path("s3://vlmill-nowhere/x/y"), "x"),
         lambda: find_shards("s3://vlmill-nowhere/x", PAIRS, "--pairs"),
-        lambda: locked("s3://vlmill-nowhere/x").__enter__(),
+        lambda: lock_output("s3://vlmill-nowhere/x").__enter__(),
         lambda: matches("s3://vlmill-nowhere/*.gz"),
     ):
         with pytest.raises(InputError, match="there is no bucket vlmill-nowhere; make it"):
@@ -103,7 +103,7 @@ def test_a_full_disk_is_that_of_this_machine(bucket: str, capsys: Any) -> None:
         with atomic_path(f"{bucket}/x"):
             return fill(_)
 
-    for command in (lambda _: int(bool(asked(bucket, lambda: fill(_)))), write):
+    for command in (lambda _: int(bool(retry_request(bucket, lambda: fill(_)))), write):
         assert run_command(command, []) == 1
         said = capsys.readouterr().err
         assert "VLMILL_CACHE" in said and os.environ["VLMILL_CACHE"] in said
@@ -117,7 +117,7 @@ def test_missing_credentials_are_named(bucket: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     forget_stores()
     with pytest.raises(InputError, match=r"no credentials .*set AWS_ACCESS_KEY_ID and"):
-        path_of(f"{bucket}/x").exists()
+        to_path(f"{bucket}/x").exists()
     forget_stores()
 
 
@@ -140,4 +140,4 @@ def test_errors_have_one_line_each(
         raise error
 
     with pytest.raises(kind, match=said):
-        asked("s3://b/x", fail)
+        retry_request("s3://b/x", fail)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 
-from vlmill.schemas.net.names import Done, Found, Lookup
+from vlmill.schemas.net.names import Done, LookupOutcome, Lookup
 
 Send = Callable[[bytes], None]
 Answering = Callable[[str, Send], bool]
@@ -111,7 +111,7 @@ def at_once(names: Callable[[str], Sequence[str]], seconds: float = 300.0) -> Lo
     """A lookup whose outcomes are there when it is asked."""
 
     def lookup(host: str, done: Done) -> None:
-        done(Found(host=host, addresses=tuple(names(host)), seconds=seconds))
+        done(LookupOutcome(host=host, addresses=tuple(names(host)), seconds=seconds))
 
     return lookup
 

@@ -12,7 +12,7 @@ from tests.schemas.net.test_client import SETTINGS, fetch
 from vlmill.schemas.net import names
 from vlmill.schemas.net.client import Client
 from vlmill.schemas.net.exchange import Request
-from vlmill.schemas.net.names import Done, Found, Lookup, Names, dns_lookup
+from vlmill.schemas.net.names import Done, LookupOutcome, Lookup, Names, dns_lookup
 from vlmill.schemas.rejects import Reason
 
 
@@ -29,13 +29,13 @@ class Dns:
         if host.startswith("slow"):
             self.waiting.append((host, done))
         elif host.startswith("gone"):
-            done(Found(host=host, why="Domain name not found"))
+            done(LookupOutcome(host=host, why="Domain name not found"))
         else:
             done(self.found(host))
 
-    def found(self, host: str) -> Found:
+    def found(self, host: str) -> LookupOutcome:
         """What it says of a host that there is."""
-        return Found(host=host, addresses=("127.0.0.1", "127.0.0.9"), seconds=self.seconds)
+        return LookupOutcome(host=host, addresses=("127.0.0.1", "127.0.0.9"), seconds=self.seconds)
 
     def answer(self) -> None:
         """Answers those that wait."""
@@ -44,9 +44,9 @@ class Dns:
         self.waiting.clear()
 
 
-def until(asked: Names, woken: threading.Event, num: int) -> list[Found]:
+def until(asked: Names, woken: threading.Event, num: int) -> list[LookupOutcome]:
     """The next ``num`` outcomes."""
-    outcomes: list[Found] = []
+    outcomes: list[LookupOutcome] = []
     while len(outcomes) < num:
         assert woken.wait(20)
         woken.clear()
@@ -64,10 +64,10 @@ def make(dns: Lookup, *, patience: float = 300.0) -> tuple[Names, threading.Even
     ("host", "expected"),
     [
         ("a.org", Dns().found("a.org")),
-        ("gone.org", Found(host="gone.org", why="Domain name not found")),
+        ("gone.org", LookupOutcome(host="gone.org", why="Domain name not found")),
     ],
 )
-def test_what_is_known_is_not_asked_again(host: str, expected: Found) -> None:
+def test_what_is_known_is_not_asked_again(host: str, expected: LookupOutcome) -> None:
     dns = Dns()
     asked, woken = make(dns)
     assert asked.remembered(host) is None

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from tests.lying import STORED, encoded
 
-from vlmill.schemas.pictures.decode import QUIET, Bounds, decode, opened, upright_size
+from vlmill.schemas.pictures.decode import QUIET, Bounds, decode, open_image, upright_size
 from vlmill.schemas.rejects import Reason, Rejected
 
 BOUNDS = Bounds(max_pixels=10_000, max_bytes=1_000_000)
@@ -44,10 +44,10 @@ def test_the_orientation_comes_with_the_pixels(kind: str, orientation: int) -> N
 
 def test_a_png_may_say_it_behind_its_pixels() -> None:
     data = with_late_exif(encoded(PIXELS, 6))
-    picture = decode(data, BOUNDS)
-    assert picture.orientation == 6
-    np.testing.assert_array_equal(np.asarray(picture.image), PIXELS)
-    with opened(data, BOUNDS) as image:
+    decoded_png = decode(data, BOUNDS)
+    assert decoded_png.orientation == 6
+    np.testing.assert_array_equal(np.asarray(decoded_png.image), PIXELS)
+    with open_image(data, BOUNDS) as image:
         assert upright_size(image, BOUNDS) == (9, 6)
 
 
@@ -61,7 +61,7 @@ def test_a_cut_png_is_refused_however_it_is_asked() -> None:
 
 
 def size_of(data: bytes, bounds: Bounds) -> tuple[int, int]:
-    with opened(data, bounds) as image:
+    with open_image(data, bounds) as image:
         return upright_size(image, bounds)
 
 

@@ -9,7 +9,7 @@ from vlmill.schemas.pictures.hashes import (
     Hashes,
     Neighbours,
     bands,
-    groups_of,
+    group_hashes,
     near_pairs,
     perceptual_hash,
 )
@@ -68,11 +68,11 @@ def test_near_pairs_are_those_that_comparing_all_finds(distance: int) -> None:
 def test_groups_are_what_chains_connect() -> None:
     far = 0xFFFF << 40
     chain = np.array([0, 0b111, 0b111111, far, far | 1], dtype=np.uint64)
-    groups = groups_of(chain, 3)
+    groups = group_hashes(chain, 3)
     assert groups.tolist() == [0, 0, 0, far, far]
     shuffled = np.array([4, 0, 3, 2, 1])
-    assert groups_of(chain[shuffled], 3).tolist() == groups[shuffled].tolist()
-    assert groups_of(np.empty(0, dtype=np.uint64)).tolist() == []
+    assert group_hashes(chain[shuffled], 3).tolist() == groups[shuffled].tolist()
+    assert group_hashes(np.empty(0, dtype=np.uint64)).tolist() == []
 
 
 @pytest.mark.parametrize("distance", [0, 4])

@@ -12,9 +12,9 @@ from PIL import Image
 from vlmill.schemas.pictures.orientation import (
     TURNS,
     orientation_in,
-    orientation_of,
-    turned_boxes,
-    turned_size,
+    read_orientation,
+    turn_boxes,
+    turn_size,
 )
 
 ORIENTATION, WIDTH_TAG = 0x0112, 0x0100
@@ -81,9 +81,9 @@ def test_entries_that_point_to_much_cost_nothing() -> None:
 def test_the_text_that_imagemagick_writes() -> None:
     image = Image.new("RGB", (2, 2))
     image.info["Raw profile type exif"] = f"\nexif\n  40\n{block((ORIENTATION, 3, 1, 8)).hex()}\n"
-    assert orientation_of(image) == 8
+    assert read_orientation(image) == 8
     image.info["Raw profile type exif"] = "\nexif\n  40\nno hexadecimal\n"
-    assert orientation_of(image) == 1
+    assert read_orientation(image) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_the_text_that_imagemagick_writes() -> None:
 def test_boxes_by_hand(orientation: int, want: list[float]) -> None:
     """10, 20 to 30, 60 in pictures that are 100 x 200 upright."""
     boxes = np.array([[10, 20, 30, 60]], dtype=np.float32)
-    made = turned_boxes(boxes, orientation, 100, 200)
+    made = turn_boxes(boxes, orientation, 100, 200)
     assert made.tolist() == [want] and made.dtype == np.float32
-    assert turned_boxes(boxes[:0], orientation, 100, 200).shape == (0, 4)
-    width, height = turned_size(100, 200, orientation)
+    assert turn_boxes(boxes[:0], orientation, 100, 200).shape == (0, 4)
+    width, height = turn_size(100, 200, orientation)
     whole = np.array([[0, 0, width, height]], dtype=np.float32)
-    assert turned_boxes(whole, orientation, 100, 200).tolist() == [[0, 0, 100, 200]]
+    assert turn_boxes(whole, orientation, 100, 200).tolist() == [[0, 0, 100, 200]]

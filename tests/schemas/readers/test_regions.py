@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contract import footer_of
+from vlmill.schemas.files.contract import read_parquet_footer
 from vlmill.schemas.files.shards import ShardWriter, is_marked_finite, write_shard
 from vlmill.schemas.readers.region_rows import LARGEST
 from vlmill.schemas.readers.regions import (
@@ -232,7 +232,10 @@ def test_one_table_that_is_not_marked_takes_the_mark_from_its_shard(tmp_path: Pa
         with ShardWriter(tmp_path, REGIONS, index, 2, arrays=arrays) as writer:
             writer.write(ours)
             writer.write(second)
-    marks = [is_marked_finite(footer_of(p).metadata) for p in sorted(tmp_path.glob("*.parquet"))]
+    marks = [
+        is_marked_finite(read_parquet_footer(p).metadata)
+        for p in sorted(tmp_path.glob("*.parquet"))
+    ]
     assert marks == [True, False]
 
 

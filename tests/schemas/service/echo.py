@@ -15,8 +15,8 @@ from fastapi import Request
 
 from vlmill.schemas.service.server import run_service
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.shell import Shell, guarded, new_application
-from vlmill.schemas.service.workers import Opened, Plan
+from vlmill.schemas.service.shell import Shell, guard_application, new_application
+from vlmill.schemas.service.workers import WorkerContext, Plan
 
 
 def compute(words: Sequence[str]) -> list[str]:
@@ -36,9 +36,9 @@ def compute(words: Sequence[str]) -> list[str]:
     return answers
 
 
-def opened() -> Opened:
+def opened() -> WorkerContext:
     """Is called in a worker."""
-    return Opened(compute=compute, about={"name": "echo"})
+    return WorkerContext(compute=compute, about={"name": "echo"})
 
 
 def main(words: Sequence[str]) -> int:
@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         raise RuntimeError("/etc/secret is broken")
 
     plans = [Plan(name=f"w{n}", module=MODULE, open=opened) for n in range(workers)]
-    return run_service(shell, guarded(shell, application), plans, "echo")
+    return run_service(shell, guard_application(shell, application), plans, "echo")
 
 
 MODULE = "vlmill.schemas.service.workers"

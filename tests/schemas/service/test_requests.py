@@ -11,7 +11,7 @@ from tests.mutations import mutations
 from tests.serving import Served, form, served, until
 
 from vlmill.schemas.service.bodies import read_form
-from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.service.refused import RequestRefused
 
 ECHO = ("-m", "tests.schemas.service.echo")
 TOKEN = "a-token-of-the-tests"
@@ -140,7 +140,7 @@ MANY = {
 
 @pytest.mark.parametrize("name", MANY)
 def test_json_of_many_values_is_not_read(name: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         read_form("application/json", MANY[name], words=("do",), most_pictures=3)
     assert refused.value.reason == ("bad_json" if "bytes" in name else "too_many_fields")
 

@@ -15,8 +15,8 @@ from tests.serving import Reply, Served, served, until
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.client import ServiceClient, ServiceError
 from vlmill.schemas.service.queue import BatchQueue, Item
-from vlmill.schemas.service.settings import ServiceSettings, token_of
-from vlmill.schemas.service.workers import Opened, Plan, Watcher, Worker
+from vlmill.schemas.service.settings import ServiceSettings, read_token
+from vlmill.schemas.service.workers import WorkerContext, Plan, Watcher, Worker
 
 ECHO = ("-m", "tests.schemas.service.echo")
 
@@ -83,7 +83,7 @@ def test_a_batch_holds_what_it_may_weigh() -> None:
 
 def test_a_batch_takes_no_longer_than_it_may() -> None:
     watcher = Watcher(computed=lambda items, seconds: None, event=lambda name, fields: None)
-    plan = Plan(name="a", module="", open=lambda: Opened(compute=list))
+    plan = Plan(name="a", module="", open=lambda: WorkerContext(compute=list))
     for limit, each, most in (
         (None, 9.0, 64),  # no limit
         (1.0, 0.0, 1),  # nothing is known yet
@@ -258,16 +258,16 @@ def test_tokens_are_read_from_a_file_or_the_environment(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path_factory.mktemp("token") / "token"
-    assert token_of(None) is None
+    assert read_token(None) is None
     monkeypatch.setenv("VLMILL_TOKEN", "from-the-environment")
-    assert token_of(None) == "from-the-environment"
+    assert read_token(None) == "from-the-environment"
     file.write_text("from-the-file\n")
-    assert token_of(file) == "from-the-file"
+    assert read_token(file) == "from-the-file"
     file.write_text("two words of a token")
     with pytest.raises(InputError, match="in one word"):
-        token_of(file)
+        read_token(file)
     with pytest.raises(InputError, match="give a readable file"):
-        token_of(file.parent)
+        read_token(file.parent)
     monkeypatch.setenv("VLMILL_TOKEN", "")
     with pytest.raises(InputError, match="VLMILL_TOKEN is empty: put a token there, or leave"):
-        token_of(None)
+        read_token(None)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.multiprocessing.spawn import spawn
 
-from vlmill.train.devices.gather import gather_first, whole, world_size
+from vlmill.train.devices.gather import gather_first, gather_tensor, world_size
 from vlmill.train.objectives.losses import contrast
 from vlmill.train.objectives.negatives import same_pictures
 from vlmill.train.optim.adam import BertAdam
@@ -42,7 +42,7 @@ def after_a_step(mesh: DeviceMesh | None = None) -> Tensor:
         grads = [distribute_tensor(grad, mesh, [Shard(0)]) for grad in grads]
     weight.grad, bias.grad = grads
     BertAdam([{"params": [weight, bias], "joins": [3, 1]}], lr=0.1).step()
-    return torch.cat([whole(weight.detach()), whole(bias.detach())[:, None]], dim=1)
+    return torch.cat([gather_tensor(weight.detach()), gather_tensor(bias.detach())[:, None]], dim=1)
 
 
 def run(rank: int, folder: str, port: int) -> None:

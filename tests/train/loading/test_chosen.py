@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.ids import key64
 from vlmill.train.loading.arrays import Ids, Keys
-from vlmill.train.loading.chosen import StagePairs, places_in_share
+from vlmill.train.loading.chosen import StagePairs, select_share
 from vlmill.train.loading.store.table import SampleTable
 
 KEYS = np.array([key64(f"pair-{i}") for i in range(4000)], dtype=np.uint64)
@@ -18,15 +18,15 @@ ROWS = np.arange(len(KEYS))
 
 
 def chosen_keys(keys: Keys, rows: Ids, share: float, most: int | None) -> set[int]:
-    return set(keys[rows[places_in_share(keys, rows, share, most)]].tolist())
+    return set(keys[rows[select_share(keys, rows, share, most)]].tolist())
 
 
 def test_a_share_is_about_its_size_and_all_is_all() -> None:
-    assert places_in_share(KEYS, ROWS, 1.0, None).tolist() == ROWS.tolist()
-    assert len(places_in_share(KEYS, ROWS, 0.25, None)) == pytest.approx(1000, abs=100)
-    assert len(places_in_share(KEYS, ROWS, 1.0, 300)) == 300
-    assert len(places_in_share(KEYS, ROWS, 1.0, 5000)) == 4000
-    assert not len(places_in_share(KEYS, ROWS[:0], 0.5, 3))
+    assert select_share(KEYS, ROWS, 1.0, None).tolist() == ROWS.tolist()
+    assert len(select_share(KEYS, ROWS, 0.25, None)) == pytest.approx(1000, abs=100)
+    assert len(select_share(KEYS, ROWS, 1.0, 300)) == 300
+    assert len(select_share(KEYS, ROWS, 1.0, 5000)) == 4000
+    assert not len(select_share(KEYS, ROWS[:0], 0.5, 3))
 
 
 @given(
@@ -40,7 +40,7 @@ def test_smaller_shares_lie_within_larger_ones_in_any_order_of_rows(
     rows = ROWS.reshape(40, 100)[order].ravel()
     larger = chosen_keys(KEYS, ROWS, max(shares), max(most))
     for share, count in zip(shares, most, strict=True):
-        places = places_in_share(KEYS, rows, share, count)
+        places = select_share(KEYS, rows, share, count)
         assert places.tolist() == sorted(places.tolist())
         assert chosen_keys(KEYS, rows, share, count) == chosen_keys(KEYS, ROWS, share, count)
         assert chosen_keys(KEYS, rows, share, count) <= larger

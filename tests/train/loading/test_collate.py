@@ -16,7 +16,7 @@ from vlmill.schemas.readers.regions import RegionRow
 from vlmill.train.loading.batch import Batch, HostBatch, not_finite, whole_picture
 from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.features import features_of
+from vlmill.train.loading.features import load_features
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import Sample, SampledRegions
@@ -218,7 +218,7 @@ def test_unknown_classes_are_ignored() -> None:
 def test_a_row_without_features_says_what_to_do() -> None:
     row = RegionRow(image_id="a", width=1, height=1, boxes=np.zeros((1, 4), np.float32))
     with pytest.raises(InputError, match="a has no features"):
-        features_of(row, 10)
+        load_features(row, 10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

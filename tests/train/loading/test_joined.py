@@ -13,7 +13,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.joined_regions import JoinedRegions
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
-from vlmill.train.loading.joined import joined_regions, shown_of_each, whole_weights
+from vlmill.train.loading.joined import joined_regions, count_shown, whole_weights
 from vlmill.train.loading.sample import Sample
 from vlmill.train.recipes.parts import Feeding
 
@@ -31,7 +31,7 @@ def test_annotated_regions_are_the_last_to_go(
     tmp_path: Path, most: int, shown: tuple[int, int]
 ) -> None:
     reader = pickle.loads(pickle.dumps(tables(tmp_path)))
-    assert shown_of_each(5, 3, most) == shown
+    assert count_shown(5, 3, most) == shown
     feeding = Feeding(max_regions=most, whole_image="mean")
     regions = joined_regions(reader, 0, feeding)
     detected, annotated = reader["a"], reader.annotated["a"]
@@ -53,7 +53,7 @@ def test_of_expressions_the_annotated_regions_go_first(
 ) -> None:
     """All that were detected count for the whole picture, shown or not, as in training so later."""
     reader = tables(tmp_path)
-    assert shown_of_each(5, 3, 6, detected_first=True) == (5, 1)
+    assert count_shown(5, 3, 6, detected_first=True) == (5, 1)
     feeding = Feeding(max_regions=4, whole_image="mean", boxes="joined-in-training")
     regions = joined_regions(reader, 0, feeding, with_annotated=with_annotated)
     detected = reader["a"]

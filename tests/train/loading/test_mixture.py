@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.ids import key64
-from vlmill.train.loading.mixture import Mixture, SourcePairs, of_each_picture
+from vlmill.train.loading.mixture import Mixture, SourcePairs, select_captions
 from vlmill.train.loading.order import PairOrder
 from vlmill.train.recipes import Loading, MixedSource
 
@@ -72,9 +72,9 @@ def test_half_a_source_is_drawn_from_all_of_its_pictures_alike() -> None:
 def test_captions_by_hand() -> None:
     pictures = np.array([3, 3, 3, 8, 9, 9])
     draws = np.array([30, 10, 20, 50, 7, 6], dtype=np.uint64) << np.uint64(50)
-    assert of_each_picture(pictures, draws, 1).tolist() == [0, 1, 0, 1, 0, 1]
-    assert of_each_picture(pictures, draws, 2).tolist() == [0, 1, 1, 1, 1, 1]
-    assert not len(of_each_picture(pictures[:0], draws[:0], 1))
+    assert select_captions(pictures, draws, 1).tolist() == [0, 1, 0, 1, 0, 1]
+    assert select_captions(pictures, draws, 2).tolist() == [0, 1, 1, 1, 1, 1]
+    assert not len(select_captions(pictures[:0], draws[:0], 1))
 
 
 def test_visits_of_a_pair_are_counted_and_other_sources_come_once() -> None:

@@ -13,7 +13,7 @@ from vlmill.train.loading.random import (
     KEYS_AT_ONCE,
     Uniforms,
     permutation,
-    scrambled,
+    scramble,
     stream_starts,
     streams,
     uniforms,
@@ -23,7 +23,7 @@ from vlmill.train.loading.random import (
 def test_splitmix64_by_its_published_numbers() -> None:
     """Of seed 1234567: those that implementations of it are checked by."""
     steps = np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    found = scrambled(np.uint64(1234567) + steps).tolist()
+    found = scramble(np.uint64(1234567) + steps).tolist()
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.readers.regions import RegionRow
 from vlmill.train.loading.boxes import Size, resized_boxes
-from vlmill.train.loading.sample import joined_texts, kept_lengths, kept_tokens, surest_first
+from vlmill.train.loading.sample import joined_texts, kept_lengths, select_tokens, surest_first
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_kept_fits(tokens: int, regions: int, longest: int) -> None:
     kept, number = kept_lengths(tokens, regions, longest)
     assert 2 <= kept <= tokens and 1 <= number <= regions
     assert kept + number == min(tokens + regions, max(longest, 3))
-    places = kept_tokens(tokens, kept)
+    places = select_tokens(tokens, kept)
     assert len(places) == kept and places[-1] == tokens - 1 and (np.diff(places) > 0).all()
 
 

@@ -24,7 +24,7 @@ from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.sample import Sample
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Loading, MixedSource, Stage
@@ -49,7 +49,7 @@ def prepared(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
     with ShardWriter(tmp_path, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tmp_path / "prepared",
-            WhatToPrepare(
+            PreparationInputs(
                 pairs=tables.pairs,
                 pictures=reader,
                 tokenizer=tokenizer,

@@ -19,7 +19,7 @@ from vlmill.train.objectives import negatives
 from vlmill.train.objectives.contrast import contrast_and_matching, global_contrast
 from vlmill.train.objectives.negatives import (
     draw_negatives,
-    drawn_by,
+    make_draw,
     negative_numbers,
     negative_weights,
     same_pictures,
@@ -50,19 +50,19 @@ def test_numbers_belong_to_pairs_whoever_has_them() -> None:
 def test_candidates_are_drawn_by_their_weights() -> None:
     weights = torch.tensor([[0.0, 1.0, 3.0, 0.0]]).expand(8, 4)
     numbers = torch.tensor([0, 0.1, 0.24, 0.25, 0.26, 0.5, 0.9, 1 - 2**-24])
-    images, texts = drawn_by(torch.stack([numbers, numbers.flip(0)]))(weights, weights)
+    images, texts = make_draw(torch.stack([numbers, numbers.flip(0)]))(weights, weights)
     assert images.tolist() == [1, 1, 1, 2, 2, 2, 2, 2]
     assert texts.tolist() == images.tolist()[::-1]
 
 
 def test_one_candidate_of_any_weight_is_taken() -> None:
     weights = torch.tensor([[0.0, torch.finfo(torch.float32).tiny, 0.0]])
-    ((image,), (text,)) = drawn_by(torch.tensor([[0.0], [1 - 2**-24]]))(weights, weights)
+    ((image,), (text,)) = make_draw(torch.tensor([[0.0], [1 - 2**-24]]))(weights, weights)
     assert (image, text) == (1, 1)
 
 
 def test_weights_that_are_nan_give_a_candidate_so_that_the_loss_is_reported() -> None:
-    columns, _ = drawn_by(torch.tensor([[0.0, 0.9], [0.0, 0.9]]))(
+    columns, _ = make_draw(torch.tensor([[0.0, 0.9], [0.0, 0.9]]))(
         *[torch.full((2, 4), math.nan)] * 2
     )
     assert int(columns.max()) < 4
@@ -74,12 +74,12 @@ def test_processes_draw_as_one(rank: int, monkeypatch: pytest.MonkeyPatch) -> No
     pairs, world = 2, 3
     weights = torch.rand(6, 6, generator=torch.Generator().manual_seed(0)).fill_diagonal_(0)
     numbers = torch.rand(2, 6, generator=torch.Generator().manual_seed(1))
-    expected = drawn_by(numbers)(weights, weights.T)
+    expected = make_draw(numbers)(weights, weights.T)
     own = torch.arange(rank * pairs, (rank + 1) * pairs)
     first = torch.cat([own, torch.tensor([i for i in range(6) if i not in own])])
     monkeypatch.setattr(negatives, "world_size", lambda: world)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
-    found = drawn_by(numbers[:, own])(weights[own][:, first], weights.T[own][:, first])
+    found = make_draw(numbers[:, own])(weights[own][:, first], weights.T[own][:, first])
     drawn: list[Tensor] = [first[columns] for columns in found]
     assert torch.equal(drawn[0], expected[0][own]) and torch.equal(drawn[1], expected[1][own])
 
@@ -224,7 +224,7 @@ def test_a_step_spares_the_captions_of_a_picture(paper: bool) -> None:
     """Contrast is that of the other candidates alone, and what is drawn twice counts as a match."""
     model, batch = tiny_model(paper=paper), random_batch()
     keys = torch.tensor([1, 2, 1, 3])
-    made = contrast_and_matching(model, batch, None, drawn_by(torch.rand(2, 4)), picture_keys=keys)
+    made = contrast_and_matching(model, batch, None, make_draw(torch.rand(2, 4)), picture_keys=keys)
     for weights in made.contrast.weights(4):
         assert weights[0, 2] == weights[2, 0] == 0 and (weights > 0).sum() == 4 * 3 - 2
     logits = made.contrast.scores
@@ -243,7 +243,7 @@ def test_a_step_spares_the_captions_of_a_picture(paper: bool) -> None:
         model,
         batch,
         None,
-        drawn_by(torch.rand(2, 4)),
+        make_draw(torch.rand(2, 4)),
         picture_keys=torch.ones(4, dtype=torch.int64),
     )
     assert same.match_classes.tolist() == [1] * 12 and same.contrast.loss == 0

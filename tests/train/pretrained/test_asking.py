@@ -17,7 +17,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.tables import EXPRESSIONS, REJECTS
-from vlmill.train.tasks.evaluating.job import predict_all, prepared_batches
+from vlmill.train.tasks.evaluating.job import predict_all, prepare_batches
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 
@@ -65,7 +65,7 @@ def evaluated(run: Path, inputs: TaskInputs, folder: Path) -> Any:
     )
     opened = open_evaluation(options)
     with ShardWriter(folder, REJECTS, 0, 1) as rejects:
-        batches = prepared_batches(opened, folder / "work", rejects)
+        batches = prepare_batches(opened, folder / "work", rejects)
     return [one.value for one in predict_all(opened, batches)[0]]
 
 

@@ -24,9 +24,9 @@ from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.pretrained.detector import detector_of
+from vlmill.train.pretrained.detector import open_recorded_detector
 from vlmill.train.pretrained.hub import FILES
-from vlmill.train.pretrained.places import hub_place
+from vlmill.train.pretrained.places import parse_hub_location
 
 PLACE = "hf://me/kites"
 TEXTS = ["a dog", "two cats on a beach"]
@@ -236,7 +236,7 @@ def test_what_is_no_checkpoint_is_refused(
 @pytest.mark.parametrize("text", ["hf://me", "hf://me/../x", "hf://a/b/c", "hf://me/x@", "hf:///x"])
 def test_names_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="want hf://owner/name"):
-        hub_place(text)
+        parse_hub_location(text)
 
 
 def test_a_run_is_sent_by_its_last_checkpoint(hub: Hub, vlmo: Path, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_detector_goes_along(
     model = vlmill.load(PLACE)
     assert model.detector is not None and model.detector.name == "detector.safetensors"
     with pytest.warns(UserWarning, match="random weights"):
-        regions = detector_of(model.loaded, model.detector, "cpu")
+        regions = open_recorded_detector(model.loaded, model.detector, "cpu")
     assert regions.detector.fingerprint == model.loaded.detector_fingerprint
     assert regions.detector.weights == "detector.safetensors"
 

@@ -139,13 +139,13 @@ def test_a_bad_picture_and_an_empty_text_leave_the_others(
 def test_a_dual_encoder_gives_unit_vectors(photographs: Path, tmp_path: Path) -> None:
     model = vlmill.load(save(tmp_path / "c", "vlmo", photographs))
     pictures = as_users_have_them(photographs)
-    images, texts = model.encode_images(pictures), model.encode_texts(TEXTS[:3])
-    for vectors in (images, texts):
+    image_vectors, texts = model.encode_images(pictures), model.encode_texts(TEXTS[:3])
+    for vectors in (image_vectors, texts):
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(images @ texts.T, model.score(pictures, TEXTS[:3]), atol=1e-6)
+    np.testing.assert_allclose(image_vectors @ texts.T, model.score(pictures, TEXTS[:3]), atol=1e-6)
     with pytest.warns(UserWarning, match="1 pictures have no numbers"):
         broken = model.encode_images([pictures[0], b"no picture"])
-    np.testing.assert_allclose(broken[0], images[0], atol=1e-5)
+    np.testing.assert_allclose(broken[0], image_vectors[0], atol=1e-5)
     assert np.isnan(broken[1]).all()
 
 

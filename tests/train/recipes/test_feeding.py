@@ -24,7 +24,7 @@ from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.sample import surest_first
 from vlmill.train.loading.store.pairs import pair_rows
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Masking, Optimizer, Stage
@@ -33,7 +33,7 @@ from vlmill.train.recipes import feeding as feeds
 if TYPE_CHECKING:
     from tests.factories import Tables
 
-PICTURES, CLASSES = 12, 9
+NUM_IMAGES, CLASSES = 12, 9
 NAMES = [a + b for a in ("dog", "cat", "boat") for b in ("horse", "house", "garden", "near")]
 OPTIMIZER = Optimizer(lr=1e-3)
 LONG = "a dog runs near a house and a cat sleeps in the garden with a horse and a boat " * 4
@@ -43,7 +43,7 @@ def write_regions(folder: str, boxes: int = 40, compression: str = "none") -> Re
     """Regions with distributions; their features tell the picture and the region."""
     rng = np.random.default_rng(0)
     rows = []
-    for number in range(PICTURES):
+    for number in range(NUM_IMAGES):
         corners = rng.random((boxes, 2, 2)) * (200, 100)
         probs = rng.dirichlet(np.ones(CLASSES), size=boxes).astype(np.float16)
         features = np.stack([np.full(boxes, number + 1), np.arange(boxes) + 1, np.ones(boxes)], 1)
@@ -61,7 +61,7 @@ def write_regions(folder: str, boxes: int = 40, compression: str = "none") -> Re
     arrays = region_arrays(dtype="float16", feature_dim=3, class_probs_dim=CLASSES)
     writer = ShardWriter(folder, REGIONS, 0, 1, arrays=arrays, compression=compression)
     with writer:
-        for first in range(0, PICTURES, 5):
+        for first in range(0, NUM_IMAGES, 5):
             writer.write(encode_regions(rows[first : first + 5], dtype="float16"))
     return RegionReader(folder)
 
@@ -69,7 +69,7 @@ def write_regions(folder: str, boxes: int = 40, compression: str = "none") -> Re
 def write_images(folder: Path) -> ImageReader:
     """Pictures of 40 x 30 pixels, each of one colour but for a corner."""
     rows = []
-    for number in range(PICTURES):
+    for number in range(NUM_IMAGES):
         pixels = np.full((30, 40, 3), 10 * number, np.uint8)
         pixels[:10, :10] = 255
         data = io.BytesIO()
@@ -92,22 +92,22 @@ def make(
     **stage: Any,
 ) -> PretrainBatches:
     """Batches of 4 pairs, of which the last ``texts`` have no picture."""
-    tables.write_pairs([(f"picture-{i}", f"{NAMES[i]} {caption}") for i in range(PICTURES)])
+    tables.write_pairs([(f"picture-{i}", f"{NAMES[i]} {caption}") for i in range(NUM_IMAGES)])
     rows = [row for batch in pair_rows(tables.pairs) for row in batch]
-    for row in rows[PICTURES - texts :]:
+    for row in rows[NUM_IMAGES - texts :]:
         row["image_id"] = None
     empty = dict.fromkeys(PAIRS.schema.names)
     write_shard(tables.pairs, PAIRS, [{**empty, **row} for row in rows])
     tokenizer = train_vocabulary([LONG], 80)
-    pictures: Indexed | None = images if regions is None else regions
+    indexed: Indexed | None = images if regions is None else regions
     with ShardWriter(tables.folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tables.folder / "prepared",
-            WhatToPrepare(
+            PreparationInputs(
                 pairs=tables.pairs,
                 tokenizer=tokenizer,
                 max_tokens=feeding.max_tokens or 44,
-                pictures=pictures,
+                pictures=indexed,
                 takes_pairs=feeding.kind != "text",
                 takes_texts=feeding.kind == "text" or bool(feeding.text_rows),
             ),
@@ -295,16 +295,16 @@ def test_vlmo_pairs_texts_and_pictures(tables: Tables, tmp_path: Path) -> None:
 def test_where_no_picture_can_be_decoded_it_is_said(tables: Tables, tmp_path: Path) -> None:
     rows = [
         {**dict.fromkeys(IMAGES.schema.names), "image_id": f"picture-{i}", "bytes": b"none"}
-        for i in range(PICTURES)
+        for i in range(NUM_IMAGES)
     ]
     write_shard(tmp_path / "images", IMAGES, rows)
     images = ImageReader(tmp_path / "images")
     batches = make(tables, feeds.vlmo_feeding(image_size=32), Masking(), images=images)
     with pytest.raises(InputError, match=r"no picture of stage x can be decoded \(picture-\d+: no"):
         batches.assembled(0)
-    batches.tolerance = Tolerance(pictures=PICTURES, share=0.2)
-    few = int(0.2 * PICTURES) + 1
-    with pytest.raises(InputError, match=rf"{few} of the run's {PICTURES} pictures cannot be"):
+    batches.tolerance = Tolerance(pictures=NUM_IMAGES, share=0.2)
+    few = int(0.2 * NUM_IMAGES) + 1
+    with pytest.raises(InputError, match=rf"{few} of the run's {NUM_IMAGES} pictures cannot be"):
         batches.assembled(0)
 
 
@@ -333,7 +333,7 @@ def test_whether_a_table_says_how_sure_its_detector_was(tables: Tables) -> None:
 
 
 def test_hard_labels_where_regions_have_no_distribution(tables: Tables) -> None:
-    names = [f"picture-{i}" for i in range(PICTURES)]
+    names = [f"picture-{i}" for i in range(NUM_IMAGES)]
     tables.write_regions(names, boxes=8)
     reader = RegionReader(tables.regions)
     batches = make(tables, feeds.vilbert_feeding(), feeds.vilbert_masking(), regions=reader)

@@ -20,10 +20,10 @@ from vlmill.train.cli import main
 from vlmill.train.recipes import RECIPES, Optimizer, Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.recipes.describe import (
     PUBLISHED_PAIRS,
-    cost_of,
+    compute_cost,
     describe,
-    length_of,
-    said_sources,
+    describe_length,
+    describe_sources,
     step_bytes,
 )
 from vlmill.train.recipes.tasks import task_recipe_named
@@ -49,7 +49,7 @@ def test_every_recipe_resolves_and_its_model_builds(name: str) -> None:
     recipe = recipe_named(name)
     assert recipe.name == name and recipe.about
     assert from_plain(Recipe, yaml.safe_load(to_yaml(recipe))) == recipe
-    cost = cost_of(recipe)  # on a device without memory
+    cost = compute_cost(recipe)  # on a device without memory
     assert cost.parameters and cost.pair_bytes
     assert len(describe(recipe)) == (3 if recipe.needs else 2)
     for stage in recipe.stages:
@@ -64,7 +64,7 @@ def test_every_recipe_resolves_and_its_model_builds(name: str) -> None:
 def test_small_recipes_need_pairs_and_pictures_alone(name: str) -> None:
     recipe = recipe_named(name)
     assert len(recipe.stages) == 1 and not recipe.needs
-    assert 1e6 < cost_of(recipe).parameters < 6e6
+    assert 1e6 < compute_cost(recipe).parameters < 6e6
     assert recipe.stages[0].objectives.itm > 0 or recipe.variant == "bert"
     assert change_recipe(recipe, ["steps=7"]).stages[0].steps == 7
 
@@ -80,7 +80,7 @@ def test_published_sizes() -> None:
         "vlmo-base": 202.4,
         "vlmo-large": 599.1,
     }
-    found = {name: round(cost_of(recipe_named(name)).parameters / 1e6, 1) for name in millions}
+    found = {name: round(compute_cost(recipe_named(name)).parameters / 1e6, 1) for name in millions}
     assert found == millions
 
 
@@ -103,9 +103,9 @@ def test_a_contrast_in_parts_fits_a_card_with_80_gb(
     assert round(step_bytes(make(name)) / 1e9, 1) == whole
     assert round(step_bytes(parts) / 1e9, 1) == in_parts
     at_once = parts.stages[0].batch_size // accumulation
-    assert step_bytes(parts) + 0.6 * cost_of(parts).pair_bytes * at_once < 80e9
+    assert step_bytes(parts) + 0.6 * compute_cost(parts).pair_bytes * at_once < 80e9
     recomputed = step_bytes(change_recipe(parts, ["checkpoint_activations=true"]))
-    assert cost_of(parts).fixed_bytes < recomputed < step_bytes(parts) / 2
+    assert compute_cost(parts).fixed_bytes < recomputed < step_bytes(parts) / 2
 
 
 def test_the_list_names_data_steps_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,15 +156,15 @@ def test_the_list_says_how_sources_are_mixed_and_what_share_is_visited() -> None
             "stages.0.max_pairs=480000",
         ],
     )
-    assert length_of(recipe.stages[0]) == "17 epochs (170,000 steps)"
-    assert length_of(recipe.stages[1]) == "17 epochs"  # nobody knows how many captions count
+    assert describe_length(recipe.stages[0]) == "17 epochs (170,000 steps)"
+    assert describe_length(recipe.stages[1]) == "17 epochs"  # nobody knows how many captions count
     more = ["stages.1.mixture=[{source: sbu, weight: 3}]", "stages.1.max_pairs=1000000"]
     second = change_recipe(recipe_named("imagebert"), more).stages[1]
     cc, sbu = PUBLISHED_PAIRS["cc"], PUBLISHED_PAIRS["sbu"]
     steps = 17 * 1_000_000 / (cc + sbu) * (cc + 3 * sbu) / second.batch_size
-    assert length_of(second) == f"17 epochs ({steps:,.0f} steps)"
+    assert describe_length(second) == f"17 epochs ({steps:,.0f} steps)"
     said = "cc (1 times, 1 captions a picture), sbu (2 times)"
-    assert said_sources(recipe.stages[1]) == said and said in " ".join(describe(recipe))
+    assert describe_sources(recipe.stages[1]) == said and said in " ".join(describe(recipe))
 
 
 def test_the_steps_of_epochs_by_hand() -> None:

@@ -13,7 +13,7 @@ from vlmill.models.layers.blocks import PostNormBlock
 from vlmill.models.layers.co_attention import CoAttentionBlock
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.vlbert.config import RegionCnnConfig, VlBertVqaConfig
-from vlmill.train.recipes.size import NETWORKS, network_of
+from vlmill.train.recipes.size import NETWORKS, measure_network
 from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 
 ROWS = {"text_layers": "texts", "visual_layers": "pictures"}
@@ -74,7 +74,7 @@ def kept_by(model: nn.Module) -> Counter[str]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_formulas_count_what_the_model_holds(name: str) -> None:
-    network, model = network_of(CONFIGS[name]), built(CONFIGS[name])
+    network, model = measure_network(CONFIGS[name]), built(CONFIGS[name])
     assert network.parameters == sum(p.numel() for p in model.parameters())
     kept: Counter[str] = Counter()
     for stack in network.stacks:
@@ -101,4 +101,4 @@ def test_formulas_count_what_tasks_add(name: str) -> None:
     with torch.device("meta"):
         variant = next(v for v in MODELS.values() if v.config is type(config))
         model = variant.model(config)
-    assert network_of(config).parameters == sum(p.numel() for p in model.parameters())
+    assert measure_network(config).parameters == sum(p.numel() for p in model.parameters())

@@ -10,13 +10,13 @@ import pytest
 
 from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.imagebert.model import ImageBert
-from vlmill.models.registry import MODELS, VARIANTS, Variant, variant_of
+from vlmill.models.registry import MODELS, VARIANTS, Variant, find_variant
 from vlmill.schemas.console.log import read_log
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe
-from vlmill.train.recipes.variants import PLAIN, TRAININGS, named, training_of
+from vlmill.train.recipes.variants import PLAIN, TRAININGS, named, get_training
 from vlmill.train.run.job import pretrain
-from vlmill.train.tasks.retrieval.checks import feeding_of, ranking_of
+from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -43,17 +43,17 @@ def test_a_new_region_model_is_trained_and_evaluated_by_its_line_alone(
     ]
     assert losses[0] == losses[1]
     loaded = load_checkpoint(tmp_path / "new")
-    assert type(loaded.model) is NewModel and variant_of(loaded.model) == "new"
-    assert ranking_of(loaded) == "matching" and feeding_of(loaded) == recipe.stages[0].feeding
+    assert type(loaded.model) is NewModel and find_variant(loaded.model) == "new"
+    assert select_ranking(loaded) == "matching" and find_feeding(loaded) == recipe.stages[0].feeding
 
 
 def test_rows_belong_to_variants_and_name_what_is_there() -> None:
     assert TRAININGS.keys() <= MODELS.keys()
-    assert training_of("none of them") is training_of(None) is PLAIN
+    assert get_training("none of them") is get_training(None) is PLAIN
     for row in (PLAIN, *TRAININGS.values()):
         assert all(callable(named(path)) for path in (row.losses, row.feeding, row.start))
         assert set(row.starts_from) <= VARIANTS.keys()
 
 
 def test_a_model_of_no_list_has_no_name() -> None:
-    assert variant_of(object()) is None
+    assert find_variant(object()) is None

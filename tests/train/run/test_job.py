@@ -22,7 +22,7 @@ from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.checkpoints.state import num_processes
-from vlmill.train.loading.features import features_of
+from vlmill.train.loading.features import load_features
 from vlmill.train.objectives import pretraining as objectives
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run import loop
@@ -189,7 +189,7 @@ def test_features_are_standardised_by_their_statistics(
 ) -> None:
     inputs = tables.write()
     reader = RegionReader(tables.regions)
-    features = np.concatenate([features_of(row, 100) for row in reader])
+    features = np.concatenate([load_features(row, 100) for row in reader])
     standard = (features - features.mean(0)) / features.std(0)
     pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "plain")
     change = ["steps=0", "standardise_features=true"]

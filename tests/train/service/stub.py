@@ -16,7 +16,7 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.server import run_service
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.workers import Opened, Plan
+from vlmill.schemas.service.workers import WorkerContext, Plan
 from vlmill.train.service.app import model_service
 from vlmill.train.service.questions import Question
 
@@ -46,9 +46,9 @@ def answered(question: Question) -> dict[str, Any]:
     return {"score": 1.25, "losses": losses, "regions": [plain_row(plain)], "arrays": arrays}
 
 
-def opened(methods: Sequence[str]) -> Opened:
+def opened(methods: Sequence[str]) -> WorkerContext:
     """Is called in a worker."""
-    return Opened(compute=compute, about={"variant": "made up", "methods": list(methods)})
+    return WorkerContext(compute=compute, about={"variant": "made up", "methods": list(methods)})
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ from tests.train.tasks.search.test_embed import Shop
 import vlmill
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.service.bodies import Form, Sent
+from vlmill.schemas.service.bodies import Form, RequestImage
 from vlmill.schemas.service.client import ServiceClient, ServiceError
-from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.service.refused import RequestRefused
 from vlmill.train.cli import main
-from vlmill.train.pretrained.left_out import left_out, without
+from vlmill.train.pretrained.left_out import measure_region_effects, without
 from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.service.app import answer_question, search_question
 from vlmill.train.service.command import checkpoint_place
-from vlmill.train.service.computing import methods_of, open_model
+from vlmill.train.service.computing import make_methods, open_model
 from vlmill.train.service.questions import ModelOptions, NoAnswer, Question
 from vlmill.train.tasks.finetuning.job import finetune
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_answered_is_said(service: Served, pictures: list[bytes])
 
 
 def test_questions_are_read_or_refused() -> None:
-    picture = Sent(name="a", content=b"x")
+    picture = RequestImage(name="a", content=b"x")
     question = search_question(Form(words={"text": ["a dog"], "top": ["3"]}))
     assert (question.texts, question.top) == (["a dog"], 3)
     for words, pictures in (
@@ -122,18 +122,18 @@ def test_questions_are_read_or_refused() -> None:
         ({"text": ["a"], "top": ["1e3"]}, []),
         ({"text": ["a"], "top": ["99999"]}, []),
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             search_question(Form(words=words, pictures=pictures))
     asked = answer_question(Form(words={"question": ["what?"]}, pictures=[picture]))
     assert (asked.pictures, asked.texts) == ([b"x"], ["what?"])
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         answer_question(Form(words={"question": ["what?"]}))
 
 
 def test_a_checkpoint_serves_what_it_has_heads_for(
     shop: Shop, model: Pretrained, tmp_path: Path
 ) -> None:
-    assert methods_of(model, None).keys() == {"score", "embed"}
+    assert make_methods(model, None).keys() == {"score", "embed"}
     with pytest.raises(InputError, match="index"):
         open_model(
             ModelOptions(checkpoint=shop.folder / "checkpoint", index=tmp_path / "none"), "cpu"
@@ -237,7 +237,7 @@ def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
     assert between["losses"] == said["losses"]
     assert both["scores"] == [[float(scores[0]), None], [None, None]]
     assert one["scores"] == model.score([other], ["two red kites"]).tolist()
-    found = left_out(model, picture, "a dog")
+    found = measure_region_effects(model, picture, "a dog")
     less = without(found.row, 1)
     assert len(less.boxes) == count - 1
     np.testing.assert_array_equal(less.boxes[1:], found.row.boxes[2:])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.checkpoints import step_folder
-from vlmill.schemas.files.inputs import inputs_of
+from vlmill.schemas.files.inputs import parse_inputs
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.files import load_checkpoint
@@ -97,7 +97,7 @@ def test_a_checkpoint_keeps_what_the_regions_say_of_their_making(
     settings = json.loads((run / SETTINGS).read_text())
     assert settings["detector"]["detector_fingerprint"] == "detector-a"
     assert load_checkpoint(run).detector == settings["detector"]
-    flags = [entry.flag for entry in inputs_of(settings["inputs"])]
+    flags = [entry.flag for entry in parse_inputs(settings["inputs"])]
     assert flags == [entry.flag for entry in read_manifest(run)["inputs"]]
     assert flags[:2] == ["--pairs", "--regions"]
     next_run = dataclasses.replace(tables.write(), init=str(run))

@@ -14,7 +14,7 @@ from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.tasks.finetuning.job import TaskInputs
 
 PICTURES = 12  # two of them for validation
@@ -76,7 +76,7 @@ def retrieval_start(folder: Path, name: str, variant: str | None = None) -> str:
     """A checkpoint of what a recipe starts from, with random weights; pictures are smaller."""
     recipe = tiny(name)
     variant = variant or recipe.starts_from[0]
-    config = training_of(recipe.variant).body_of(recipe.model)
+    config = get_training(recipe.variant).body_of(recipe.model)
     words = train_vocabulary([caption(n) for n in range(80)], 200)
     sizes: dict[str, Any] = {"vocab_size": words.get_vocab_size()}
     if variant == "vlmo":

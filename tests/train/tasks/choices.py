@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.train.tasks.expressions import (
     BODY,
-    PICTURES,
+    NUM_IMAGES,
     PLACES,
     TRUNK,
     USUAL,
@@ -33,7 +33,7 @@ INTERBERT = (
 
 def choice_row(number: int, task: str = "q2a", **columns: Any) -> dict[str, Any]:
     """A question about the first object of its picture's three; every fourth is for validation."""
-    picture = number % PICTURES
+    picture = number % NUM_IMAGES
     kind = order_of(picture)[0]
     shift = number % 4  # the right one is not always at the same place
     texts = ANSWERS if task == "q2a" else REASONS

@@ -28,7 +28,7 @@ BODY = (
     "model.body.intermediate_width=32",
 )
 USUAL = ("batch_size=6", "log_every=1", "save_every=2", "keep_checkpoints=9", "trackers=[]")
-PICTURES = 8
+NUM_IMAGES = 8
 
 
 def order_of(number: int) -> list[int]:
@@ -38,7 +38,7 @@ def order_of(number: int) -> list[int]:
 
 def expression(number: int, **columns: Any) -> dict[str, Any]:
     """An expression for one kind of its picture's; every fourth is for validation."""
-    picture = number % PICTURES
+    picture = number % NUM_IMAGES
     kind = number % 3
     row = {
         "expression_id": f"refcoco+/{number}",
@@ -61,7 +61,7 @@ def write_expressions(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def write_boxes(
-    folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = (), pictures: int = PICTURES
+    folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = (), pictures: int = NUM_IMAGES
 ) -> str:
     """Regions of the pictures' three objects, whose features tell the kind; boxes ``shift`` pixels
     off, as a detector's are.

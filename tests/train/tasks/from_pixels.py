@@ -13,7 +13,7 @@ from PIL import Image
 from tests.train.tasks.choices import rows_of, write_choices
 from tests.train.tasks.expressions import (
     HEIGHT,
-    PICTURES,
+    NUM_IMAGES,
     PLACES,
     USUAL,
     WIDTH,
@@ -25,7 +25,7 @@ from tests.train.tasks.finetuning.starts import save_random
 
 from vlmill.models.vlbert.config import VlBertEndToEndConfig, vlbert_small
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.loading.vocabulary import train_vocabulary
@@ -55,11 +55,11 @@ def picture(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def write_pictures(folder: Path) -> str:
     """The table of the pictures that the miniatures are about."""
     rows = []
-    for number in range(PICTURES):
+    for number in range(NUM_IMAGES):
         out = io.BytesIO()
         Image.fromarray(picture(number)).save(out, "PNG")
         png = out.getvalue()
-        facts = {"width": WIDTH, "height": HEIGHT, "format": "png", "sha256": image_id_of(png)}
+        facts = {"width": WIDTH, "height": HEIGHT, "format": "png", "sha256": compute_image_id(png)}
         rows.append({"image_id": f"picture-{number}", "bytes": png} | facts)
     write_shard(folder, IMAGES, rows)
     return str(folder)
@@ -74,7 +74,7 @@ def write_bare(folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = ())
             height=HEIGHT,
             boxes=PLACES[: 0 if number in empty else 3] + np.float32(shift),
         )
-        for number in range(PICTURES)
+        for number in range(NUM_IMAGES)
     ]
     write_shard(folder, REGIONS, encode_regions(rows, dtype="float16"))
     return str(folder)

@@ -23,7 +23,7 @@ from vlmill.train.cli import main
 from vlmill.train.loading.features import read_features
 from vlmill.train.run import loop
 from vlmill.train.tasks.batches import TaskBatches
-from vlmill.train.tasks.evaluating.job import prepared_batches
+from vlmill.train.tasks.evaluating.job import prepare_batches
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.finetuning.dry_run import estimate_finetuning
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
@@ -102,7 +102,7 @@ def opened_batches(
         )
     )
     with ShardWriter(folder / "rejects", REJECTS, 0, 1) as rejects:
-        batches = prepared_batches(opened, folder / "work", rejects)
+        batches = prepare_batches(opened, folder / "work", rejects)
     stage = dataclasses.replace(
         batches.stage, feeding=dataclasses.replace(batches.stage.feeding, **changes)
     )

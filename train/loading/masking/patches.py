@@ -41,11 +41,11 @@ class BlockMasking:
                 break
         return mask
 
-    def _add_block(self, mask: Flags, most: int, draws: Draws) -> bool:
-        """Mask a block with 1 to ``most`` new patches, unless none is found."""
+    def _add_block(self, mask: Flags, max_patches: int, draws: Draws) -> bool:
+        """Mask a block with 1 to ``max_patches`` new patches, unless none is found."""
         for _ in range(ATTEMPTS):
             # Below ``smallest`` the interval runs backwards, as in the published code.
-            area = self.smallest + (most - self.smallest) * draws.random()
+            area = self.smallest + (max_patches - self.smallest) * draws.random()
             widest = -math.log(self.aspect)
             ratio = math.exp(-widest + 2 * widest * draws.random())
             height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
@@ -54,7 +54,7 @@ class BlockMasking:
             top = int(draws.integers(0, self.grid - height + 1))
             left = int(draws.integers(0, self.grid - width + 1))
             block = mask[top : top + height, left : left + width]
-            if 0 < block.size - int(block.sum()) <= most:
+            if 0 < block.size - int(block.sum()) <= max_patches:
                 block[:] = True
                 return True
         return False

@@ -73,28 +73,30 @@ def mask_drawn(
     first token is the word's fate: masked below ``share``, and divided by it between the kinds of
     replacement. The second of each token says which it becomes where it becomes any.
     """
-    places = np.arange(len(tokens))
-    fates = drawn[np.maximum.accumulate(np.where(first, places, 0)), 0]
+    positions = np.arange(len(tokens))
+    fates = drawn[np.maximum.accumulate(np.where(first, positions, 0)), 0]
     masked = maskable & (fates < share)
-    at = np.flatnonzero(masked)
-    fate = fates[at] / max(share, np.finfo(np.float64).tiny)
-    others = (drawn[at, 1] * replacement.vocab_size).astype(np.int64)
+    masked_positions = np.flatnonzero(masked)
+    fate = fates[masked_positions] / max(share, np.finfo(np.float64).tiny)
+    random_tokens = (drawn[masked_positions, 1] * replacement.vocab_size).astype(np.int64)
     unchanged = fate >= replacement.to_mask + replacement.to_random
-    seen = tokens.astype(np.int64)
-    seen[at] = np.where(
-        fate < replacement.to_mask, replacement.mask_id, np.where(unchanged, tokens[at], others)
+    input_tokens = tokens.astype(np.int64)
+    input_tokens[masked_positions] = np.where(
+        fate < replacement.to_mask,
+        replacement.mask_id,
+        np.where(unchanged, tokens[masked_positions], random_tokens),
     )
-    return MaskedTokens(original=tokens, tokens=seen, masked=masked)
+    return MaskedTokens(original=tokens, tokens=input_tokens, masked=masked)
 
 
 def replace_masked(
     tokens: Ids, masked: Flags, draws: Draws, replacement: Replacement
 ) -> MaskedTokens:
     """Tokens [T] of which ``masked`` were chosen before: one number for each, in their order."""
-    seen = tokens.astype(np.int64)
+    input_tokens = tokens.astype(np.int64)
     for i in np.flatnonzero(masked).tolist():
-        seen[i] = replacement.of(int(tokens[i]), draws.random(), draws)
-    return MaskedTokens(original=tokens, tokens=seen, masked=masked.astype(np.bool_))
+        input_tokens[i] = replacement.of(int(tokens[i]), draws.random(), draws)
+    return MaskedTokens(original=tokens, tokens=input_tokens, masked=masked.astype(np.bool_))
 
 
 def segments(
@@ -197,8 +199,8 @@ def mask_texts(
     """
     if masking.word_rule not in ("tokens", "words"):
         return [
-            _mask_text(text, own, masking, lexicon, longest=longest, specials=specials)
-            for text, own in zip(texts, draws, strict=True)
+            _mask_text(text, text_draws, masking, lexicon, longest=longest, specials=specials)
+            for text, text_draws in zip(texts, draws, strict=True)
         ]
     ends = np.cumsum([len(text) for text in texts])
     tokens = np.concatenate(texts)
@@ -212,7 +214,7 @@ def mask_texts(
         first[ends[:-1]] = True
     # Two numbers for each token: what becomes of it, and which word a random one is.
     drawn = np.concatenate(
-        [own.many(2 * len(text)) for text, own in zip(texts, draws, strict=True)]
+        [text_draws.many(2 * len(text)) for text, text_draws in zip(texts, draws, strict=True)]
     )
     masked = mask_drawn(
         tokens,

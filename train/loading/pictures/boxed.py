@@ -37,9 +37,9 @@ def boxed_picture(
     image = image.resize((new.width, new.height), Image.Resampling.BILINEAR)
     if mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    whole = np.array([[0, 0, size.width - 1, size.height - 1]], dtype=np.float32)
-    shown = regions.features.rows_of(np.arange(regions.num_shown))
-    boxes = np.concatenate([whole, row.boxes[shown]])
+    image_box = np.array([[0, 0, size.width - 1, size.height - 1]], dtype=np.float32)
+    shown_rows = regions.features.rows_of(np.arange(regions.num_shown))
+    boxes = np.concatenate([image_box, row.boxes[shown_rows]])
     return {
         "picture": planes(np.asarray(image)[..., ::-1]),
         "boxes": resized_boxes(boxes, size, new, mirrored=mirrored),
@@ -53,33 +53,33 @@ def hidden_picture(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def padded_pictures(
-    found: Sequence[Mapping[str, npt.NDArray[Any]]], shown: int
+    samples: Sequence[Mapping[str, npt.NDArray[Any]]], num_shown: int
 ) -> dict[str, npt.NDArray[Any]]:
     """Pictures uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes, and
     where a sample has them the regions' ``instance_masks`` [B, R, P, P].
     """
-    sizes = np.array([one["picture"].shape[:0:-1] for one in found], dtype=np.float32)
+    sizes = np.array([sample["picture"].shape[:0:-1] for sample in samples], dtype=np.float32)
     width, height = sizes.max(axis=0).astype(int).tolist()
-    pictures = np.zeros((len(found), 3, height, width), dtype=np.uint8)
-    boxes = np.zeros((len(found), shown, 4), dtype=np.float32)
-    for i, one in enumerate(found):
-        _, rows, columns = one["picture"].shape
-        pictures[i, :, :rows, :columns] = one["picture"]
-        boxes[i, : len(one["boxes"])] = one["boxes"]
+    pictures = np.zeros((len(samples), 3, height, width), dtype=np.uint8)
+    boxes = np.zeros((len(samples), num_shown, 4), dtype=np.float32)
+    for i, sample in enumerate(samples):
+        _, rows, columns = sample["picture"].shape
+        pictures[i, :, :rows, :columns] = sample["picture"]
+        boxes[i, : len(sample["boxes"])] = sample["boxes"]
     padded = {"pictures": pictures, "picture_sizes": sizes, "picture_boxes": boxes}
-    if MASKS in found[0]:
-        masks = np.zeros((len(found), shown, *found[0][MASKS].shape[1:]), dtype=np.uint8)
-        for i, one in enumerate(found):
-            masks[i, : len(one[MASKS])] = one[MASKS]
+    if MASKS in samples[0]:
+        masks = np.zeros((len(samples), num_shown, *samples[0][MASKS].shape[1:]), dtype=np.uint8)
+        for i, sample in enumerate(samples):
+            masks[i, : len(sample[MASKS])] = sample[MASKS]
         padded[MASKS] = masks
     return padded
 
 
-def picture_regions_of(held: Mapping[str, Tensor]) -> PictureRegions | None:
+def make_image_regions(tensors: Mapping[str, Tensor]) -> PictureRegions | None:
     """Of pairs alone; less VL-BERT's mean colour, which is what lies outside a picture."""
-    if "pictures" not in held:
+    if "pictures" not in tensors:
         return None
-    pictures, sizes = held["pictures"].float(), held["picture_sizes"]
+    pictures, sizes = tensors["pictures"].float(), tensors["picture_sizes"]
     mean = torch.tensor(MEAN_BGR, device=pictures.device).view(3, 1, 1)
     columns = torch.arange(pictures.shape[3], device=pictures.device) < sizes[:, :1]
     rows = torch.arange(pictures.shape[2], device=pictures.device) < sizes[:, 1:]
@@ -87,7 +87,7 @@ def picture_regions_of(held: Mapping[str, Tensor]) -> PictureRegions | None:
     return PictureRegions(
         pictures=(pictures - mean) * inside,
         sizes=sizes,
-        boxes=held["picture_boxes"],
-        region_mask=held["region_mask"][: len(pictures)],
-        instance_masks=held[MASKS].float() if MASKS in held else None,
+        boxes=tensors["picture_boxes"],
+        region_mask=tensors["region_mask"][: len(pictures)],
+        instance_masks=tensors[MASKS].float() if MASKS in tensors else None,
     )

@@ -14,7 +14,7 @@ from vlmill.train.loading.pictures.augment import rand_augment
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.recipes.parts import Feeding
 
-Picture = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[np.uint8]
 BOUNDS = Bounds(max_pixels=1 << 28, max_bytes=1 << 28)
 ATTEMPTS = 10
 ASPECT = (3 / 4, 4 / 3)
@@ -42,7 +42,7 @@ def decode(data: bytes | None, image_id: str) -> Image.Image:
 
 def training_pictures(
     data: bytes | None, image_id: str, draws: Uniforms, feeding: Feeding
-) -> tuple[Picture, Picture | None]:
+) -> tuple[Pixels, Pixels | None]:
     """A crop as uint8 [3, S, S] and, where the feeding wants one, at the tokenizer's size too.
 
     VLMo (its code): random crop, bicubic, mirrored every other time, RandAugment. BEiT: the same
@@ -50,7 +50,7 @@ def training_pictures(
     """
     image = decode(data, image_id)
     if feeding.jitter:
-        image = jittered(image, draws, feeding.jitter)
+        image = jitter_colors(image, draws, feeding.jitter)
     image = image.crop(random_crop(image.size, draws, feeding.crop))
     if draws.random() < feeding.flip:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -64,13 +64,13 @@ def training_pictures(
     return planes(pixels), planes(np.asarray(small))
 
 
-def evaluation_picture(data: bytes | None, image_id: str, size: int) -> Picture:
+def evaluation_picture(data: bytes | None, image_id: str, size: int) -> Pixels:
     """The whole picture at S x S (the aspect is not kept), bicubic: uint8 [3, S, S]."""
     image = decode(data, image_id).resize((size, size), Image.Resampling.BICUBIC)
     return planes(np.asarray(image))
 
 
-def planes(pixels: npt.NDArray[np.uint8]) -> Picture:
+def planes(pixels: npt.NDArray[np.uint8]) -> Pixels:
     """Turns uint8 [H, W, 3] into [3, H, W]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -98,14 +98,14 @@ def random_crop(
     return left, top, left + w, top + h
 
 
-def jittered(image: Image.Image, draws: Uniforms, strength: float) -> Image.Image:
+def jitter_colors(image: Image.Image, draws: Uniforms, strength: float) -> Image.Image:
     """Brightness, contrast and saturation times 1 - ``strength`` to 1 + ``strength``, in any
     order.
     """
     changes = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
     order = [0, 1, 2]
     draws.shuffle(order)
-    for at in order:
+    for index in order:
         factor = 1 - strength + 2 * strength * draws.random()
-        image = changes[at](image).enhance(factor)
+        image = changes[index](image).enhance(factor)
     return image

@@ -71,7 +71,7 @@ class Columns:
             "image_key": [
                 NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in pairs
             ],
-            "image_row": [at for _, _, at, _ in pairs],
+            "image_row": [image_row for _, _, image_row, _ in pairs],
             "num_tokens": [len(tokens) for _, tokens, *_ in pairs],
             "num_regions": [count for *_, count in pairs],
             "tokens": [token for _, tokens, *_ in pairs for token in tokens],
@@ -121,9 +121,9 @@ def write_known(folder: Path) -> None:
     """Write what follows from all rows: where each text ends, and the sorted keys of which text
     belongs to which picture.
     """
-    ends = np.cumsum(numbers_of(folder, "num_tokens"), dtype=np.int64)
+    ends = np.cumsum(map_column(folder, "num_tokens"), dtype=np.int64)
     (folder / "token_ends").write_bytes(ends.tobytes())
-    keys = mix(numbers_of(folder, "text_key"), numbers_of(folder, "image_key"))
+    keys = mix(map_column(folder, "text_key"), map_column(folder, "image_key"))
     (folder / "known").write_bytes(np.sort(np.asarray(keys, dtype=np.uint64)).tobytes())
 
 
@@ -139,30 +139,30 @@ class JoinedNegatives:
 
 def prepare_negatives(folder: Path, negatives: str) -> JoinedNegatives:
     """Write each kept pair's negatives as row numbers; those not kept are left out."""
-    keys = numbers_of(folder, "pair_key")
+    keys = map_column(folder, "pair_key")
     order = np.argsort(keys, kind="stable")
     ordered, total, num_rows, num_met, sample = keys[order], 0, 0, 0, ""
     with _Writer(folder / "hard.arrow", HARD) as writer:
         for batch in iter_batches(negatives, NEGATIVES, batch_rows=ROWS, flag="--negatives"):
             for row in batch.to_pylist():
                 num_rows, sample = num_rows + 1, sample or row["pair_id"]
-                place = _find([row["pair_id"]], ordered, order)
+                pair_rows = _find([row["pair_id"]], ordered, order)
                 rows = _find(row["negative_pair_ids"], ordered, order)
-                num_met += len(place)
-                if len(place) and len(rows):
+                num_met += len(pair_rows)
+                if len(pair_rows) and len(rows):
                     total += len(rows)
-                    writer.write([{"row": int(place[0]), "negatives": rows}])
+                    writer.write([{"row": int(pair_rows[0]), "negatives": rows}])
     return JoinedNegatives(num_rows=num_rows, num_met=num_met, num_negatives=total, sample=sample)
 
 
 def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
     keys = np.array([key64(i) for i in pair_ids], dtype=np.uint64)
-    at = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
-    rows: Ids = order[at[ordered[at] == keys]]
+    positions = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
+    rows: Ids = order[positions[ordered[positions] == keys]]
     return rows
 
 
-def numbers_of(folder: Path, name: str) -> Any:
+def map_column(folder: Path, name: str) -> Any:
     """Maps a prepared column of numbers into memory."""
     kinds = NUMBERS | {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
     path, kind = folder / name, kinds[name]
@@ -183,13 +183,13 @@ class Preparation:
     tokenizer: str
 
 
-def remember(folder: Path, preparation: Preparation) -> None:
+def write_preparation(folder: Path, preparation: Preparation) -> None:
     """Note beside the samples that they are whole, for a run that is continued."""
     plain = dataclasses.asdict(preparation)
     write_json(folder / DONE, {"software": SOFTWARE, **plain, "counts": dict(preparation.counts)})
 
 
-def remembered(folder: Path, output: Path) -> Preparation | None:
+def read_preparation(folder: Path, output: Path) -> Preparation | None:
     """Reads what :func:`remember` noted, if the samples and the rejects in ``output`` are there
     still.
     """

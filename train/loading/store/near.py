@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.joining import Indexed, Join
 from vlmill.schemas.readers.row_index import ABSENT, Numbers
 from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.arrays import Flags, Ids
-from vlmill.train.loading.store.files import ROWS, numbers_of
+from vlmill.train.loading.store.files import ROWS, map_column
 
 # Files of int64: pictures [N], rising; where the neighbours of each end [N]; these, one after the
 # other.
@@ -49,16 +49,16 @@ def keep_neighbours(folder: Path, neighbours: str, pictures: Indexed, holding: s
     if not num_lacking:
         return
     more = ", ..." if num_lacking > len(joined.lacking) else ""
-    said = (
+    message = (
         f"{FLAG} {neighbours}: {num_lacking} of the {joined.num_pictures} pictures to train on "
         f"have no neighbour that is trained on ({', '.join(joined.lacking)}{more})"
     )
     if joined.num_met < FEWEST * joined.num_pictures:
         raise InputError(
-            f"{said}; {joined.samples}; find the neighbours of these pictures: python -m "
+            f"{message}; {joined.samples}; find the neighbours of these pictures: python -m "
             "vlmill.pipelines.nearest_pictures"
         )
-    say(f"warning: {said}; captions of any picture are drawn in place of theirs")
+    print_status(f"warning: {message}; captions of any picture are drawn in place of theirs")
 
 
 def join_neighbours(
@@ -67,19 +67,22 @@ def join_neighbours(
     """Writes the files, and says what came of it."""
     join, index = Join(pictures.index, asking=FLAG, holding=holding), pictures.index
     trained = np.zeros(len(index), dtype=np.bool_)
-    trained[(rows := numbers_of(folder, "image_row"))[rows != ABSENT]] = True
+    trained[(rows := map_column(folder, "image_row"))[rows != ABSENT]] = True
     owners, counts, near, ids = _none(), _none(), _none(), list[str]()
     for batch in iter_batches(neighbours, NEIGHBOURS, batch_rows=ROWS, flag=FLAG):
         image_ids = batch.column("image_id").to_pylist()
         ids = ids or image_ids
-        joined = _kept(join, image_ids, batch.column("neighbour_ids"), trained)
+        joined = _select_neighbours(join, image_ids, batch.column("neighbour_ids"), trained)
         owners, counts, near = (
             np.concatenate(both) for both in zip((owners, counts, near), joined, strict=True)
         )
     starts = np.cumsum(counts) - counts
     rows_met, first = np.unique(owners, return_index=True)
-    places = [np.arange(starts[at], starts[at] + counts[at]) for at in first.tolist()]
-    near = near[np.concatenate([_none(), *places])]
+    ranges = [
+        np.arange(starts[position], starts[position] + counts[position])
+        for position in first.tolist()
+    ]
+    near = near[np.concatenate([_none(), *ranges])]
     for name, values in (
         (PICTURES, rows_met),
         (ENDS, np.cumsum(counts[first])),
@@ -100,7 +103,7 @@ def _none() -> Numbers:
     return np.empty(0, dtype=np.int64)
 
 
-def _kept(
+def _select_neighbours(
     join: Join, image_ids: list[str], neighbour_ids: Any, trained: Flags
 ) -> tuple[Numbers, Numbers, Numbers]:
     """The pictures of a batch that are trained on and have neighbours that are; how many of these
@@ -110,11 +113,11 @@ def _kept(
     lengths = pa.compute.list_value_length(neighbour_ids).to_numpy(zero_copy_only=False)
     encoded = neighbour_ids.flatten().dictionary_encode()
     rows = join.find(encoded.dictionary.to_pylist())[encoded.indices.to_numpy()]
-    of = np.repeat(np.arange(len(owners)), lengths.astype(np.int64))
+    owner_index = np.repeat(np.arange(len(owners)), lengths.astype(np.int64))
     # What is absent is row -1, which is any: it is asked first.
-    good = (rows != ABSENT) & trained[rows] & (rows != owners[of])
-    good &= ((owners != ABSENT) & trained[owners])[of]
-    counts = np.bincount(of[good], minlength=len(owners))
+    good = (rows != ABSENT) & trained[rows] & (rows != owners[owner_index])
+    good &= ((owners != ABSENT) & trained[owners])[owner_index]
+    counts = np.bincount(owner_index[good], minlength=len(owners))
     has = counts > 0
     return owners[has], counts[has], rows[good]
 
@@ -123,18 +126,18 @@ class NearPictures:
     """Reads the neighbours of pictures, mapped, and the captions of each: 16 bytes a caption."""
 
     def __init__(self, folder: Path) -> None:
-        self._pictures = _mapped(folder / PICTURES)
-        self._ends, self._near = _mapped(folder / ENDS), _mapped(folder / NEAR)
-        image_rows = numbers_of(folder, "image_row")
+        self._pictures = _map_ids(folder / PICTURES)
+        self._ends, self._near = _map_ids(folder / ENDS), _map_ids(folder / NEAR)
+        image_rows = map_column(folder, "image_row")
         self._order = np.argsort(image_rows, kind="stable")
         self._owners = image_rows[self._order]
 
     def of(self, picture: int) -> Ids:
         """Returns a picture's neighbours, the nearest first; maybe none."""
-        at = int(np.searchsorted(self._pictures, picture))
-        if at == len(self._pictures) or self._pictures[at] != picture:
+        index = int(np.searchsorted(self._pictures, picture))
+        if index == len(self._pictures) or self._pictures[index] != picture:
             return self._near[:0]
-        return self._near[self._ends[at - 1] if at else 0 : self._ends[at]]
+        return self._near[self._ends[index - 1] if index else 0 : self._ends[index]]
 
     def captions(self, picture: int) -> Ids:
         """Returns the rows of a picture's captions."""
@@ -143,7 +146,7 @@ class NearPictures:
         return rows
 
 
-def _mapped(path: Path) -> Ids:
+def _map_ids(path: Path) -> Ids:
     if not path.stat().st_size:
         return np.empty(0, dtype=np.int64)
     return np.memmap(path, dtype=np.int64, mode="r").view(np.ndarray)

@@ -28,7 +28,7 @@ NO_COLUMNS = pa.schema([])
 SECOND = pa.schema([("second_image_id", pa.string()), ("second_row", pa.int64())])
 
 
-FaultOf = Callable[[Mapping[str, Any]], Reason | None]
+FaultFinder = Callable[[Mapping[str, Any]], Reason | None]
 
 
 def no_fault(row: Mapping[str, Any]) -> Reason | None:
@@ -52,13 +52,13 @@ class Examples:
     labels: pa.Schema = field(default_factory=lambda: NO_COLUMNS)
     takes_empty: bool = False
     two_pictures: bool = False
-    fault_of: FaultOf = no_fault
+    fault_of: FaultFinder = no_fault
 
 
 PairTable = str | PicturesAlone | Examples
 
 
-def flag_of(pairs: PairTable) -> str:
+def get_flag(pairs: PairTable) -> str:
     """Returns the option that names the table."""
     if isinstance(pairs, Examples):
         return "--examples"
@@ -111,13 +111,13 @@ class PairsDigest:
     def update(self, batch: pa.RecordBatch) -> None:
         """Goes on with a batch of :func:`pair_batches`."""
         self.count += batch.num_rows
-        for name, (of_lengths, of_text) in self._digests.items():
+        for name, (length_digest, text_digest) in self._digests.items():
             column = batch.column(name).cast(pa.large_string())
             _, offsets, data = column.buffers()
             ends = np.frombuffer(offsets, np.int64)[column.offset :][: len(column) + 1]
             lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), -1)
-            of_lengths.update(lengths.astype("<i8").tobytes())
-            of_text.update(b"" if data is None else memoryview(data)[ends[0] : ends[-1]])
+            length_digest.update(lengths.astype("<i8").tobytes())
+            text_digest.update(b"" if data is None else memoryview(data)[ends[0] : ends[-1]])
 
     def hexdigest(self) -> str:
         """Returns the digest of all batches so far, in hexadecimal."""

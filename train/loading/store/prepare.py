@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
@@ -31,7 +31,7 @@ from vlmill.train.loading.store.pairs import (
     pair_batches,
 )
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.store.usable import PairFilter, WhichPairs, pictures_flag
+from vlmill.train.loading.store.usable import PairFilter, PairSelection, pictures_flag
 
 # Of the rows of a table of negatives: fewer that are of pairs to train on are worth a warning.
 FEW_NEGATIVES = 0.5
@@ -51,7 +51,7 @@ AS_IT_IS = TextForm(of=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatToPrepare(WhichPairs):
+class PreparationInputs(PairSelection):
     """Says what a run's samples are made of."""
 
     tokenizer: Tokenizer
@@ -95,7 +95,7 @@ def region_facts(regions: str) -> RegionFacts:
 
 
 def prepare_samples(
-    folder: Path, what: WhatToPrepare, rejects: ShardWriter | None = None
+    folder: Path, what: PreparationInputs, rejects: ShardWriter | None = None
 ) -> Counter[str]:
     """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
 
@@ -118,16 +118,16 @@ def prepare_samples(
         for batch in pair_batches(what.pairs, [*COLUMNS, *labels.names]):
             rows = batch.to_pylist()
             encodings = tokenizer.encode_batch([row["text"] for row in rows])
-            places = pair_filter.places(rows)
+            rows_by_pair = pair_filter.places(rows)
             accepted, rejected = [], []
-            for row, encoding, place in zip(rows, encodings, places, strict=True):
-                fault = pair_filter.fault_of(row, len(encoding.ids), place)
+            for row, encoding, image_rows in zip(rows, encodings, rows_by_pair, strict=True):
+                fault = pair_filter.fault_of(row, len(encoding.ids), image_rows)
                 counts["kept" if fault is None else fault.reason.value] += 1
                 if fault is None:
                     tokens = _cut(encoding.ids, what.longest(row) - what.form.adds)
-                    row["second_row"] = place[-1]
-                    num_regions = sum(map(pair_filter.num_regions, place))
-                    accepted.append((row, what.form.of(tokens), place[0], num_regions))
+                    row["second_row"] = image_rows[-1]
+                    num_regions = sum(map(pair_filter.num_regions, image_rows))
+                    accepted.append((row, what.form.of(tokens), image_rows[0], num_regions))
                     counts["cut"] += bool(encoding.overflowing) or len(tokens) < len(encoding.ids)
                 else:
                     rejected.append(
@@ -140,7 +140,7 @@ def prepare_samples(
     write_known(folder)
     if rejects is not None:  # what is held out comes from the same tables
         for summary in pair_filter.summaries():
-            say(f"note: {summary}")
+            print_status(f"note: {summary}")
     if what.negatives is not None and counts["kept"]:
         counts["hard_negatives"] = _negatives(folder, what.negatives)
     if what.neighbours is not None and what.pictures is not None and counts["kept"]:
@@ -156,12 +156,12 @@ def _cut(tokens: list[int], longest: int) -> list[int]:
 def _negatives(folder: Path, negatives: str) -> int:
     """Returns how many hard negatives there are. Raises InputError if they are of other pairs."""
     joined = prepare_negatives(folder, negatives)
-    said = f"{joined.num_met} of the {joined.num_rows} pair_ids of --negatives {negatives}"
+    counts_text = f"{joined.num_met} of the {joined.num_rows} pair_ids of --negatives {negatives}"
     if joined.num_rows and not joined.num_met:
         raise InputError(
-            f"{said} are among the pairs to train on (it has {joined.sample}, --pairs has "
+            f"{counts_text} are among the pairs to train on (it has {joined.sample}, --pairs has "
             f"{SampleTable(folder).pair_id(0)}); mine them from these --pairs"
         )
     if joined.num_met < FEW_NEGATIVES * joined.num_rows:
-        say(f"warning: only {said} are among the pairs to train on")
+        print_status(f"warning: only {counts_text} are among the pairs to train on")
     return joined.num_negatives

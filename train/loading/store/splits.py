@@ -13,9 +13,9 @@ import numpy as np
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
-from vlmill.schemas.splits import check_splits, split_name, use_of
+from vlmill.schemas.splits import check_splits, split_name, find_use
 from vlmill.train.loading.arrays import Keys
-from vlmill.train.recipes.spec import Pass, RunSettings
+from vlmill.train.recipes.spec import TrainingStage, RunSettings
 
 Splits = frozenset[str | None]  # as the table writes them
 
@@ -46,7 +46,7 @@ class Rows:
     def has(self, row: Mapping[str, Any]) -> bool:
         """Says whether a row with ``pair_id``, ``image_id`` and ``split`` is one of these."""
         split = row["split"]
-        if not (use_of(split) == "train" if self.splits is None else split in self.splits):
+        if not (find_use(split) == "train" if self.splits is None else split in self.splits):
             return False
         if (self.first, self.end) == (0, ALL_KEYS):
             return True
@@ -96,18 +96,18 @@ def plan_splits(
     if not all(stage.train_splits for stage in stages):
         check_splits((s for s in splits if split_name(s) not in learnt | measured), flag)
 
-    def trained(stage: Pass) -> Splits:
+    def trained(stage: TrainingStage) -> Splits:
         if stage.train_splits:
             return _among(splits, stage.train_splits)
         return frozenset(
-            s for s in splits if use_of(s) == "train" and split_name(s) not in measured
+            s for s in splits if find_use(s) == "train" and split_name(s) not in measured
         )
 
-    def validated(stage: Pass) -> Splits:
+    def validated(stage: TrainingStage) -> Splits:
         if stage.validation_splits:
             return _among(splits, stage.validation_splits)
         return frozenset(
-            s for s in splits if use_of(s) == "validation" and split_name(s) not in learnt
+            s for s in splits if find_use(s) == "validation" and split_name(s) not in learnt
         )
 
     training = tuple(trained(stage) for stage in stages)
@@ -127,9 +127,9 @@ def _among(splits: Splits, names: Sequence[str]) -> Splits:
 def _require(names: Sequence[str], splits: Splits, where: str) -> None:
     known = _named([[split_name(s) for s in splits]])
     if missing := [name for name in names if split_name(name) not in known]:
-        said = ", ".join(sorted({"null" if s is None else s for s in splits})) or "none"
+        split_list = ", ".join(sorted({"null" if s is None else s for s in splits})) or "none"
         raise InputError(
-            f"{where} has no split {', '.join(missing)} (it has {said}); name those, or "
+            f"{where} has no split {', '.join(missing)} (it has {split_list}); name those, or "
             "leave the field out"
         )
 
@@ -146,7 +146,7 @@ def drawn_below(keys: Keys) -> int:
     return int(units[max(int(count), 1)]) if len(units) > 1 else 0
 
 
-def said_of(plan: SplitPlan, splits: Mapping[str | None, int]) -> str:
+def describe_plan(plan: SplitPlan, splits: Mapping[str | None, int]) -> str:
     """Says what a plan does with the pairs of each split, in a sentence."""
     uses = {"trains on": plan.trained}
     if not plan.draws:

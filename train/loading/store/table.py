@@ -11,7 +11,7 @@ import pyarrow as pa
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import mix
-from vlmill.train.loading.store.files import ROWS, numbers_of
+from vlmill.train.loading.store.files import ROWS, map_column
 from vlmill.train.loading.store.near import NEAR, NearPictures
 
 NO_SOURCE = "null"  # of pairs whose source is missing
@@ -21,20 +21,20 @@ class SampleTable:
     """Reads the prepared samples; rows count from 0. What it maps is shared by all processes."""
 
     def __init__(self, folder: Path) -> None:
-        self._batches, names = _mapped(folder / "samples.arrow")
+        self._batches, names = _map_batches(folder / "samples.arrow")
         hard = folder / "hard.arrow"
-        self._hard = _mapped(hard)[0] if hard.exists() else []
-        self.pair_keys = numbers_of(folder, "pair_key")
-        self.image_rows: Ids = numbers_of(folder, "image_row")
-        self.num_tokens = numbers_of(folder, "num_tokens")
-        self.num_regions = numbers_of(folder, "num_regions")
+        self._hard = _map_batches(hard)[0] if hard.exists() else []
+        self.pair_keys = map_column(folder, "pair_key")
+        self.image_rows: Ids = map_column(folder, "image_row")
+        self.num_tokens = map_column(folder, "num_tokens")
+        self.num_regions = map_column(folder, "num_regions")
         self._columns = {n: [b.column(n) for b in self._batches] for n in names}
-        self.text_keys = numbers_of(folder, "text_key")
-        self.image_keys = numbers_of(folder, "image_key")
-        self._known = numbers_of(folder, "known")
-        self._tokens = numbers_of(folder, "tokens")
+        self.text_keys = map_column(folder, "text_key")
+        self.image_keys = map_column(folder, "image_key")
+        self._known = map_column(folder, "known")
+        self._tokens = map_column(folder, "tokens")
         self._folder = folder
-        self._ends = numbers_of(folder, "token_ends")
+        self._ends = map_column(folder, "token_ends")
 
     def __len__(self) -> int:
         return len(self.pair_keys)
@@ -65,8 +65,8 @@ class SampleTable:
     def matches(self, text_row: int, image_row: int) -> bool:
         """Says whether the text of one row is a caption of the picture of another."""
         key = mix(int(self.text_keys[text_row]), int(self.image_keys[image_row]))
-        at = int(np.searchsorted(self._known, key))
-        return at < len(self._known) and bool(self._known[at] == key)
+        position = int(np.searchsorted(self._known, key))
+        return position < len(self._known) and bool(self._known[position] == key)
 
     @cached_property
     def near(self) -> NearPictures | None:
@@ -83,12 +83,12 @@ class SampleTable:
 
     def hard_negatives(self, row: int) -> Ids:
         """Returns the rows of the pair's hard negatives, maybe none."""
-        rows, places = self._hard_rows
-        at = int(np.searchsorted(rows, row))
-        if at == len(rows) or rows[at] != row:
+        rows, positions = self._hard_rows
+        index = int(np.searchsorted(rows, row))
+        if index == len(rows) or rows[index] != row:
             return np.empty(0, dtype=np.int64)
-        place = int(places[at])
-        values = self._hard[place // ROWS].column("negatives")[place % ROWS].values
+        position = int(positions[index])
+        values = self._hard[position // ROWS].column("negatives")[position % ROWS].values
         return np.asarray(values, dtype=np.int64)
 
     def rows_of(
@@ -143,7 +143,7 @@ class SampleTable:
         return dict(sorted(counts.items()))
 
 
-def _mapped(path: Path) -> tuple[list[pa.RecordBatch], list[str]]:
+def _map_batches(path: Path) -> tuple[list[pa.RecordBatch], list[str]]:
     """Returns the batches of an Arrow file, and the names of their columns."""
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     names: list[str] = reader.schema.names

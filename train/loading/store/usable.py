@@ -22,9 +22,9 @@ from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.store.pairs import (
     COLUMNS,
     Examples,
-    FaultOf,
+    FaultFinder,
     PairTable,
-    flag_of,
+    get_flag,
     label_columns,
     no_fault,
     pair_batches,
@@ -34,7 +34,7 @@ from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhichPairs:
+class PairSelection:
     """Says which pairs of a table a run can use, and with which pictures it joins them."""
 
     pairs: PairTable
@@ -48,7 +48,7 @@ class WhichPairs:
     total: int | None = None  # pairs of the table, for the progress
 
 
-def unit_keys(which: WhichPairs) -> Keys:
+def unit_keys(which: PairSelection) -> Keys:
     """Returns the :func:`~vlmill.train.loading.store.splits.unit_key` of every row that can be
     used, as far as this shows without its text: uint64 [N].
     """
@@ -59,8 +59,8 @@ def unit_keys(which: WhichPairs) -> Keys:
             rows = batch.to_pylist()
             usable = (
                 unit_key(row)
-                for row, place in zip(rows, pair_filter.places(rows), strict=True)
-                if pair_filter.fault_without_text(row, place) is None
+                for row, image_rows in zip(rows, pair_filter.places(rows), strict=True)
+                if pair_filter.fault_without_text(row, image_rows) is None
             )
             keys.append(np.fromiter(usable, np.uint64))
             progress.advance(len(rows))
@@ -73,22 +73,22 @@ def require_pictures(counts: Counter[str], missing: str, flag: str = "--pairs") 
     """
     lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
     if missing == "error" and any(lost.values()):
-        said = ", ".join(f"{n} {reason.value}" for reason, n in lost.items() if n)
+        lost_counts = ", ".join(f"{n} {reason.value}" for reason, n in lost.items() if n)
         raise InputError(
-            f"{flag}: {sum(lost.values())} {flag[2:]} lack their picture ({said}; the rejects "
+            f"{flag}: {sum(lost.values())} {flag[2:]} lack their picture ({lost_counts}; the rejects "
             f"table lists them); extract the regions of all, or drop such {flag[2:]} with "
             "--missing skip"
         )
 
 
-def sample_ids(which: WhichPairs) -> str:
+def sample_ids(which: PairSelection) -> str:
     """Says how the pairs and the table that they are joined with call pictures, for an error; empty
     without such a table.
     """
     if which.pictures is None:
         return ""
     first = next(pair_rows(which.pairs), [])
-    asking = flag_of(which.pairs)
+    asking = get_flag(which.pairs)
     join = Join(which.pictures.index, asking=asking, holding=pictures_flag(which.pictures))
     return join.samples([row["image_id"] for row in first])
 
@@ -106,7 +106,7 @@ def _repeated_keys(pairs: PairTable) -> frozenset[int]:
     return frozenset(keys[1:][keys[1:] == keys[:-1]].tolist())
 
 
-Places = tuple[int, ...]  # the row of each of a pair's pictures; ABSENT if a table has none
+ImageRows = tuple[int, ...]  # the row of each of a pair's pictures; ABSENT if a table has none
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Fault:
 class PairFilter:
     """Tells which pairs are kept, and where their pictures are."""
 
-    def __init__(self, which: WhichPairs) -> None:
+    def __init__(self, which: PairSelection) -> None:
         self._which = which
         self._counts: npt.NDArray[np.int32] | None = None
         if isinstance(which.pictures, RegionReader):
@@ -129,18 +129,18 @@ class PairFilter:
         examples = which.pairs if isinstance(which.pairs, Examples) else None
         self._takes_empty = examples is not None and examples.takes_empty
         self._two_pictures = examples is not None and examples.two_pictures
-        self._fault_of_row: FaultOf = no_fault if examples is None else examples.fault_of
+        self._fault_of_row: FaultFinder = no_fault if examples is None else examples.fault_of
         self._joins = [
-            Join(table.index, asking=flag_of(which.pairs), holding=pictures_flag(table))
+            Join(table.index, asking=get_flag(which.pairs), holding=pictures_flag(table))
             for table in tables
         ]
         self._came: set[str] = set()
 
-    def places(self, rows: list[dict[str, Any]]) -> list[Places]:
+    def places(self, rows: list[dict[str, Any]]) -> list[ImageRows]:
         """Returns the rows of each pair's pictures: of one, or of two."""
         firsts = self._places([row["image_id"] for row in rows])
         if not self._two_pictures:
-            return [(at,) for at in firsts]
+            return [(image_row,) for image_row in firsts]
         seconds = self._places([row["second_image_id"] for row in rows])
         return list(zip(firsts, seconds, strict=True))
 
@@ -148,11 +148,11 @@ class PairFilter:
         if not self._joins:
             return [ABSENT] * len(image_ids)
         ids = [image_id or "" for image_id in image_ids]
-        numbers, *others = (join.find(ids) for join in self._joins)
-        for other in others:
+        numbers, *other_numbers = (join.find(ids) for join in self._joins)
+        for other in other_numbers:
             numbers = np.where(other == ABSENT, ABSENT, numbers)
-        places: list[int] = numbers.tolist()
-        return places
+        image_rows: list[int] = numbers.tolist()
+        return image_rows
 
     def summaries(self) -> list[str]:
         """Returns what met by name, a line for each table."""
@@ -170,20 +170,20 @@ class PairFilter:
         self._came.add(pair_id)
         return before
 
-    def num_regions(self, at: int) -> int:
-        return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
+    def num_regions(self, image_row: int) -> int:
+        return 0 if self._counts is None or image_row == ABSENT else int(self._counts[image_row])
 
-    def fault_of(self, row: dict[str, Any], num_tokens: int, places: Places) -> Fault | None:
+    def fault_of(self, row: dict[str, Any], num_tokens: int, image_rows: ImageRows) -> Fault | None:
         """Returns why a pair is left out; asked once for each pair, in their order."""
         if self._came_before(row["pair_id"]):
             return Fault(Reason.DUPLICATE, row["image_id"])
-        fault = self.fault_without_text(row, places)
+        fault = self.fault_without_text(row, image_rows)
         needs_words = self._which.needs_words and not self._takes_empty
         if fault is None and needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
             return Fault(Reason.NO_TEXT, row["image_id"])
         return fault
 
-    def fault_without_text(self, row: dict[str, Any], places: Places) -> Fault | None:
+    def fault_without_text(self, row: dict[str, Any], image_rows: ImageRows) -> Fault | None:
         """Returns why a pair is left out whatever its text, and whether it came before or not."""
         if not self._which.rows.has(row):
             return Fault(Reason.HELD_OUT, row["image_id"])
@@ -194,16 +194,16 @@ class PairFilter:
                 return None
             return Fault(Reason.NO_PICTURE, row["image_id"])
         names = ("image_id", "second_image_id")
-        for name, at in zip(names, places, strict=False):
-            if (reason := self._fault_of_picture(at)) is not None:
+        for name, image_row in zip(names, image_rows, strict=False):
+            if (reason := self._fault_of_picture(image_row)) is not None:
                 return Fault(reason, row[name])
         return None
 
-    def _fault_of_picture(self, at: int) -> Reason | None:
-        if at == ABSENT:
+    def _fault_of_picture(self, image_row: int) -> Reason | None:
+        if image_row == ABSENT:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
-        if self._counts is not None and not self._counts[at] and not self._takes_empty:
+        if self._counts is not None and not self._counts[image_row] and not self._takes_empty:
             return Reason.NO_BOXES
         if isinstance(self._which.pictures, RegionReader):
-            return None if self._which.pictures.is_finite(at) else Reason.NOT_FINITE
+            return None if self._which.pictures.is_finite(image_row) else Reason.NOT_FINITE
         return None

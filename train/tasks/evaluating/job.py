@@ -21,23 +21,23 @@ from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.rejects import reject, rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS, REJECTS
 from vlmill.train.loading.features import read_features
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.store.splits import Rows
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.batches import TaskBatches, in_parts
 from vlmill.train.tasks.evaluating.opened import (
     EvaluationOptions,
-    Opened,
+    EvaluationSetup,
     open_evaluation,
-    settings_of,
+    collect_settings,
 )
 from vlmill.train.tasks.evaluating.report import write_report
-from vlmill.train.tasks.evaluating.weighed import weighed_example
-from vlmill.train.tasks.finetuning.learning import rows_of
+from vlmill.train.tasks.evaluating.weighed import weigh_example
+from vlmill.train.tasks.finetuning.learning import find_rows
 from vlmill.train.tasks.report import WeighedPicture
 from vlmill.train.tasks.scores import NAMED, Figures
-from vlmill.train.tasks.task import Evaluated, Predicted
+from vlmill.train.tasks.task import EvaluationResult, Prediction
 
 METRICS = "metrics.json"
 
@@ -48,8 +48,8 @@ def evaluate_task(options: EvaluationOptions) -> None:
     A finished output of the same inputs is left as it is (computed anew only with ``fresh``).
     Raises InputError for what a user can mend.
     """
-    opened, job = open_evaluation(options), f"train-vl evaluate {options.task}"
-    settings = settings_of(opened)
+    setup, job = open_evaluation(options), f"train-vl evaluate {options.task}"
+    settings = collect_settings(setup)
     output = options.output
     state = prepare_output(output, job=job, settings=settings, fresh=options.fresh)
     if state is State.FINISHED:
@@ -57,28 +57,28 @@ def evaluate_task(options: EvaluationOptions) -> None:
         return
     writer = ShardWriter(output, REJECTS, 0, 1, producer={"job": job})
     with writer:
-        batches = prepared_batches(opened, output / WORK, writer)
-        predicted, lacking = predict_all(opened, batches)
+        batches = prepare_batches(setup, output / WORK, writer)
+        predicted, lacking = predict_all(setup, batches)
         writer.write(
             [reject("evaluate", o.pair_id, o.reason, f"{o.image_id}: {o.why}") for o in lacking]
         )
     assert writer.shard is not None
-    rejected = list(rejects_of(output / writer.shard.name))
+    rejected = list(read_rejects(output / writer.shard.name))
     if options.missing == "error":
         refuse_rejected(rejected, len(predicted))
-    evaluated = opened.task.evaluate(options.examples, batches.table, predicted)
+    evaluated = setup.task.evaluate(options.examples, batches.table, predicted)
     evaluated = write_files(evaluated, output)
     figures = evaluated.figures | {"examples": len(predicted), "rejected": len(rejected)}
     counts = Counter(str(row["reason"]) for row in rejected)
-    weighed = weigh_one(opened, batches, predicted, evaluated)
-    write_report(opened, evaluated, figures, counts, weighed, settings)
+    weighed = weigh_best_example(setup, batches, predicted, evaluated)
+    write_report(setup, evaluated, figures, counts, weighed, settings)
     write_json(output / METRICS, figures)
     remove_work(output)
-    write_manifest(output, [writer.shard], job=job, settings=settings, inputs=inputs_of(opened))
+    write_manifest(output, [writer.shard], job=job, settings=settings, inputs=collect_inputs(setup))
     _print_summary(output, figures, evaluated, counts)
 
 
-def write_files(evaluated: Evaluated, output: Path) -> Evaluated:
+def write_files(evaluated: EvaluationResult, output: Path) -> EvaluationResult:
     """Writes what servers take; why there is none becomes a note."""
     notes = list(evaluated.notes)
     for write in evaluated.files:
@@ -89,38 +89,46 @@ def write_files(evaluated: Evaluated, output: Path) -> Evaluated:
     return dataclasses.replace(evaluated, notes=notes)
 
 
-def weigh_one(
-    opened: Opened, batches: TaskBatches, predicted: list[Predicted], evaluated: Evaluated
+def weigh_best_example(
+    setup: EvaluationSetup,
+    batches: TaskBatches,
+    predicted: list[Prediction],
+    evaluated: EvaluationResult,
 ) -> WeighedPicture | None:
     """The weights of the regions behind the best answered example, or the first one."""
-    if not predicted or not opened.task.weighs_regions:
+    if not predicted or not setup.task.weighs_regions:
         return None
     cases = {case.example_id: case for case in evaluated.cases}
     best = max(cases.values(), key=lambda case: case.score, default=None)
     chosen = predicted[0]
     if best is not None:
         chosen = next(
-            (one for one in predicted if batches.table.pair_id(one.row) == best.example_id), chosen
+            (
+                prediction
+                for prediction in predicted
+                if batches.table.pair_id(prediction.row) == best.example_id
+            ),
+            chosen,
         )
     case = cases.get(batches.table.pair_id(chosen.row))
     caption = "" if case is None else f"{case.asked} {case.said}"
-    return weighed_example(opened, batches, chosen, caption)
+    return weigh_example(setup, batches, chosen, caption)
 
 
-def prepared_batches(opened: Opened, folder: Path, rejects: ShardWriter) -> TaskBatches:
+def prepare_batches(setup: EvaluationSetup, folder: Path, rejects: ShardWriter) -> TaskBatches:
     """The examples with a picture, tokenised; what lacks one is among the ``rejects``."""
-    sources, stage = opened.sources, opened.stage
-    longest = opened.recipe.max_text_tokens
-    what = WhatToPrepare(
+    sources, stage = setup.sources, setup.stage
+    longest = setup.recipe.max_text_tokens
+    what = PreparationInputs(
         pairs=sources.inputs.visited,
         rows=Rows(splits=frozenset(sources.pairs.splits)),
         pictures=sources.pictures,
         takes_pairs=stage.feeding.kind != "text",
         takes_texts=stage.feeding.kind == "text",
         total=sources.pairs.count,
-        tokenizer=opened.loaded.tokenizer,
+        tokenizer=setup.loaded.tokenizer,
         max_tokens=min(stage.feeding.max_tokens or longest, longest),
-        form=opened.task.form,
+        form=setup.task.form,
         stage="evaluate",
     )
     prepare_samples(folder, what, rejects)
@@ -132,31 +140,33 @@ def prepared_batches(opened: Opened, folder: Path, rejects: ShardWriter) -> Task
         regions=sources.regions,
         images=sources.images,
         longest=longest,
-        global_features=opened.global_features,
+        global_features=setup.global_features,
         asking="--examples",
-        task=opened.task,
+        task=setup.task,
         training=False,
-        blind=opened.blind,
+        blind=setup.blind,
     )
 
 
 @torch.no_grad()
-def predict_all(opened: Opened, batches: TaskBatches) -> tuple[list[Predicted], list[Undecodable]]:
+def predict_all(
+    setup: EvaluationSetup, batches: TaskBatches
+) -> tuple[list[Prediction], list[Undecodable]]:
     """What the model says of every example, and the pictures that cannot be decoded."""
-    options, model = opened.options, opened.loaded.model.to(opened.device)
+    options, model = setup.options, setup.loaded.model.to(setup.device)
     rows = batches.rows().tolist()
-    predicted, undecodable = list[Predicted](), list[Undecodable]()
+    predicted, undecodable = list[Prediction](), list[Undecodable]()
     try:
         with Progress(total=len(rows), unit="example", label=options.task) as progress:
             for part in in_parts(rows, options.batch_size):
                 host, lacking = batches.of_rows(part)
                 undecodable += lacking
                 if host is not None:
-                    batch = read_features(host, batches.regions).to(opened.device)
-                    values = opened.task.predict(opened.task.outputs(model, batch), batch)
-                    answered = rows_of(host, batches, part)
+                    batch = read_features(host, batches.regions).to(setup.device)
+                    values = setup.task.predict(setup.task.outputs(model, batch), batch)
+                    answered = find_rows(host, batches, part)
                     predicted += [
-                        Predicted(row=row, value=value)
+                        Prediction(row=row, value=value)
                         for row, value in zip(answered, values, strict=True)
                     ]
                 progress.advance(len(part), rejects=len(lacking))
@@ -168,7 +178,7 @@ def predict_all(opened: Opened, batches: TaskBatches) -> tuple[list[Predicted], 
     return predicted, undecodable
 
 
-def rejects_of(path: Path) -> Iterator[dict[str, Any]]:
+def read_rejects(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a shard of rejects."""
     for batch in iter_batches(path, REJECTS):
         yield from batch.to_pylist()
@@ -183,16 +193,16 @@ def refuse_rejected(rejected: list[dict[str, Any]], accepted: int) -> None:
     names = ", ".join(str(row["key"]) for row in rejected[:NAMED])
     more = f" and {len(rejected) - NAMED} more" if len(rejected) > NAMED else ""
     counts = Counter(str(row["reason"]) for row in rejected)
-    said = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
     raise InputError(
-        f"--examples: {len(rejected)} of {len(rejected) + accepted} cannot be answered ({said}): "
+        f"--examples: {len(rejected)} of {len(rejected) + accepted} cannot be answered ({reasons}): "
         f"{names}{more}; give what they lack, or --missing skip for figures of the others"
     )
 
 
-def inputs_of(opened: Opened) -> list[Input]:
+def collect_inputs(setup: EvaluationSetup) -> list[Input]:
     """Records what an evaluation has read, for its manifest."""
-    options, examples = opened.options, opened.sources.inputs.examples
+    options, examples = setup.options, setup.sources.inputs.examples
     assert examples is not None
     tables = (
         ("--regions", options.regions, REGIONS),
@@ -200,14 +210,14 @@ def inputs_of(opened: Opened) -> list[Input]:
         ("--images", options.images, IMAGES),
     )
     return [
-        checkpoint_input("--checkpoint", opened.loaded.path),
+        checkpoint_input("--checkpoint", setup.loaded.path),
         table_input("--examples", options.examples, examples.table),
         *(table_input(flag, path, table) for flag, path, table in tables if path is not None),
     ]
 
 
 def _print_summary(
-    folder: Path, figures: Figures, evaluated: Evaluated, counts: Counter[str]
+    folder: Path, figures: Figures, evaluated: EvaluationResult, counts: Counter[str]
 ) -> None:
     for note in evaluated.notes:
         print(f"note: {note}", file=sys.stderr)

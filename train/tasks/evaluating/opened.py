@@ -17,12 +17,12 @@ from vlmill.schemas.plain_fields import from_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.features import global_widths_of
+from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import Pass
-from vlmill.train.recipes.tasks import TASKS, TaskRecipe, recipes_of
-from vlmill.train.recipes.variants import named, training_of
+from vlmill.train.recipes.spec import TrainingStage
+from vlmill.train.recipes.tasks import TASKS, TaskRecipe, make_recipes
+from vlmill.train.recipes.variants import named, get_training
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.validation import as_measured
 from vlmill.train.tasks.task import Task
@@ -51,7 +51,7 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class EvaluationSetup:
     """Holds the inputs of an evaluation, opened and found to fit together."""
 
     options: EvaluationOptions
@@ -62,7 +62,7 @@ class Opened:
     sources: Sources
 
     @property
-    def stage(self) -> Pass:
+    def stage(self) -> TrainingStage:
         """How examples are fed: as in training, nothing drawn at random and none left out."""
         plain = as_measured(self.recipe.stages[0])
         return dataclasses.replace(plain, sources=())
@@ -75,10 +75,14 @@ class Opened:
     @property
     def global_features(self) -> bool:
         """Whether the model takes features of whole pictures."""
-        return bool(global_widths_of(training_of(self.loaded.variant).body_of(self.loaded.config)))
+        return bool(
+            get_global_widths(get_training(self.loaded.variant).body_of(self.loaded.config))
+        )
 
 
-def open_evaluation(options: EvaluationOptions, loaded: LoadedCheckpoint | None = None) -> Opened:
+def open_evaluation(
+    options: EvaluationOptions, loaded: LoadedCheckpoint | None = None
+) -> EvaluationSetup:
     """Opens everything that is read; the checkpoint unless it is ``loaded`` already.
 
     Raises InputError for what does not fit together.
@@ -87,13 +91,13 @@ def open_evaluation(options: EvaluationOptions, loaded: LoadedCheckpoint | None 
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     loaded = load_checkpoint(options.checkpoint) if loaded is None else loaded
-    recipe = as_asked(recipe_of(loaded, options.task), options)
+    recipe = apply_options(find_recipe(loaded, options.task), options)
     make: Callable[..., Task] = named(TASKS[options.task].task)
     task = make(recipe, options.examples, options.labels, loaded).reading(loaded.tokenizer)
     require_head(loaded, task, options)
     examples = task.examples(options.examples)
     if options.split is not None:
-        examples = of_split(examples, options.split)
+        examples = select_split(examples, options.split)
     inputs = Inputs(
         examples=examples,
         regions=options.regions,
@@ -103,15 +107,15 @@ def open_evaluation(options: EvaluationOptions, loaded: LoadedCheckpoint | None 
     sources = open_examples(inputs, recipe, loaded)
     if not sources.pairs.count:
         what = "" if options.split is None else f" of split {options.split}"
-        known = ", ".join(splits_of(examples))
+        known = ", ".join(list_splits(examples))
         there = f" (it has {known})" if what and known else ""
         raise InputError(f"--examples {options.examples} has no example{what}{there}")
-    return Opened(
+    return EvaluationSetup(
         options=options, device=device, loaded=loaded, recipe=recipe, task=task, sources=sources
     )
 
 
-def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
+def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     """Returns how the checkpoint is fed: as it was trained, by whichever recipe, or, converted, as
     the task's first recipe of its model says.
 
@@ -123,7 +127,9 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
             f"{who} was fine-tuned for {loaded.task.name}; evaluate {loaded.task.name}, or give "
             f"one of {task}"
         )
-    recipe = next((one for one in recipes_of(task) if one.variant == loaded.variant), None)
+    recipe = next(
+        (candidate for candidate in make_recipes(task) if candidate.variant == loaded.variant), None
+    )
     if recipe is None and loaded.task is not None:
         recipe = own_recipe(loaded, task)
     if recipe is None or (loaded.task is None and loaded.training.stage):
@@ -134,7 +140,7 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
     if feeding.kind == "pixels":  # the weights' own: a converted checkpoint's may be another
-        side = training_of(loaded.variant).body_of(loaded.config).image_size
+        side = get_training(loaded.variant).body_of(loaded.config).image_size
         feeding = dataclasses.replace(feeding, image_size=side)
     stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
     settings = recipe.settings
@@ -147,7 +153,9 @@ def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     """Returns a recipe for a model that none of the task's recipes has: it was trained by a custom
     one (``--config``). What evaluation reads is what the checkpoint records.
     """
-    stage = Pass(name=loaded.training.stage, steps=0, batch_size=1, optimizer=Optimizer(lr=1.0))
+    stage = TrainingStage(
+        name=loaded.training.stage, steps=0, batch_size=1, optimizer=Optimizer(lr=1.0)
+    )
     return TaskRecipe(
         name=loaded.training.recipe,
         task=task,
@@ -159,7 +167,7 @@ def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     )
 
 
-def as_asked(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
+def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
     """The recipe with the boxes and the rule that are measured by: the user's, or as trained, where
     what is joined in training alone leaves the detected ones.
 
@@ -196,7 +204,7 @@ def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOption
             )
 
 
-def of_split(examples: Examples, split: str) -> Examples:
+def select_split(examples: Examples, split: str) -> Examples:
     """The examples of one split."""
 
     def as_pairs(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -205,16 +213,16 @@ def of_split(examples: Examples, split: str) -> Examples:
     return dataclasses.replace(examples, as_pairs=as_pairs)
 
 
-def splits_of(examples: Examples) -> list[str]:
+def list_splits(examples: Examples) -> list[str]:
     """The names of the splits of a table."""
     batches = iter_batches(examples.path, examples.table, columns=["split"], flag="--examples")
     names = {name for batch in batches for name in batch.column(0).unique().to_pylist()}
     return sorted(names - {None})
 
 
-def settings_of(opened: Opened) -> dict[str, Any]:
+def collect_settings(setup: EvaluationSetup) -> dict[str, Any]:
     """What decides the figures, contents included."""
-    options, loaded, sources = opened.options, opened.loaded, opened.sources
+    options, loaded, sources = setup.options, setup.loaded, setup.sources
     with (loaded.path / MODEL).open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
     return {
@@ -229,13 +237,13 @@ def settings_of(opened: Opened) -> dict[str, Any]:
         "missing": options.missing,
         "regions": options.regions,
         "annotated_regions": options.annotated_regions,
-        "boxes": opened.stage.feeding.boxes,
+        "boxes": setup.stage.feeding.boxes,
         "iou": options.iou,
         "scores": options.scores,
         "images": options.images,
         "pictures_bytes": table_sizes(sources),
         "detector_fingerprint": sources.fingerprint,
-        "feeding.max_regions": opened.stage.feeding.max_regions,
+        "feeding.max_regions": setup.stage.feeding.max_regions,
     }
 
 

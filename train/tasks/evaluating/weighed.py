@@ -5,15 +5,15 @@ import torch
 
 from vlmill.train.loading.features import read_features
 from vlmill.train.tasks.batches import TaskBatches
-from vlmill.train.tasks.evaluating.opened import Opened
+from vlmill.train.tasks.evaluating.opened import EvaluationSetup
 from vlmill.train.tasks.report import WeighedPicture
-from vlmill.train.tasks.task import Predicted
-from vlmill.train.tasks.weights import Shown, occlusion_weights, only_rows
+from vlmill.train.tasks.task import Prediction
+from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
 
 
 @torch.inference_mode()
-def weighed_example(
-    opened: Opened, batches: TaskBatches, predicted: Predicted, caption: str
+def weigh_example(
+    setup: EvaluationSetup, batches: TaskBatches, predicted: Prediction, caption: str
 ) -> WeighedPicture | None:
     """Weighs the regions of one example's picture; None for a model that reads pixels.
 
@@ -26,12 +26,12 @@ def weighed_example(
     regions = samples[0].regions
     assert regions is not None
     host = read_features(batches.collated(0, list(samples)), batches.regions)
-    batch, num_whole = host.to(opened.device), int(batches.stage.feeding.whole_image != "none")
+    batch, num_whole = host.to(setup.device), int(batches.stage.feeding.whole_image != "none")
 
-    def score(shown: Shown) -> float:
-        rows = np.concatenate([np.ones(num_whole, dtype=np.bool_), shown])
-        outputs = opened.task.outputs(opened.loaded.model, only_rows(batch, rows))
-        return opened.task.score_of(outputs, predicted.value)
+    def score(region_mask: RegionMask) -> float:
+        rows = np.concatenate([np.ones(num_whole, dtype=np.bool_), region_mask])
+        outputs = setup.task.outputs(setup.loaded.model, only_rows(batch, rows))
+        return setup.task.score_of(outputs, predicted.value)
 
     return WeighedPicture(
         image_id=regions.row.image_id,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from vlmill.schemas.console.command import add_lock_seconds, place, say
+from vlmill.schemas.console.command import add_lock_seconds, path_or_url, print_status
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
+from vlmill.schemas.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
 from vlmill.train.recipes import change_recipe
@@ -68,7 +68,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--labels",
-        type=place,
+        type=path_or_url,
         metavar="FILE",
         help="VQA: the answers to tell apart (JSON list, or one a line; default: --init's, those "
         "of labels.json beside --examples, or the frequent ones)",
@@ -80,7 +80,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         help="examples without their picture are an error, or left out and listed (default: skip)",
     )
     add("--vocab", metavar="FILE", help="without --init, a BERT vocab.txt")
-    add("--output", type=place, required=True, metavar="DIR")
+    add("--output", type=path_or_url, required=True, metavar="DIR")
     add_lock_seconds(parser)
     add("--fresh", action="store_true", help="delete the run in DIR and start over")
     add(
@@ -95,9 +95,9 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run the subcommand that :func:`add_finetune_arguments` declares; gives the exit status."""
-    recipe = recipe_of(args.config, words, args.init)
+    recipe = build_recipe(args.config, words, args.init)
     for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
-        say(f"warning: {sentence}")
+        print_status(f"warning: {sentence}")
     require_one_process(args.output)
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.schemas.files.reading import find_shards, require_tables
@@ -121,18 +121,22 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.train.tasks.finetuning.job import TaskInputs
     from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 
-    given: dict[str, Any] = {field.name: getattr(args, field.name) for field in fields(TaskInputs)}
-    for name in set(given) - {"missing", "labels"}:
-        given[name] = named_from(args.output, given[name])
+    input_values: dict[str, Any] = {
+        field.name: getattr(args, field.name) for field in fields(TaskInputs)
+    }
+    for name in set(input_values) - {"missing", "labels"}:
+        input_values[name] = named_from(args.output, input_values[name])
     try:
         if args.dry_run:
             from vlmill.train.tasks.finetuning.dry_run import estimate_finetuning
 
-            return print_estimate(estimate_finetuning(recipe, TaskInputs(**given)), args.output)
-        with mirrored(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
-            inputs = TaskInputs(**given)
-            said = finetune_seeds(recipe, inputs, output, fresh=args.fresh, force=args.force)
-            said = as_given(said)
+            return print_estimate(
+                estimate_finetuning(recipe, TaskInputs(**input_values)), args.output
+            )
+        with mirror_output(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
+            inputs = TaskInputs(**input_values)
+            message = finetune_seeds(recipe, inputs, output, fresh=args.fresh, force=args.force)
+            message = as_given(message)
     except Stopped as error:
         print(error)
         stopped: int = args.stopped_status
@@ -140,19 +144,19 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     except NonFiniteLoss as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
-    if said:  # by the first of several processes
-        print(said)
+    if message:  # by the first of several processes
+        print(message)
     return 0
 
 
-def recipe_of(config: str | None, words: Sequence[str], init: str | None) -> TaskRecipe:
+def build_recipe(config: str | None, words: Sequence[str], init: str | None) -> TaskRecipe:
     """The recipe that the words name, or of a file, with their changes. Raises InputError."""
     names = [word for word in words if "=" not in word]
     if (config is None) == (not names) or len(names) > 1:
-        said = f"got {', '.join(names)}" if names else "got none"
+        names_text = f"got {', '.join(names)}" if names else "got none"
         both = " and --config" if config is not None and names else ""
         raise InputError(
-            f"TASK: give one task or recipe, or --config FILE ({said}{both}); changes are "
+            f"TASK: give one task or recipe, or --config FILE ({names_text}{both}); changes are "
             "field=value"
         )
     variant = None if init is None else saved_variant(find_checkpoint(init, "--init"))

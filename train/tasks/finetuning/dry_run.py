@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from vlmill.schemas.console.cost import Estimate
 from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.run.dry_run import estimate_of, only_process
+from vlmill.train.run.dry_run import estimate_cost, only_process
 from vlmill.train.run.planning import say_what_never_peaks
 from vlmill.train.tasks.finetuning.job import (
     TaskInputs,
@@ -30,17 +30,20 @@ def estimate_finetuning(recipe: TaskRecipe, inputs: TaskInputs) -> Estimate:
     task, sources = open_task(recipe, inputs, speaks=True)
     with tempfile.TemporaryDirectory(prefix="vlmill-dry-run-") as scratch:
         output = Path(scratch) / "run"
-        made = prepare_examples(recipe, sources, task, output, {}, fresh=False)
-        assert made is not None  # a new folder holds no finished run
-        words = Tokenizer.from_str(made.tokenizer)
+        preparation = prepare_examples(recipe, sources, task, output, {}, fresh=False)
+        assert preparation is not None  # a new folder holds no finished run
+        words = Tokenizer.from_str(preparation.tokenizer)
         runner = open_task_runner(recipe, sources, output, words, task.reading(words), accelerator)
         say_what_never_peaks(runner.stages)
-        one = estimate_of(runner, sources, sources.pairs.count, 1.0)
+        run_estimate = estimate_cost(runner, sources, sources.pairs.count, 1.0)
     if runs == 1:
-        return one
+        return run_estimate
     return dataclasses.replace(
-        one,
-        inputs={**one.inputs, "steps": f"{one.inputs['steps']} for each of {runs} seeds"},
-        least_bytes=runs * one.least_bytes,
-        seconds=one.seconds and runs * one.seconds,
+        run_estimate,
+        inputs={
+            **run_estimate.inputs,
+            "steps": f"{run_estimate.inputs['steps']} for each of {runs} seeds",
+        },
+        least_bytes=runs * run_estimate.least_bytes,
+        seconds=run_estimate.seconds and runs * run_estimate.seconds,
     )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from accelerate import Accelerator
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.trackers import require_trackers
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_fields import to_plain
@@ -23,12 +23,12 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe
 from vlmill.train.recipes.variants import named
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
-from vlmill.train.run.job import carry_out, prepare_once, said_finished
+from vlmill.train.run.job import carry_out, prepare_once, describe_finished
 from vlmill.train.run.planning import plan_stages, trained_images
 from vlmill.train.run.preparing import prepare
 from vlmill.train.run.runner import Runner
 from vlmill.train.run.saving import PREPARED
-from vlmill.train.run.settings import settings_of_run
+from vlmill.train.run.settings import collect_run_settings
 from vlmill.train.tasks.finetuning.learning import FineTuning
 from vlmill.train.tasks.finetuning.start import check_start, first_task_model, task_config
 from vlmill.train.tasks.task import LearntTask
@@ -66,16 +66,16 @@ def finetune(
     accelerator = make_accelerator(recipe)
     require_trackers(recipe.trackers)
     task, sources = open_task(recipe, inputs, speaks=accelerator.is_main_process)
-    settings = settings_of_run(recipe, sources) | {"labels": digest_of(task)}
-    made = prepare_once(
+    settings = collect_run_settings(recipe, sources) | {"labels": compute_labels_digest(task)}
+    preparation = prepare_once(
         accelerator,
         lambda: prepare_examples(recipe, sources, task, output, settings, fresh=fresh),
     )
-    if made is None:
-        return said_finished(output)
-    words = Tokenizer.from_str(made.tokenizer)
+    if preparation is None:
+        return describe_finished(output)
+    words = Tokenizer.from_str(preparation.tokenizer)
     runner = open_task_runner(recipe, sources, output, words, task.reading(words), accelerator)
-    return carry_out(runner, made, settings, force=force)
+    return carry_out(runner, preparation, settings, force=force)
 
 
 def open_task(
@@ -89,22 +89,24 @@ def open_task(
     init = load_checkpoint(inputs.init, "--init") if inputs.init else None
     check_start(recipe, init)
     if init is None and recipe.starts_from and speaks:
-        say(f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random")
+        print_status(
+            f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random"
+        )
     if speaks:
         _say_what_is_not_read(recipe, inputs)
     make: MakeTask = named(TASKS[recipe.task].task)
     task = make(recipe, inputs.examples, inputs.labels, init)
-    opened = Inputs(
+    run_inputs = Inputs(
         examples=task.examples(inputs.examples),
         regions=inputs.regions,
         annotated_regions=inputs.annotated_regions,
         images=inputs.images,
-        neighbours=negatives_of(task, recipe, inputs.negatives),
+        neighbours=check_negatives(task, recipe, inputs.negatives),
         missing=inputs.missing,
         init=inputs.init,
         vocab=inputs.vocab,
     )
-    return task, open_examples(opened, recipe, init)
+    return task, open_examples(run_inputs, recipe, init)
 
 
 def _say_what_is_not_read(recipe: TaskRecipe, inputs: TaskInputs) -> None:
@@ -120,7 +122,7 @@ def _say_what_is_not_read(recipe: TaskRecipe, inputs: TaskInputs) -> None:
     }
     for flag, (table, reads) in tables.items():
         if table is not None and not any(map(reads, feeds)):
-            say(f"note: {flag} is not read; {recipe.name} has no use for it")
+            print_status(f"note: {flag} is not read; {recipe.name} has no use for it")
 
 
 def prepare_examples(
@@ -143,14 +145,14 @@ def prepare_examples(
     )
 
 
-def negatives_of(task: LearntTask, recipe: TaskRecipe, negatives: str | None) -> str | None:
+def check_negatives(task: LearntTask, recipe: TaskRecipe, negatives: str | None) -> str | None:
     """The table of negatives, where the task reads it. Raises InputError if it needs one and has
     none.
     """
     if task.negatives and negatives is None:
         raise InputError(f"--negatives is missing: {task.negatives}")
     if negatives is not None and not task.negatives:
-        say(f"note: --negatives is not read; {recipe.name} has no use for it")
+        print_status(f"note: --negatives is not read; {recipe.name} has no use for it")
         return None
     return negatives
 
@@ -187,7 +189,7 @@ def open_task_runner(
     )
 
 
-def digest_of(task: LearntTask) -> str:
+def compute_labels_digest(task: LearntTask) -> str:
     """What a task's labels are, for the settings that decide a run's output."""
     record = json.dumps(to_plain(task.record)).encode()
     return hashlib.sha256(record).hexdigest()[:16]

@@ -19,7 +19,7 @@ from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import CountLabels, StageRun
 from vlmill.train.tasks.batches import TaskBatches, in_parts
-from vlmill.train.tasks.task import LearntTask, Predicted
+from vlmill.train.tasks.task import LearntTask, Prediction
 
 
 class TaskStep(nn.Module):
@@ -53,8 +53,8 @@ class TaskStep(nn.Module):
             unshared = {name: cached.part_loss(outputs) for name in self.names}
         if shares is None:
             return outputs, unshared
-        of_all = dict(zip(self.names, shares.unbind(), strict=True))
-        losses = {name: loss * of_all[name] for name, loss in unshared.items()}
+        share_by_name = dict(zip(self.names, shares.unbind(), strict=True))
+        losses = {name: loss * share_by_name[name] for name, loss in unshared.items()}
         return torch.stack(list(losses.values())).sum(), losses
 
 
@@ -95,22 +95,24 @@ class FineTuning:
         parts = in_parts(chosen, self.task.at_once(batches.table, chosen, batches.size))
         among = np.array(chosen, dtype=np.int64)
         module.eval()
-        ours: list[tuple[list[Predicted], dict[str, tuple[float, int]]]] = []
+        process_parts: list[tuple[list[Prediction], dict[str, tuple[float, int]]]] = []
         with torch.no_grad(), torch.random.fork_rng(), accelerator.autocast():
-            for part, counts in of_process(parts, accelerator):
-                predicted, losses = measured_part(
+            for part, counts in select_parts(parts, accelerator):
+                predicted, losses = measure_part(
                     module, self.task, batches, part, among, accelerator
                 )
                 if counts:
-                    ours.append((predicted, losses))
-        everyones = ours if accelerator.num_processes == 1 else gather_object(ours)
-        predictions = [one for predicted, _ in everyones for one in predicted]
-        numbers = mean_losses([losses for _, losses in everyones])
+                    process_parts.append((predicted, losses))
+        all_parts = (
+            process_parts if accelerator.num_processes == 1 else gather_object(process_parts)
+        )
+        predictions = [prediction for predicted, _ in all_parts for prediction in predicted]
+        numbers = mean_losses([losses for _, losses in all_parts])
         numbers |= self.task.measure(batches.table, predictions)
         return {f"validation/{name}": value for name, value in numbers.items()}
 
 
-def of_process(
+def select_parts(
     parts: Sequence[list[int]], accelerator: Accelerator
 ) -> Iterator[tuple[list[int], bool]]:
     """This process's parts, and whether each counts: where parts do not go round, the first one is
@@ -118,18 +120,18 @@ def of_process(
     """
     every = accelerator.num_processes
     for first in range(0, len(parts), every):
-        at = first + accelerator.process_index
-        yield (parts[at], True) if at < len(parts) else (parts[0], False)
+        index = first + accelerator.process_index
+        yield (parts[index], True) if index < len(parts) else (parts[0], False)
 
 
-def measured_part(
+def measure_part(
     module: nn.Module,
     task: LearntTask,
     batches: TaskBatches,
     rows: Sequence[int],
     among: Ids,
     accelerator: Accelerator,
-) -> tuple[list[Predicted], dict[str, tuple[float, int]]]:
+) -> tuple[list[Prediction], dict[str, tuple[float, int]]]:
     """What the model says of some rows, ``among`` all that are measured, and each loss as a sum
     with the number of its labels.
     """
@@ -141,14 +143,14 @@ def measured_part(
     outputs, losses = module(batch)
     values = task.predict(outputs, batch)
     predicted = [
-        Predicted(row=row, value=value)
-        for row, value in zip(rows_of(host, batches, rows), values, strict=True)
+        Prediction(row=row, value=value)
+        for row, value in zip(find_rows(host, batches, rows), values, strict=True)
     ]
     sums = {name: (float(loss) * counts[name], counts[name]) for name, loss in losses.items()}
     return predicted, sums
 
 
-def rows_of(host: HostBatch, batches: TaskBatches, rows: Sequence[int]) -> list[int]:
+def find_rows(host: HostBatch, batches: TaskBatches, rows: Sequence[int]) -> list[int]:
     """The rows that a batch has an example of: those whose picture could be decoded."""
     ids = {batches.table.pair_id(row): row for row in rows}
     return [ids[pair_id] for pair_id in dict.fromkeys(host.pair_ids)]

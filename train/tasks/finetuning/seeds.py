@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.mirror import as_given, push
 from vlmill.train.checkpoints.files import publish, read_record
@@ -28,26 +28,28 @@ def finetune_seeds(
         return finetune(recipe, inputs, output, fresh=fresh, force=force)
     folders = {seed: output / f"seed-{seed}" for seed in recipe.seeds}
     for seed, folder in folders.items():
-        of_seed = dataclasses.replace(recipe, seed=seed, seeds=())
-        said = finetune(of_seed, inputs, folder, fresh=fresh, force=force)
-        if said:
-            say(as_given(said))
+        seed_recipe = dataclasses.replace(recipe, seed=seed, seeds=())
+        message = finetune(seed_recipe, inputs, folder, fresh=fresh, force=force)
+        if message:
+            print_status(as_given(message))
         push(output)
-    if not said:  # one of several processes that leave the files to the first
+    if not message:  # one of several processes that leave the files to the first
         return ""
     values = {
         seed: read_record(find_checkpoint(folder)).validation for seed, folder in folders.items()
     }
     measured = {seed: value for seed, value in values.items() if value is not None}
-    summary = spread_of(measured)
+    summary = compute_spread(measured)
     best = max(measured, key=measured.__getitem__) if measured else recipe.seeds[0]
     publish(output, find_checkpoint(folders[best]))
     write_json(output / SEEDS, {"seeds": values, "best": best, **summary})
-    told = f"mean {summary['mean']:.4f}, standard deviation {summary['std']:.4f}" if summary else ""
-    return f"{output}: {len(folders)} seeds, {told or 'none was validated'}; the best is {best}"
+    summary_text = (
+        f"mean {summary['mean']:.4f}, standard deviation {summary['std']:.4f}" if summary else ""
+    )
+    return f"{output}: {len(folders)} seeds, {summary_text or 'none was validated'}; the best is {best}"
 
 
-def spread_of(values: dict[int, float]) -> dict[str, Any]:
+def compute_spread(values: dict[int, float]) -> dict[str, Any]:
     """Mean, standard deviation (of a sample) and range; nothing of no value."""
     numbers = list(values.values())
     if not numbers:

@@ -19,7 +19,7 @@ from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipes
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.model import (
     OF_DATA,
@@ -47,18 +47,18 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
             f"--init {init.path} is {with_article(init.variant)}; {recipe.name} starts from "
             f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
         )
-    trunk = body_of(init)
-    ours = training_of(recipe.variant).body_of(recipe.model)
-    if init.variant != "bert" and type(trunk) is not type(ours):
+    trunk = get_body(init)
+    recipe_body = get_training(recipe.variant).body_of(recipe.model)
+    if init.variant != "bert" and type(trunk) is not type(recipe_body):
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)} over {type(trunk).__name__}, "
-            f"{recipe.name} wants {type(ours).__name__}; take the recipe of that model"
+            f"{recipe.name} wants {type(recipe_body).__name__}; take the recipe of that model"
         )
 
 
-def body_of(init: LoadedCheckpoint) -> Any:
+def get_body(init: LoadedCheckpoint) -> Any:
     """The configuration of what a checkpoint has of words and pictures."""
-    return training_of(init.variant).body_of(init.config)
+    return get_training(init.variant).body_of(init.config)
 
 
 def task_config(
@@ -69,36 +69,38 @@ def task_config(
 
     Raises InputError for changes of the recipe that the checkpoint's weights do not allow.
     """
-    training, init = training_of(recipe.variant), sources.init
-    ours, whole = training.body_of(recipe.model), recipe.model
+    training, init = get_training(recipe.variant), sources.init
+    recipe_body, model = training.body_of(recipe.model), recipe.model
     # A BERT has the sizes of its checkpoint, another model that starts from BERT its own.
-    if init is None or (init.variant == "bert" and not isinstance(ours, BertConfig)):
-        of_data = {"vocab_size": vocab_size}
+    if init is None or (init.variant == "bert" and not isinstance(recipe_body, BertConfig)):
+        data_sizes = {"vocab_size": vocab_size}
         if sources.regions is not None and not training.makes_features:
-            of_data["region_width"] = sources.reader.feature_dim
-        body = dataclasses.replace(ours, **of_data)
+            data_sizes["region_width"] = sources.reader.feature_dim
+        body = dataclasses.replace(recipe_body, **data_sizes)
     else:
-        body = of_checkpoint(recipe, ours, init)
+        body = make_checkpoint_body(recipe, recipe_body, init)
         if training.makes_features:
-            whole = dataclasses.replace(whole, cnn=network_of_checkpoint(recipe, init))
+            model = dataclasses.replace(model, cnn=network_of_checkpoint(recipe, init))
         else:
             check_regions(body, sources)
-    return dataclasses.replace(training.with_body(whole, body), **sizes)
+    return dataclasses.replace(training.with_body(model, body), **sizes)
 
 
-def of_checkpoint(recipe: TaskRecipe, ours: Any, init: LoadedCheckpoint) -> Any:
+def make_checkpoint_body(recipe: TaskRecipe, recipe_body: Any, init: LoadedCheckpoint) -> Any:
     """The body of ``--init``, but for what no weight depends on, which is the recipe's."""
-    theirs = body_of(init)
+    init_body = get_body(init)
     if recipe.variant.startswith("vl-bert"):
-        theirs = vlbert_for_task(theirs, pooler=ours.pooler, masked_region=ours.masked_region)
-    names = [field.name for field in dataclasses.fields(ours)]
+        init_body = vlbert_for_task(
+            init_body, pooler=recipe_body.pooler, masked_region=recipe_body.masked_region
+        )
+    names = [field.name for field in dataclasses.fields(recipe_body)]
     free = [name for name in names if any(part in name for part in WITHOUT_WEIGHTS)]
     if recipe.variant.startswith("vlmo"):
         free += VLMO_TASK
     if recipe.variant == "vlmo-text":
         free.append("first_vl_layer")  # texts alone meet no picture
-    body = dataclasses.replace(theirs, **{name: getattr(ours, name) for name in free})
-    refuse_changes(recipe, training_of(recipe.variant).body, body, init)
+    body = dataclasses.replace(init_body, **{name: getattr(recipe_body, name) for name in free})
+    refuse_changes(recipe, get_training(recipe.variant).body, body, init)
     return body
 
 
@@ -106,8 +108,8 @@ def network_of_checkpoint(recipe: TaskRecipe, init: LoadedCheckpoint) -> RegionC
     """The network of ``--init`` that makes the regions' features; the recipe says how much of it is
     trained.
     """
-    theirs: RegionCnnConfig = init.config.cnn
-    network = dataclasses.replace(theirs, frozen_stages=recipe.model.cnn.frozen_stages)
+    init_network: RegionCnnConfig = init.config.cnn
+    network = dataclasses.replace(init_network, frozen_stages=recipe.model.cnn.frozen_stages)
     refuse_changes(recipe, "cnn", network, init)
     return network
 
@@ -120,12 +122,12 @@ def refuse_changes(recipe: TaskRecipe, part: str, config: Any, init: LoadedCheck
     if known is None:
         return
     flat = flatten(to_plain(config))
-    asked, usual = (
+    recipe_values, default_values = (
         flatten(to_plain(attrgetter(part)(model) if part else model))
         for model in (recipe.model, known().model)
     )
-    for name, value in asked.items():
-        changed = usual.get(name) != value and name.rpartition(".")[2] not in OF_DATA
+    for name, value in recipe_values.items():
+        changed = default_values.get(name) != value and name.rpartition(".")[2] not in OF_DATA
         if changed and flat.get(name) != value:
             field = f"model.{part}.{name}" if part else f"model.{name}"
             raise InputError(
@@ -155,14 +157,14 @@ def first_task_model(
     refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = MODELS[recipe.variant].model(recipe.model)
-    init, body = sources.init, training_of(recipe.variant).body_of(recipe.model)
+    init, body = sources.init, get_training(recipe.variant).body_of(recipe.model)
     if recipe.standardise_features and (init is None or init.variant == "bert"):
-        trunk = training_of(recipe.variant).body_of(fresh)
+        trunk = get_training(recipe.variant).body_of(fresh)
         trunk.standardise_regions(*feature_statistics(sources.reader, trained_images))
     if init is None:
         return fresh
     try:
-        if init.variant == "bert" and not isinstance(body_of(init), type(body)):
+        if init.variant == "bert" and not isinstance(get_body(init), type(body)):
             start_from_bert(fresh, init)
         else:
             STARTS[recipe.variant](fresh, init, labels)
@@ -185,7 +187,7 @@ Labels = Sequence[Sequence[int]]
 
 def start_trunk(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
     """Takes the trunk of a pretrained model, or of one that was fine-tuned; heads are new."""
-    trunk = training_of(init.variant).body_of(init.model)
+    trunk = get_training(init.variant).body_of(init.model)
     fresh.trunk.load_state_dict(trunk.state_dict())
     say_what_is_new(sorted(n for n, _ in fresh.named_parameters() if not n.startswith("trunk.")))
 
@@ -219,7 +221,7 @@ def start_vlmo_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
 
 def start_same(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels) -> None:
     """Goes on with the whole model of pretraining, its heads included."""
-    fresh.load_state_dict(training_of(init.variant).body_of(init.model).state_dict())
+    fresh.load_state_dict(get_training(init.variant).body_of(init.model).state_dict())
 
 
 def start_vlmo_dual(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:

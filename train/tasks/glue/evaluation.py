@@ -21,7 +21,7 @@ from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import write_prediction_file
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
-from vlmill.train.tasks.task import Evaluated
+from vlmill.train.tasks.task import EvaluationResult
 
 NO_SPLIT = "train"  # of rows that name none
 COLUMNS = ("example_id", "text_a", "text_b", "label_id", "score", "split")
@@ -35,16 +35,16 @@ class Part:
     """Holds what was predicted of a split, of MNLI of a half of one, and its public labels."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    said: dict[str, float] = field(default_factory=dict)
+    decode_logits: dict[str, float] = field(default_factory=dict)
     labels: dict[str, float] = field(default_factory=dict)
 
 
-def said(value: Sequence[float]) -> float:
+def decode_logits(value: Sequence[float]) -> float:
     """The class with the highest logit, the first of equal ones; or the score."""
     return value[0] if len(value) == 1 else int(np.argmax(value))
 
 
-def part_of(task: str, split: str) -> tuple[str, str]:
+def parse_split(task: str, split: str) -> tuple[str, str]:
     """A split's name and the key of `metrics.TASKS`: ``dev`` and ``mnli-mm``."""
     if task != "mnli":
         return split, task
@@ -54,9 +54,9 @@ def part_of(task: str, split: str) -> tuple[str, str]:
     return split, HALVES[0]
 
 
-def evaluated(
+def evaluate_predictions(
     examples: str, settings: GlueSettings, values: Mapping[str, Sequence[float]]
-) -> Evaluated:
+) -> EvaluationResult:
     """Scores the predictions ``values``, by example_id, and averages them with other tasks'."""
     figures, headline, notes = Figures(), list[str](), list[str]()
     files, cases, published = [], list[Case](), list[str]()
@@ -78,16 +78,16 @@ def evaluated(
         lacking |= dict.fromkeys(same, "undefined")
         published += [f"glue/dev/{task}/{metric}" for metric in dict.fromkeys(metrics)]
         labelled = [row for row in part.rows if row["example_id"] in part.labels]
-        cases += [case_of(task, row, values[row["example_id"]]) for row in labelled]
+        cases += [make_case(task, row, values[row["example_id"]]) for row in labelled]
     if settings.scores is not None:
-        averages, missing = averages_of(figures, settings.scores)
+        averages, missing = compute_averages(figures, settings.scores)
         figures |= averages
         headline += AVERAGES
         published.append(AVERAGES[0])
         notes += [f"No average without {', '.join(missing)}."] if missing else []
         undefined = [name for name in AVERAGES if averages[name] is None]
         lacking |= dict.fromkeys(undefined, "figures of other tasks are missing")
-    return Evaluated(
+    return EvaluationResult(
         figures=figures,
         headline=headline,
         lacking=lacking,
@@ -108,9 +108,9 @@ def read_parts(
             key = row["example_id"]
             if key not in values:
                 continue
-            part = parts.setdefault(part_of(task, row["split"] or NO_SPLIT), Part())
+            part = parts.setdefault(parse_split(task, row["split"] or NO_SPLIT), Part())
             part.rows.append(row)
-            part.said[key] = said(values[key])
+            part.said[key] = decode_logits(values[key])
             label = row["score"] if task == "sts-b" else row["label_id"]
             if label is not None and (task == "sts-b" or label >= 0):
                 part.labels[key] = label
@@ -128,7 +128,7 @@ def write_predictions(folder: Path, *, task: str, said_of: Mapping[str, float]) 
     write_prediction_file(folder, task, {int(number): value for number, value in numbers.items()})
 
 
-def case_of(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case:
+def make_case(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case:
     """A row as a report shows it: its score is the right class's probability, or how near STS-B's
     is, of 1.
     """
@@ -137,23 +137,28 @@ def case_of(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case:
         logits = np.array(value, dtype=np.float64)
         odds = np.exp(logits - logits.max())
         score = float(odds[row["label_id"]] / odds.sum())
-        told, right = classes[int(said(value))], classes[row["label_id"]]
+        prediction, right = classes[int(decode_logits(value))], classes[row["label_id"]]
     else:
         score = 1 - abs(value[0] - row["score"]) / 5
-        told, right = f"{value[0]:.2f}", f"{row['score']:.2f}"
-    asked = row["text_a"] if row["text_b"] is None else f"{row['text_a']} | {row['text_b']}"
+        prediction, right = f"{value[0]:.2f}", f"{row['score']:.2f}"
+    text = row["text_a"] if row["text_b"] is None else f"{row['text_a']} | {row['text_b']}"
     return Case(
-        example_id=row["example_id"], image_id="", score=score, asked=asked, said=told, right=right
+        example_id=row["example_id"],
+        image_id="",
+        score=score,
+        asked=text,
+        said=prediction,
+        right=right,
     )
 
 
-def averages_of(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
+def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
     """The averages over all eight tasks with the figures of other evaluations, and what is missing.
 
     Raises InputError for a pattern of no evaluation, and for two that have the same figure.
     """
     together, homes = dict(figures), dict[str, str]()
-    for path in evaluations_of(pattern):
+    for path in find_evaluations(pattern):
         for name, value in json.loads(path.read_text(encoding="utf-8")).items():
             if not name.startswith("glue/dev/") or (name in together and name not in homes):
                 continue
@@ -163,13 +168,13 @@ def averages_of(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
                     "one evaluation of each task"
                 )
             together[name], homes[name] = value, str(path.parent)
-    wanted = [f"glue/dev/{task}/{metric}" for task, metric in INTERBERT.items()]
-    wanted += [f"glue/dev/{half}/accuracy" for half in HALVES]
-    lacking = [name for name in wanted if together.get(name) is None]
+    required_names = [f"glue/dev/{task}/{metric}" for task, metric in INTERBERT.items()]
+    required_names += [f"glue/dev/{half}/accuracy" for half in HALVES]
+    lacking = [name for name in required_names if together.get(name) is None]
     return glue_averages(together), lacking
 
 
-def evaluations_of(pattern: str) -> list[Path]:
+def find_evaluations(pattern: str) -> list[Path]:
     """The metrics of the evaluations in the folders of a pattern. Raises InputError for none."""
     files = [Path(folder) / METRICS for folder in sorted(glob(pattern))]
     files = [path for path in files if path.is_file()]

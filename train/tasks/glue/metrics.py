@@ -108,16 +108,20 @@ def glue_metrics(
     """
     require_same_ids(predictions.keys(), labels.keys(), f"predictions of {task}")
     require_finite({key: np.array(value, np.float64) for key, value in predictions.items()}, task)
-    ours = np.array([predictions[key] for key in labels])
-    theirs = np.array(list(labels.values()))
+    predicted_values = np.array([predictions[key] for key in labels])
+    label_values = np.array(list(labels.values()))
     name, rules = f"glue/{split}/{task}", TASKS[task]
-    figures: Figures = share(f"{name}/accuracy", ours == theirs) if rules.accuracy else {}
-    for metric, of in (rules.metrics or {}).items():
-        figures[f"{name}/{metric}"] = of(ours, theirs)
-    named = [f"{name}/accuracy"] * rules.accuracy + [f"{name}/{m}" for m in rules.metrics or ()]
-    if len(named) > 1:
-        figures[f"{name}/mean"] = mean([figures[metric] for metric in named])
-    return figures | {f"{name}/n": len(theirs)}
+    figures: Figures = (
+        share(f"{name}/accuracy", predicted_values == label_values) if rules.accuracy else {}
+    )
+    for metric, compute in (rules.metrics or {}).items():
+        figures[f"{name}/{metric}"] = compute(predicted_values, label_values)
+    figure_names = [f"{name}/accuracy"] * rules.accuracy + [
+        f"{name}/{m}" for m in rules.metrics or ()
+    ]
+    if len(figure_names) > 1:
+        figures[f"{name}/mean"] = mean([figures[metric] for metric in figure_names])
+    return figures | {f"{name}/n": len(label_values)}
 
 
 # What InterBERT's table prints of each task (its text says accuracy for CoLA).

@@ -29,7 +29,7 @@ from vlmill.models.vlmo.config import (
 from vlmill.train.recipes.feeding import bert_feeding
 from vlmill.train.recipes.fine_tuning import BERT, PUBLISHED_RUN, TRIAL_RUN, from_bert
 from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 
 TEXTS = "texts of GLUE"
@@ -48,7 +48,7 @@ class GlueSettings:
     scores: str | None = None
 
 
-def glue_stage(**changes: Any) -> Pass:
+def glue_stage(**changes: Any) -> TrainingStage:
     """The paper's run (sec. 4.3)."""
     fields: dict[str, Any] = {
         "epochs": 3,
@@ -56,7 +56,7 @@ def glue_stage(**changes: Any) -> Pass:
         "feeding": replace(bert_feeding(), max_tokens=LENGTH),
         "optimizer": Optimizer(lr=2e-5),
     }
-    return Pass(name="glue", **(fields | changes))
+    return TrainingStage(name="glue", **(fields | changes))
 
 
 def glue_recipe(
@@ -94,7 +94,7 @@ def glue_bert() -> TaskRecipe:
     )
 
 
-def of_interbert(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
+def make_interbert_recipe(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
     """InterBERT's text alone: interaction over words, then the text's module [choice]."""
     return glue_recipe(
         name,
@@ -108,14 +108,14 @@ def of_interbert(name: str, trunk: InterBertConfig, about: str, init: str) -> Ta
 
 def glue_interbert() -> TaskRecipe:
     """The paper's model, the last row."""
-    return of_interbert(
+    return make_interbert_recipe(
         "glue-interbert", interbert_paper(), "GLUE with InterBERT", "a pretrained InterBERT"
     )
 
 
 def glue_interbert_released() -> TaskRecipe:
     """The released depth, whose text module has BERT's upper layers."""
-    return of_interbert(
+    return make_interbert_recipe(
         "glue-interbert-released",
         interbert_released(),
         "GLUE with InterBERT, the released depth",
@@ -125,7 +125,7 @@ def glue_interbert_released() -> TaskRecipe:
 
 def glue_single_stream() -> TaskRecipe:
     """Without extraction modules, the second row."""
-    return of_interbert(
+    return make_interbert_recipe(
         "glue-single-stream",
         interbert_single_stream(),
         "GLUE with InterBERT without extraction modules",

@@ -38,15 +38,21 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.glue.evaluation import evaluated, said
+from vlmill.train.tasks.glue.evaluation import evaluate_predictions, decode_logits
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import BEST_SCORE
-from vlmill.train.tasks.glue.texts import joined, pieces_of
+from vlmill.train.tasks.glue.texts import join_texts, encode_text
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_variant
+from vlmill.train.tasks.task import (
+    EvaluationResult,
+    Prediction,
+    SampleSource,
+    Task,
+    require_variant,
+)
 
 LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "label_id", "score")])
 VARIANTS = ("bert-text", "interbert-text", "vlmo-text")
@@ -131,12 +137,12 @@ class Glue(Task):
         """The head's outputs mean the task's classes, whatever table it was trained on."""
         return TaskRecord(name=self.name, labels=self.classes)
 
-    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The texts, cut together."""
         assert self.tokenizer is not None
         values = (batches.table.value(name, visit.row) for name in ("text_a", "text_b"))
-        first, *second = (pieces_of(v, self.tokenizer) for v in values if v is not None)
-        tokens, num_first = joined(
+        first, *second = (encode_text(v, self.tokenizer) for v in values if v is not None)
+        tokens, num_first = join_texts(
             first, second[0] if second else None, self.tokenizer, self.max_tokens
         )
         none = np.zeros(len(tokens), dtype=np.bool_)
@@ -197,30 +203,30 @@ class Glue(Task):
         """The highest logit, or the score."""
         return max(value)
 
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """The task's metrics of the rows with a label, both halves of MNLI as one."""
-        ours, theirs = dict[int, float](), dict[int, float]()
-        for one in predicted:
-            label, score = (table.value(name, one.row) for name in ("label_id", "score"))
+        predictions, labels = dict[int, float](), dict[int, float]()
+        for prediction in predicted:
+            label, score = (table.value(name, prediction.row) for name in ("label_id", "score"))
             if label >= 0 or (not self.classes and score is not None):
-                ours[one.row] = said(one.value)
-                theirs[one.row] = label if self.classes else score
-        figures = glue_metrics(self.rules, ours, theirs) if theirs else {}
-        named = {name.rpartition("/")[2]: value for name, value in figures.items()}
+                predictions[prediction.row] = decode_logits(prediction.value)
+                labels[prediction.row] = label if self.classes else score
+        figures = glue_metrics(self.rules, predictions, labels) if labels else {}
+        values_by_metric = {name.rpartition("/")[2]: value for name, value in figures.items()}
         measured = {
             name: value
-            for name, value in named.items()
+            for name, value in values_by_metric.items()
             if value is not None and not name.endswith(("_stderr", "_n")) and name != "n"
         }
         # A correlation of what is constant is none; as the best checkpoint's it is no better.
         return {self.criterion.name: 0.0} | measured
 
     def evaluate(
-        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
-    ) -> Evaluated:
+        self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
+    ) -> EvaluationResult:
         """The official metrics of each split, and the server's file."""
-        values = {table.pair_id(one.row): one.value for one in predicted}
-        return evaluated(examples, self.settings, values)
+        values = {table.pair_id(prediction.row): prediction.value for prediction in predicted}
+        return evaluate_predictions(examples, self.settings, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +238,8 @@ class TextSample(Sample):
 
 def second_segments(tokens: Int[Tensor, "B T"], num_first: Int[Tensor, " B"]) -> Int[Tensor, "B T"]:
     """Segment 1 from each row's ``num_first`` on."""
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    return (places >= num_first[:, None]).to(tokens.dtype)
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    return (positions >= num_first[:, None]).to(tokens.dtype)
 
 
 def glue(
@@ -248,7 +254,7 @@ def glue(
         raise InputError("blind=true: glue shows no picture; drop it")
     require_variant(recipe, VARIANTS)
     task = Glue(settings=recipe.settings, max_tokens=longest_text(recipe, init))
-    there = sources_of(examples)
+    there = list_sources(examples)
     if task.source not in there:
         known = [name for name in there if name.startswith("glue/")]
         raise InputError(
@@ -261,9 +267,9 @@ def glue(
 
 def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     """How many tokens are read: what the recipe feeds, as far as the model has positions."""
-    configs = [training_of(recipe.variant).body_of(recipe.model)]
+    configs = [get_training(recipe.variant).body_of(recipe.model)]
     if init is not None:
-        configs.append(training_of(init.variant).body_of(init.config))
+        configs.append(get_training(init.variant).body_of(init.config))
     # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]
@@ -271,7 +277,7 @@ def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     return limit
 
 
-def sources_of(examples: str) -> list[str]:
+def list_sources(examples: str) -> list[str]:
     """The sources of a table of statements."""
     batches = iter_batches(examples, STATEMENTS, columns=["source"], flag="--examples")
     sources = {value for batch in batches for value in batch.column(0).unique().to_pylist()}

@@ -13,13 +13,13 @@ from vlmill.train.loading.vocabulary import CLS, SEP
 from vlmill.train.tasks.vcr.texts import cut_pair
 
 
-def pieces_of(text: str, words: Tokenizer) -> list[int]:
+def encode_text(text: str, words: Tokenizer) -> list[int]:
     """Returns a text's word pieces, without [CLS] and [SEP]."""
     ids: list[int] = words.encode(text, add_special_tokens=False).ids
     return ids
 
 
-def joined(
+def join_texts(
     first: Sequence[int], second: Sequence[int] | None, words: Tokenizer, longest: int
 ) -> tuple[Ids, int]:
     """Returns at most ``longest`` tokens int64 [T], and how many of them are of segment 0.

@@ -14,7 +14,7 @@ from vlmill.train.tasks.nlvr2.metrics import nlvr2_metrics, verdicts
 from vlmill.train.tasks.nlvr2.submission import write_predictions
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
-from vlmill.train.tasks.task import Evaluated
+from vlmill.train.tasks.task import EvaluationResult
 
 PUBLISHED = ("nlvr2/dev/accuracy", "nlvr2/test-P/accuracy")
 NO_SPLIT = "train"  # of rows that name none
@@ -33,12 +33,12 @@ class Split:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def identifier_of(example_id: str) -> str:
+def get_identifier(example_id: str) -> str:
     """Returns the data set's own identifier: ``dev-12-3-1`` of ``nlvr2/dev-12-3-1``."""
     return example_id.rpartition("/")[2]
 
 
-def evaluated(examples: str, values: Mapping[str, Sequence[float]]) -> Evaluated:
+def evaluate_predictions(examples: str, values: Mapping[str, Sequence[float]]) -> EvaluationResult:
     """Scores the logits ``values`` of false and true, by example_id.
 
     Raises InputError for identifiers of another form than SPLIT-SET-PAIR-SENTENCE.
@@ -47,10 +47,10 @@ def evaluated(examples: str, values: Mapping[str, Sequence[float]]) -> Evaluated
     files, cases = [], list[Case]()
     for name, split in read_splits(examples, values).items():
         files.append(partial(write_split, name=name, split=split))
-        ours = [f"nlvr2/{name}/{figure}" for figure in ("accuracy", "consistency")]
-        headline += ours
+        figure_names = [f"nlvr2/{name}/{figure}" for figure in ("accuracy", "consistency")]
+        headline += figure_names
         if not split.labels:
-            figures |= dict.fromkeys(ours)
+            figures |= dict.fromkeys(figure_names)
             continue
         if unscored := len(split.rows) - len(split.labels):
             notes.append(f"{unscored} statements of {name} have no label and are not scored.")
@@ -59,16 +59,16 @@ def evaluated(examples: str, values: Mapping[str, Sequence[float]]) -> Evaluated
             subset: {
                 key
                 for row in split.rows
-                if row["subset"] == subset and (key := identifier_of(row["example_id"])) in right
+                if row["subset"] == subset and (key := get_identifier(row["example_id"])) in right
             }
             for subset in SUBSETS
         }
-        of_split = {subset: keys for subset, keys in subsets.items() if keys}
-        figures |= nlvr2_metrics(right, name, of_split)
+        nonempty_subsets = {subset: keys for subset, keys in subsets.items() if keys}
+        figures |= nlvr2_metrics(right, name, nonempty_subsets)
         cases += [
-            case_of(row, values[row["example_id"]]) for row in split.rows if row["label_id"] >= 0
+            make_case(row, values[row["example_id"]]) for row in split.rows if row["label_id"] >= 0
         ]
-    return Evaluated(
+    return EvaluationResult(
         figures=figures,
         headline=headline,
         published=PUBLISHED,
@@ -87,7 +87,7 @@ def read_splits(examples: str, values: Mapping[str, Sequence[float]]) -> dict[st
                 continue
             name = row["split"] or NO_SPLIT
             split = splits.setdefault(SPLITS.get(name, name), Split())
-            key = identifier_of(row["example_id"])
+            key = get_identifier(row["example_id"])
             split.rows.append(row)
             split.said[key] = WORDS[int(np.argmax(values[row["example_id"]]))]
             if row["label_id"] >= 0:
@@ -97,11 +97,11 @@ def read_splits(examples: str, values: Mapping[str, Sequence[float]]) -> dict[st
 
 def write_split(folder: Path, *, name: str, split: Split) -> None:
     """Writes ``nlvr2_SPLIT.csv``, which the data set's scripts read."""
-    said = {key: word == WORDS[1] for key, word in split.said.items()}
-    write_predictions(folder / f"nlvr2_{name}.csv", said, list(split.said))
+    predictions = {key: word == WORDS[1] for key, word in split.said.items()}
+    write_predictions(folder / f"nlvr2_{name}.csv", predictions, list(split.said))
 
 
-def case_of(row: Mapping[str, Any], value: Sequence[float]) -> Case:
+def make_case(row: Mapping[str, Any], value: Sequence[float]) -> Case:
     """A statement as a report shows it; its score is the right class's probability."""
     logits = np.array(value, dtype=np.float64)
     odds = np.exp(logits - logits.max())

@@ -20,20 +20,20 @@ def verdicts(predictions: Mapping[str, str], labels: Mapping[str, str]) -> dict[
     Raises InputError for missing and surplus identifiers.
     """
     require_same_ids(predictions.keys(), labels.keys(), "predictions")
-    said = {key: predictions[key].lower() for key in labels}
+    words = {key: predictions[key].lower() for key in labels}
     return {
-        key: said[key] == label.lower() if said[key] in WORDS else None
+        key: words[key] == label.lower() if words[key] in WORDS else None
         for key, label in labels.items()
     }
 
 
-def consistency_groups(found: Verdicts) -> dict[str, bool]:
+def consistency_groups(results: Verdicts) -> dict[str, bool]:
     """Says of each use of a sentence (split, set, sentence) whether all of its examples are right.
 
     Raises InputError for an identifier of another form.
     """
     groups: dict[str, bool] = {}
-    for identifier, verdict in found.items():
+    for identifier, verdict in results.items():
         parts = identifier.split("-")
         if len(parts) != 4:
             raise InputError(f"identifier {identifier!r}: want SPLIT-SET-PAIR-SENTENCE")
@@ -42,25 +42,25 @@ def consistency_groups(found: Verdicts) -> dict[str, bool]:
     return groups
 
 
-def among(found: Verdicts, identifiers: Iterable[str]) -> list[bool]:
+def select_results(results: Verdicts, identifiers: Iterable[str]) -> list[bool]:
     """Returns what is right of some examples; those with neither true nor false are left out.
 
     So do the official codes for subsets and categories, whose denominators are therefore smaller.
     Raises InputError for an example that was not predicted.
     """
     identifiers = list(identifiers)
-    require_same_ids(found.keys() & set(identifiers), set(identifiers), "predictions")
-    return [verdict for key in identifiers if (verdict := found[key]) is not None]
+    require_same_ids(results.keys() & set(identifiers), set(identifiers), "predictions")
+    return [verdict for key in identifiers if (verdict := results[key]) is not None]
 
 
-def nlvr2_metrics(found: Verdicts, split: str, subsets: Mapping[str, Set[str]]) -> Figures:
+def nlvr2_metrics(results: Verdicts, split: str, subsets: Mapping[str, Set[str]]) -> Figures:
     """Returns ``nlvr2/SPLIT/accuracy`` and ``consistency`` with their errors and counts.
 
     For each of ``subsets`` (``balanced``, ``unbalanced``) there is ``NAME_accuracy``.
     """
     name = f"nlvr2/{split}"
-    figures = share(f"{name}/accuracy", [verdict is True for verdict in found.values()])
-    figures |= share(f"{name}/consistency", list(consistency_groups(found).values()))
+    figures = share(f"{name}/accuracy", [verdict is True for verdict in results.values()])
+    figures |= share(f"{name}/consistency", list(consistency_groups(results).values()))
     for subset, identifiers in subsets.items():
-        figures |= share(f"{name}/{subset}_accuracy", among(found, sorted(identifiers)))
+        figures |= share(f"{name}/{subset}_accuracy", select_results(results, sorted(identifiers)))
     return figures

@@ -40,11 +40,11 @@ from vlmill.train.recipes.fine_tuning import (
     vlmo_task_optimizer,
 )
 from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 
-PICTURES = 2  # of a statement
-REGIONS, IMAGES = "regions of the pictures", "--images: the pictures"
+NUM_IMAGES = 2  # of a statement
+REGIONS, IMAGES_FLAG = "regions of the pictures", "--images: the pictures"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Nlvr2Settings:
     @property
     def samples_of_pair(self) -> int:
         """How many pairs are computed for a statement."""
-        return PICTURES
+        return NUM_IMAGES
 
 
 def nlvr2_recipe(
@@ -64,7 +64,7 @@ def nlvr2_recipe(
     variant: str,
     model: Any,
     starts_from: tuple[str, ...],
-    stage: Pass,
+    stage: TrainingStage,
     about: str,
     needs: str,
     **changes: Any,
@@ -87,7 +87,7 @@ def nlvr2_recipe(
 # VLMo (arXiv:2111.02358, sec. 4.2): (statement, left) and (statement, right) through the fusion
 # encoder, pictures of 384 pixels, 10 epochs of 128.
 
-WITHOUT_HEADS = {"contrast": False, "match": False, "mlm": False, "num_images": PICTURES}
+WITHOUT_HEADS = {"contrast": False, "match": False, "mlm": False, "num_images": NUM_IMAGES}
 VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float, float]] = {  # rate, drop path
     "base": (vlmo_base, 5e-5, 0.1),
     "base-plus": (vlmo_base_plus, 3e-5, 0.2),  # [code]
@@ -103,7 +103,7 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
     """
     make, rate, drop_path = VLMO_SIZES[size]
     paper = size.endswith("-paper")
-    stage = Pass(
+    stage = TrainingStage(
         name="nlvr2",
         epochs=10,
         batch_size=128,
@@ -121,7 +121,7 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
         f"NLVR2 with VLMo {size.removesuffix('-paper')}, "
         + ("by the paper's text" if paper else "as released")
         + (f", {image_size} pixels" if pixels else ""),
-        f"{IMAGES}; --init: a pretrained VLMo",
+        f"{IMAGES_FLAG}; --init: a pretrained VLMo",
         seed=1,
         precision="fp16",
     )
@@ -130,9 +130,9 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
 # Models on regions: 12-in-1's way [choice]; neither ViLBERT's paper nor InterBERT's has the task.
 
 
-def of_regions(feeding: Feeding) -> Pass:
+def make_region_stage(feeding: Feeding) -> TrainingStage:
     """[choice]: 40 tokens, and ViLBERT's run for VQA in batches of 128 statements."""
-    return Pass(
+    return TrainingStage(
         name="nlvr2",
         epochs=20,
         epoch_steps="ceil",
@@ -147,9 +147,9 @@ def nlvr2_vilbert() -> TaskRecipe:
     return nlvr2_recipe(
         "nlvr2-vilbert",
         "vilbert-classifier",
-        VilbertClassifierConfig(trunk=vilbert_base(), num_labels=2, num_pictures=PICTURES),
+        VilbertClassifierConfig(trunk=vilbert_base(), num_labels=2, num_pictures=NUM_IMAGES),
         ("vilbert", "vilbert-tasks", "vilbert-classifier"),
-        of_regions(vilbert_feeding()),
+        make_region_stage(vilbert_feeding()),
         "NLVR2 with ViLBERT, as 12-in-1 does",
         f"{REGIONS}; --init: a pretrained ViLBERT",
     )
@@ -162,7 +162,7 @@ def nlvr2_vilbert_12in1() -> TaskRecipe:
         "vilbert-12in1-tasks",
         Vilbert12in1Config(trunk=vilbert_12in1()),
         ("vilbert-12in1-tasks",),
-        of_regions(vilbert_feeding()),
+        make_region_stage(vilbert_feeding()),
         "NLVR2 with 12-in-1's ViLBERT",
         f"{REGIONS}; --init: 12-in-1 (train-vl convert --family vilbert)",
     )
@@ -175,7 +175,7 @@ def nlvr2_interbert() -> TaskRecipe:
         "interbert-pictures",
         InterBertPicturesConfig(trunk=interbert_paper()),
         ("interbert", "interbert-tasks", "interbert-pictures"),
-        of_regions(interbert_feeding()),
+        make_region_stage(interbert_feeding()),
         "NLVR2 with InterBERT, as 12-in-1 does",
         f"{REGIONS}; --init: a pretrained InterBERT",
     )
@@ -206,7 +206,7 @@ def small(name: str, like: TaskRecipe, model: Any, **stage: Any) -> TaskRecipe:
 def nlvr2_vilbert_small() -> TaskRecipe:
     """With a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
-    model = VilbertClassifierConfig(trunk=trunk, num_labels=2, num_pictures=PICTURES, dropout=0.0)
+    model = VilbertClassifierConfig(trunk=trunk, num_labels=2, num_pictures=NUM_IMAGES, dropout=0.0)
     return small("nlvr2-vilbert-small", nlvr2_vilbert(), model)
 
 

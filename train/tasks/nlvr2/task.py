@@ -33,10 +33,16 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.nlvr2.evaluation import evaluated
-from vlmill.train.tasks.nlvr2.recipes import PICTURES, Nlvr2Settings
+from vlmill.train.tasks.nlvr2.evaluation import evaluate_predictions
+from vlmill.train.tasks.nlvr2.recipes import NUM_IMAGES, Nlvr2Settings
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_variant
+from vlmill.train.tasks.task import (
+    EvaluationResult,
+    Prediction,
+    SampleSource,
+    Task,
+    require_variant,
+)
 
 LABELS = pa.schema([STATEMENTS.schema.field("label_id"), *SECOND])
 
@@ -61,8 +67,8 @@ def pixel_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Ten
     """VLMo: both pairs through the fusion encoder (arXiv:2111.02358, sec. 4.2)."""
     assert batch.pixels is not None
     inputs = batch.inputs
-    pixels = batch.pixels.reshape(-1, PICTURES, *batch.pixels.shape[1:])
-    tokens, mask = inputs.tokens[::PICTURES], inputs.token_mask[::PICTURES]
+    pixels = batch.pixels.reshape(-1, NUM_IMAGES, *batch.pixels.shape[1:])
+    tokens, mask = inputs.tokens[::NUM_IMAGES], inputs.token_mask[::NUM_IMAGES]
     logits: Tensor = model(tokens, mask, pixels, real=batch.labels.get("real"))
     return logits
 
@@ -97,7 +103,7 @@ class Nlvr2(Task):
             as_pairs=as_pairs,
             labels=LABELS,
             two_pictures=True,
-            fault_of=fault_of,
+            fault_of=reject_reason,
         )
 
     @property
@@ -105,7 +111,7 @@ class Nlvr2(Task):
         """The head means the same for all data."""
         return TaskRecord(name=self.name)
 
-    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The statement with the left picture, then with the right one."""
         made = list[Sample]()
         for second in (False, True):
@@ -119,7 +125,7 @@ class Nlvr2(Task):
         """Each statement's class (-100: not public), and where its tokens stand in a batch of
         statements, for a model that reads them once.
         """
-        firsts = samples[::PICTURES]
+        firsts = samples[::NUM_IMAGES]
         ids = [table.value("label_id", sample.row) for sample in firsts]
         lengths = np.array([len(sample.text.tokens) for sample in firsts])
         real = np.flatnonzero(np.arange(lengths.max()) < lengths[:, None])
@@ -147,8 +153,8 @@ class Nlvr2(Task):
     def predict(self, outputs: Float[Tensor, "S 2"], batch: Batch) -> list[list[float]]:
         """The logits of false and true."""
         logits = outputs.float().cpu()
-        of_statements = dict(zip(batch.pair_ids[::PICTURES], logits.numpy(), strict=True))
-        require_finite(of_statements, "--checkpoint")
+        logits_by_id = dict(zip(batch.pair_ids[::NUM_IMAGES], logits.numpy(), strict=True))
+        require_finite(logits_by_id, "--checkpoint")
         values: list[list[float]] = logits.tolist()
         return values
 
@@ -156,28 +162,32 @@ class Nlvr2(Task):
         """The higher logit."""
         return max(value)
 
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """The share of right examples."""
-        labels = [table.value("label_id", one.row) for one in predicted]
+        labels = [table.value("label_id", prediction.row) for prediction in predicted]
         hits = [
-            int(np.argmax(one.value)) == label
-            for one, label in zip(predicted, labels, strict=True)
+            int(np.argmax(prediction.value)) == label
+            for prediction, label in zip(predicted, labels, strict=True)
             if label >= 0
         ]
         return {"accuracy": float(np.mean(hits)) if hits else 0.0}
 
     def evaluate(
-        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
-    ) -> Evaluated:
+        self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
+    ) -> EvaluationResult:
         """Accuracy and consistency of each split, and its file of predictions."""
-        return evaluated(examples, {table.pair_id(one.row): one.value for one in predicted})
+        return evaluate_predictions(
+            examples, {table.pair_id(prediction.row): prediction.value for prediction in predicted}
+        )
 
 
 def as_pairs(statements: pa.RecordBatch) -> pa.RecordBatch:
     """Reads statements as pairs with their first picture, and the second one's id; neither of one
     without two.
     """
-    rows = [ids if len(ids) == PICTURES else [None] * PICTURES for ids in _image_ids(statements)]
+    rows = [
+        ids if len(ids) == NUM_IMAGES else [None] * NUM_IMAGES for ids in _image_ids(statements)
+    ]
     columns = {name: statements.column(name) for name in statements.schema.names}
     columns |= {
         "pair_id": columns["example_id"],
@@ -194,7 +204,7 @@ def _image_ids(statements: pa.RecordBatch) -> list[list[str | None]]:
     return ids
 
 
-def fault_of(row: Mapping[str, Any]) -> Reason | None:
+def reject_reason(row: Mapping[str, Any]) -> Reason | None:
     """A label that is neither false nor true."""
     return None if -1 <= row["label_id"] <= 1 else Reason.LABEL_UNKNOWN
 

@@ -14,7 +14,7 @@ from vlmill.train.tasks.refcoco.metrics import (
 )
 from vlmill.train.tasks.report import Case, DrawnBox
 from vlmill.train.tasks.scores import Figures, shares_by_group
-from vlmill.train.tasks.task import Evaluated
+from vlmill.train.tasks.task import EvaluationResult
 
 PUBLISHED = tuple(f"refcoco+/{split}/accuracy" for split in ("val", "testA", "testB"))
 NO_SPLIT, NO_SOURCE = "train", "expressions"  # of rows that name none
@@ -30,18 +30,22 @@ class Split:
     asked: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def evaluated(examples: str, groundings: Mapping[str, Grounding], rule: IouRule) -> Evaluated:
+def evaluate_predictions(
+    examples: str, groundings: Mapping[str, Grounding], rule: IouRule
+) -> EvaluationResult:
     """Scores groundings by expression_id."""
     figures, headline, cases = Figures(), list[str](), list[Case]()
     for name, split in read_splits(examples, groundings).items():
-        of_split = {key: groundings[key] for key in split.asked}
-        figures |= refcoco_metrics(of_split, name, rule)
-        figures |= by_kind(name, split, of_split, rule)
+        split_groundings = {key: groundings[key] for key in split.asked}
+        figures |= refcoco_metrics(split_groundings, name, rule)
+        figures |= by_kind(name, split, split_groundings, rule)
         headline.append(f"{name}/accuracy")
-        cases += [case_of(key, split, one, rule) for key, one in of_split.items()]
-    empty = sum(not len(one.candidates) for one in groundings.values())
+        cases += [
+            make_case(key, split, grounding, rule) for key, grounding in split_groundings.items()
+        ]
+    empty = sum(not len(grounding.candidates) for grounding in groundings.values())
     notes = [f"{empty} expressions have no box to choose; they count as wrong."] if empty else []
-    return Evaluated(
+    return EvaluationResult(
         figures=figures,
         headline=headline,
         published=PUBLISHED,
@@ -66,15 +70,18 @@ def read_splits(examples: str, groundings: Mapping[str, Grounding]) -> dict[str,
 
 def by_kind(name: str, split: Split, groundings: Mapping[str, Grounding], rule: IouRule) -> Figures:
     """``NAME/accuracy/words/...`` and ``.../candidates/...``: where a model goes wrong."""
-    right = {key: float(choose(one, rule).right) for key, one in groundings.items()}
-    words = {key: group_of(len(split.asked[key][1].split()), LENGTHS) for key in groundings}
-    counts = {key: group_of(len(one.candidates), CANDIDATES) for key, one in groundings.items()}
+    right = {key: float(choose(grounding, rule).right) for key, grounding in groundings.items()}
+    words = {key: find_group(len(split.asked[key][1].split()), LENGTHS) for key in groundings}
+    counts = {
+        key: find_group(len(grounding.candidates), CANDIDATES)
+        for key, grounding in groundings.items()
+    }
     return shares_by_group(f"{name}/accuracy/words", right, words) | shares_by_group(
         f"{name}/accuracy/candidates", right, counts
     )
 
 
-def group_of(number: int, ends: tuple[int, ...]) -> str:
+def find_group(number: int, ends: tuple[int, ...]) -> str:
     """The group of a number: ``0-2``, ``3-4``, ..., and ``above-7``."""
     first = 0
     for end in ends:
@@ -84,23 +91,23 @@ def group_of(number: int, ends: tuple[int, ...]) -> str:
     return f"above-{ends[-1]}"
 
 
-def case_of(key: str, split: Split, grounding: Grounding, rule: IouRule) -> Case:
+def make_case(key: str, split: Split, grounding: Grounding, rule: IouRule) -> Case:
     """An expression as a report shows it: its score is how far the chosen box overlaps."""
     image_id, text = split.asked[key]
     chosen = choose(grounding, rule).chosen
     boxes = [DrawnBox(box=grounding.reference, label="right", kind="right")]
-    said, score = "(no box)", 0.0
+    prediction, score = "(no box)", 0.0
     if chosen is not None:
         box = grounding.candidates[chosen]
         score = float(iou(grounding.reference, box[None], rule)[0])
-        said = f"box {chosen + 1} of {len(grounding.candidates)}"
+        prediction = f"box {chosen + 1} of {len(grounding.candidates)}"
         boxes.append(DrawnBox(box=box, label="chosen", kind="chosen"))
     return Case(
         example_id=key,
         image_id=image_id,
         score=score,
         asked=text or "(empty)",
-        said=said,
+        said=prediction,
         right=", ".join(f"{corner:.0f}" for corner in grounding.reference),
         boxes=tuple(boxes),
         size=grounding.size,

@@ -47,14 +47,14 @@ def iou(box: Boxes, boxes: Boxes, rule: IouRule = RULES["exact"]) -> NDArray[np.
 
     Empty boxes have 0 with every other.
     """
-    one, many = box.astype(rule.dtype), boxes.astype(rule.dtype).reshape(-1, 4)
+    corners, many = box.astype(rule.dtype), boxes.astype(rule.dtype).reshape(-1, 4)
     extra = rule.dtype(rule.extra)
-    sides = np.minimum(one[2:], many[:, 2:]) - np.maximum(one[:2], many[:, :2]) + extra
+    sides = np.minimum(corners[2:], many[:, 2:]) - np.maximum(corners[:2], many[:, :2]) + extra
     sides = np.where((sides > rule.least).all(axis=1, keepdims=True), sides, rule.dtype(0))
     shared = sides[:, 0] * sides[:, 1]
-    own = (one[2] - one[0] + extra) * (one[3] - one[1] + extra)
+    area = (corners[2] - corners[0] + extra) * (corners[3] - corners[1] + extra)
     areas = (many[:, 2] - many[:, 0] + extra) * (many[:, 3] - many[:, 1] + extra)
-    union = own + areas - shared
+    union = area + areas - shared
     overlap: NDArray[np.floating] = np.zeros_like(shared)
     np.divide(shared, union, out=overlap, where=union > 0)
     return overlap

@@ -34,7 +34,7 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_task_optimizer,
 )
 from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.vqa.recipes import vlbert_vqa_optimizer
 
@@ -65,7 +65,12 @@ NEEDS = "regions of COCO's train2014 at detected and at annotated boxes"
 
 
 def refcoco_recipe(
-    name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
+    name: str,
+    variant: str,
+    model: Any,
+    starts_from: tuple[str, ...],
+    stage: TrainingStage,
+    **changes: Any,
 ) -> TaskRecipe:
     """What the published runs share."""
     fields: dict[str, Any] = PUBLISHED_RUN | {
@@ -102,7 +107,7 @@ def vilbert_refcoco_feeding() -> Feeding:
 
 def refcoco_vilbert() -> TaskRecipe:
     """As released: a region that overlaps by half is taught its overlap."""
-    stage = Pass(
+    stage = TrainingStage(
         name="refcoco",
         epochs=20,
         epoch_steps="ceil",
@@ -142,7 +147,7 @@ def vlbert_refcoco_feeding() -> Feeding:
 
 def refcoco_vl_bert() -> TaskRecipe:
     """As released, but on stored features: 20 epochs of 32 at 8e-7 a row."""
-    stage = Pass(
+    stage = TrainingStage(
         name="refcoco",
         epochs=20,
         epoch_steps="ceil",

@@ -41,15 +41,15 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.mirrored import mirrored_text, sides_of
-from vlmill.train.tasks.refcoco.evaluation import evaluated
+from vlmill.train.tasks.mirrored import mirrored_text, find_sides
+from vlmill.train.tasks.refcoco.evaluation import evaluate_predictions
 from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
 from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import (
-    Evaluated,
-    Predicted,
-    Reading,
+    EvaluationResult,
+    Prediction,
+    SampleSource,
     Task,
     require_kind,
     require_variant,
@@ -64,7 +64,7 @@ SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the sa
 OUTSIDE_PX = 1.0  # a box that reaches further out of its picture is another picture's
 
 
-def targets_of(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> NDArray[np.float32]:
+def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> NDArray[np.float32]:
     """Returns what each box is taught [N]: 0 unless it overlaps with the reference by half."""
     rule = RULES[settings.label_rule]
     overlaps = iou(reference, boxes, rule)
@@ -72,11 +72,11 @@ def targets_of(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> NDA
     return np.where(right, overlaps if settings.labels == "soft" else 1, 0).astype(np.float32)
 
 
-def with_whole(boxes: Array, size: tuple[int, int], feeding: Feeding) -> Array:
+def prepend_image_box(boxes: Array, size: tuple[int, int], feeding: Feeding) -> Array:
     """Returns the boxes behind the whole picture's [N + 1, 4]; VL-BERT's ends at the last pixel."""
     less = int(feeding.whole_image == "rest")
-    whole = np.array([[0, 0, size[0] - less, size[1] - less]], dtype=np.float32)
-    return np.concatenate([whole, boxes])
+    image_box = np.array([[0, 0, size[0] - less, size[1] - less]], dtype=np.float32)
+    return np.concatenate([image_box, boxes])
 
 
 @dataclass(kw_only=True)
@@ -97,7 +97,7 @@ class Refcoco(Task):
 
     def reading(self, words: Tokenizer) -> Self:
         """Knows the vocabulary's left and right."""
-        return dataclasses.replace(self, sides=sides_of(words))
+        return dataclasses.replace(self, sides=find_sides(words))
 
     def examples(self, path: str) -> Examples:
         """Expressions with the box that each names; also those without a word, and of pictures in
@@ -116,7 +116,7 @@ class Refcoco(Task):
         """A blind model is shown where the boxes are: it could choose none without."""
         return without_features(regions)
 
-    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The expression with its picture; of a mirrored one left and right change places."""
         sample = batches.example(visit.row, draws)
         if isinstance(sample, Undecodable):
@@ -147,7 +147,7 @@ class Refcoco(Task):
             targets.append(self._targets(sample, regions, reference))
             boxes = regions.stored_boxes[: regions.num_shown]
             size = (regions.row.width, regions.row.height)
-            candidates.append(with_whole(boxes, size, self.feeding))
+            candidates.append(prepend_image_box(boxes, size, self.feeding))
             references.append(reference)
             sizes.append(size)
         return {
@@ -166,11 +166,13 @@ class Refcoco(Task):
         if "boxes" in sample.pixels:
             old = Size(width=size[0], height=size[1])
             new = old.resized(self.feeding.short_side, self.feeding.long_side)
-            named = resized_boxes(reference[None], old, new, mirrored=regions.mirrored)
-            return targets_of(sample.pixels["boxes"], named[0], self.settings)
-        named = placed_boxes(reference[None], size, self.feeding, mirrored=regions.mirrored)
-        boxes = with_whole(regions.boxes[: regions.num_shown], size, self.feeding)
-        return targets_of(boxes, named[0], self.settings)
+            reference_boxes = resized_boxes(reference[None], old, new, mirrored=regions.mirrored)
+            return make_targets(sample.pixels["boxes"], reference_boxes[0], self.settings)
+        reference_boxes = placed_boxes(
+            reference[None], size, self.feeding, mirrored=regions.mirrored
+        )
+        boxes = prepend_image_box(regions.boxes[: regions.num_shown], size, self.feeding)
+        return make_targets(boxes, reference_boxes[0], self.settings)
 
     # Head and loss
 
@@ -183,8 +185,8 @@ class Refcoco(Task):
         """The logit of each region; far below all others at padding."""
         inputs = dataclasses.replace(batch.inputs, read_regions=batch.inputs.real_regions)
         if (pictures := batch.picture_regions) is not None:
-            of_pixels: Tensor = model(pictures, inputs, real=inputs.real_regions)
-            return of_pixels
+            pixel_scores: Tensor = model(pictures, inputs, real=inputs.real_regions)
+            return pixel_scores
         if self.variant in OWN_HEADS:
             logits: Tensor = model(inputs)
             return logits
@@ -222,7 +224,9 @@ class Refcoco(Task):
             )
             for i, count in enumerate(counts)
         ]
-        scores = {k: one.scores for k, one in zip(batch.pair_ids, groundings, strict=True)}
+        scores = {
+            k: grounding.scores for k, grounding in zip(batch.pair_ids, groundings, strict=True)
+        }
         require_finite(scores, "--checkpoint")
         return groundings
 
@@ -238,18 +242,18 @@ class Refcoco(Task):
         """The chosen region's logit."""
         return float(value.scores.max(initial=-np.inf))
 
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """How often the chosen box is right."""
         rule = RULES[self.settings.iou]
-        right = [choose(one.value, rule).right for one in predicted]
+        right = [choose(prediction.value, rule).right for prediction in predicted]
         return {"accuracy": float(np.mean(right)) if right else 0.0}
 
     def evaluate(
-        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
-    ) -> Evaluated:
+        self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
+    ) -> EvaluationResult:
         """The accuracy of each split of each data set."""
         groundings = by_id(((table.pair_id(p.row), p.value) for p in predicted), "--checkpoint")
-        return evaluated(examples, groundings, RULES[self.settings.iou])
+        return evaluate_predictions(examples, groundings, RULES[self.settings.iou])
 
 
 def _as_pairs(expressions: pa.RecordBatch) -> pa.RecordBatch:

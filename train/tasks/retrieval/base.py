@@ -8,7 +8,7 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.retrieval.held_out import whole_pictures
+from vlmill.train.tasks.retrieval.held_out import select_image_rows
 from vlmill.train.tasks.task import LearntTask
 
 NAME = "retrieval"
@@ -34,6 +34,6 @@ class RetrievalTask(LearntTask):
         """Its head means the same for any data."""
         return TaskRecord(name=NAME)
 
-    def held_out(self, table: SampleTable, rows: Ids, most: int) -> list[int]:
+    def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
         """All captions of some pictures."""
-        return whole_pictures(table, rows, most)
+        return select_image_rows(table, rows, max_rows)

@@ -33,14 +33,14 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsRead:
+class LoadedPairs:
     """Holds the pairs that were asked for, and the digest of their whole table."""
 
     pairs: tuple[Pair, ...]
     digest: str
 
 
-def read_pairs(table: str, split: str | None = None) -> PairsRead:
+def read_pairs(table: str, split: str | None = None) -> LoadedPairs:
     """Reads all pairs of a table, or those of one split. Raises InputError for none."""
     digest, splits, pairs = PairsDigest(), set[str](), list[Pair]()
     for batch in pair_batches(table):
@@ -53,7 +53,7 @@ def read_pairs(table: str, split: str | None = None) -> PairsRead:
     if not pairs:
         contents = f"its splits are {', '.join(sorted(splits))}" if splits else "an empty table"
         raise InputError(f"--pairs {table}: nothing to rank; {contents}")
-    return PairsRead(pairs=tuple(pairs), digest=digest.hexdigest())
+    return LoadedPairs(pairs=tuple(pairs), digest=digest.hexdigest())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +102,10 @@ def select_candidates(
     pair counts, as in training: a figure would count twice.
     """
     rankable, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
-    came = set[str]()
+    previous_ids = set[str]()
     for pair, text in zip(pairs, tokens, strict=True):
-        reason = Reason.DUPLICATE if pair.pair_id in came else _fault(pair, text, faults)
-        came.add(pair.pair_id)
+        reason = Reason.DUPLICATE if pair.pair_id in previous_ids else _fault(pair, text, faults)
+        previous_ids.add(pair.pair_id)
         if pair.image_id is None or reason is not None:
             reason = reason or Reason.NO_PICTURE
             rejects.append(reject(STAGE, pair.pair_id, reason, f"image {pair.image_id}"))

@@ -11,7 +11,7 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.variants import named, part_of, training_of
+from vlmill.train.recipes.variants import named, get_part, get_training
 from vlmill.train.tasks.retrieval.base import NAME
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS
@@ -22,7 +22,7 @@ TIE_WARNING = 0.001  # the gap between R@1 by the two rules for equal scores tha
 Ranking = Literal["matching", "contrast"]
 
 
-def ranking_of(
+def select_ranking(
     loaded: LoadedCheckpoint, rerank: int | None = None, first_stage: str | None = None
 ) -> Ranking:
     """Says by which head the model ranks: the contrastive one where there is one, but for what a
@@ -69,17 +69,17 @@ def ranking_of(
 
 
 def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
-    training = training_of(loaded.variant)
+    training = get_training(loaded.variant)
     paths = (training.match_head, training.match_logit)
-    return all(part_of(loaded.model, path) is not None for path in paths)
+    return all(get_part(loaded.model, path) is not None for path in paths)
 
 
 def body_config(loaded: LoadedCheckpoint) -> Any:
     """The configuration of the part that reads texts and pictures, below a task's heads."""
-    return training_of(loaded.variant).body_of(loaded.config)
+    return get_training(loaded.variant).body_of(loaded.config)
 
 
-def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
+def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
     """Says what the model was fed at the end of its training; a published model's, what its paper
     says.
 
@@ -87,7 +87,7 @@ def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feed
     """
     feeding = loaded.feeding
     if feeding is None:
-        feeding = named(training_of(loaded.variant).feeding)()
+        feeding = named(get_training(loaded.variant).feeding)()
         if not getattr(body_config(loaded), "global_region", True):
             feeding = dataclasses.replace(feeding, whole_image="none")
     if max_regions is not None:
@@ -147,7 +147,7 @@ class Overlap:
         return {"pairs_trained_on": self.pairs, "images_trained_on": self.images}
 
 
-def overlap_of(trained_on: TrainedOn | None, candidates: Candidates) -> Overlap | None:
+def count_overlap(trained_on: TrainedOn | None, candidates: Candidates) -> Overlap | None:
     """Says what training and evaluation share; None where the checkpoint does not say."""
     if trained_on is None:
         return None
@@ -202,7 +202,7 @@ def notes_on_shortlists(metrics: Mapping[str, float]) -> list[str]:
     """Says what recall a first stage costs at most, where there was one."""
     if "image_retrieval/listed" not in metrics:
         return []
-    texts, images = (1 - metrics[f"{one}_retrieval/listed"] for one in ("image", "text"))
+    texts, images = (1 - metrics[f"{kind}_retrieval/listed"] for kind in ("image", "text"))
     return [
         f"The first stage costs at most {percent(texts)} % of recall of pictures, as it left out "
         f"the right picture of so many texts, and {percent(images)} % of recall of texts."

@@ -32,7 +32,7 @@ def draw_candidates(
     too few.
     """
     candidates, texts, pictures = [Candidate(row, row)], {row}, {row}
-    for kind in kinds_of(settings, draws):
+    for kind in choose_negative_kinds(settings, draws):
         near = pairs.near_caption(row, draws) if kind == NEAR_TEXT else None
         met = pictures if kind == PICTURE else texts
         other = near if near is not None else _other(row, pool, pairs, draws, met, kind)
@@ -48,7 +48,7 @@ def draw_candidates(
     return candidates
 
 
-def kinds_of(settings: RetrievalSettings, draws: Draws) -> list[str]:
+def choose_negative_kinds(settings: RetrievalSettings, draws: Draws) -> list[str]:
     """What each of a sample's negatives replaces."""
     if settings.negatives == "alignment":
         # The near one first: what is drawn from all is then another.
@@ -64,10 +64,10 @@ def _other(
 ) -> int | None:
     """Another row of the pool that is no match, by chance; if that meets none, the first of all."""
     table = pairs.table
-    keys = {key_of(table, at, kind) for at in met}
+    keys = {get_key(table, used_row, kind) for used_row in met}
 
     def is_negative(other: int) -> bool:
-        if key_of(table, other, kind) in keys:
+        if get_key(table, other, kind) in keys:
             return False
         return not (pairs.matches(row, other) if kind == PICTURE else pairs.matches(other, row))
 
@@ -77,6 +77,6 @@ def _other(
     return drawn
 
 
-def key_of(table: SampleTable, row: int, kind: str) -> int:
+def get_key(table: SampleTable, row: int, kind: str) -> int:
     """What two negatives of a sample may not have in common: the picture, or the words."""
     return int(table.image_keys[row] if kind == PICTURE else table.text_keys[row])

@@ -27,10 +27,10 @@ from vlmill.train.objectives.cached_contrast import StepContrast, vectors_contra
 from vlmill.train.objectives.negatives import same_pictures
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.base import RetrievalTask
-from vlmill.train.tasks.retrieval.held_out import measured, scores_of_vectors
+from vlmill.train.tasks.retrieval.held_out import measure_recalls, scores_of_vectors
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import Predicted
+from vlmill.train.tasks.task import Prediction
 
 
 def scaled_vectors(
@@ -40,7 +40,7 @@ def scaled_vectors(
     return torch.stack([model.log_scale.exp().float() * text, image], dim=1)
 
 
-def contrast_of(
+def compute_contrast(
     vectors: Float[Tensor, "B 2 H"], picture_keys: Tensor | None = None
 ) -> Float[Tensor, ""]:
     """The contrast of scaled vectors; pairs of one of the ``picture_keys`` are no negatives of
@@ -86,7 +86,7 @@ class DualEncoder(RetrievalTask):
         if torch.is_grad_enabled():
             outputs = gather_first(outputs)
             keys = None if keys is None else gather_first(keys)
-        return {"contrast": contrast_of(outputs, keys)}
+        return {"contrast": compute_contrast(outputs, keys)}
 
     def _keys(self, pictures: Tensor | None) -> Tensor | None:
         """What tells which pairs are no negatives of each other."""
@@ -98,15 +98,15 @@ class DualEncoder(RetrievalTask):
         require_finite(dict(zip(batch.pair_ids, vectors, strict=True)), "--checkpoint")
         return list(vectors)
 
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """Recalls in both directions, and the contrast of all held-out pairs in place of that of
         the parts that they were computed in.
         """
-        vectors = torch.from_numpy(np.stack([one.value for one in predicted]))
-        keys = table.image_keys[[one.row for one in predicted]].view(np.int64)
-        whole = float(contrast_of(vectors, self._keys(torch.from_numpy(keys))))
-        numbers = measured(*scores_of_vectors(table, predicted))
-        return numbers | {"loss": whole, "contrast": whole}
+        vectors = torch.from_numpy(np.stack([prediction.value for prediction in predicted]))
+        keys = table.image_keys[[prediction.row for prediction in predicted]].view(np.int64)
+        loss = float(compute_contrast(vectors, self._keys(torch.from_numpy(keys))))
+        numbers = measure_recalls(*scores_of_vectors(table, predicted))
+        return numbers | {"loss": loss, "contrast": loss}
 
 
 def dual_encoder(recipe: TaskRecipe) -> DualEncoder:

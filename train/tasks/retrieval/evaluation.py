@@ -16,7 +16,7 @@ from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output, remove_work
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
@@ -27,7 +27,7 @@ from vlmill.train.tasks.retrieval.checks import (
     notes_on_shortlists,
     notes_on_ties,
     notes_on_training,
-    overlap_of,
+    count_overlap,
 )
 from vlmill.train.tasks.retrieval.examples import (
     Outcome,
@@ -37,12 +37,12 @@ from vlmill.train.tasks.retrieval.examples import (
 )
 from vlmill.train.tasks.retrieval.first_stage import WORDS
 from vlmill.train.tasks.retrieval.job import (
-    Opened,
+    RetrievalSetup,
     RetrievalOptions,
     open_inputs,
     rank,
     select,
-    settings_of,
+    collect_settings,
     survey,
 )
 from vlmill.train.tasks.retrieval.metrics import (
@@ -53,7 +53,7 @@ from vlmill.train.tasks.retrieval.metrics import (
     text_to_image_ranks,
 )
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, sections
-from vlmill.train.tasks.retrieval.vectors import Ranked
+from vlmill.train.tasks.retrieval.vectors import RankScores
 from vlmill.train.tasks.retrieval.weighed import weighed_picture
 from vlmill.train.tasks.scores import percent
 
@@ -68,59 +68,59 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     A finished output of the same inputs is left as it is (its metrics are computed anew only with
     ``fresh``). Raises InputError for what a user can mend.
     """
-    opened = open_inputs(options)
-    ids = sorted({pair.image_id for pair in opened.read.pairs if pair.image_id is not None})
-    pictures = opened.pictures
+    setup = open_inputs(options)
+    ids = sorted({pair.image_id for pair in setup.read.pairs if pair.image_id is not None})
+    pictures = setup.pictures
     faults = dict(pictures.missing(ids))
-    if opened.first is not None:
-        faults = dict(opened.first.missing(ids)) | faults
+    if setup.first is not None:
+        faults = dict(setup.first.missing(ids)) | faults
     if summary := pictures.join.summary():
-        opened.notes.append(f"{summary}.")
-    candidates, rejects = select(opened, faults)
-    settings = settings_of(opened)
+        setup.notes.append(f"{summary}.")
+    candidates, rejects = select(setup, faults)
+    settings = collect_settings(setup)
     state = prepare_output(options.output, job=JOB, settings=settings, fresh=options.fresh)
     if state is State.FINISHED:
         print(f"{options.output} is finished; --fresh evaluates again")
         return read_metrics(options.output)
     try:
-        opened.loaded.model.to(opened.device)
-        vectors = survey(opened, candidates, faults)
-        candidates, rejects = select(opened, faults)
-        ranked = rank(opened, candidates, vectors)
-        metrics = _metrics(opened, ranked, candidates, rejects)
+        setup.loaded.model.to(setup.device)
+        vectors = survey(setup, candidates, faults)
+        candidates, rejects = select(setup, faults)
+        ranked = rank(setup, candidates, vectors)
+        metrics = _metrics(setup, ranked, candidates, rejects)
     except torch.OutOfMemoryError:
         raise InputError(
             f"--batch-size {options.batch_size} does not fit into the memory of --device "
             f"{options.device}; give a smaller one"
         ) from None
-    overlap = overlap_of(opened.loaded.trained_on, candidates)
+    overlap = count_overlap(setup.loaded.trained_on, candidates)
     metrics |= {} if overlap is None else overlap.metrics
-    opened.notes += notes_on_training(opened.loaded, overlap, candidates)
-    opened.notes += notes_on_ties(metrics) + notes_on_shortlists(metrics)
-    _write(opened, ranked, candidates, metrics, rejects, settings)
-    _print_summary(options.output, metrics, rejects, opened.notes)
+    setup.notes += notes_on_training(setup.loaded, overlap, candidates)
+    setup.notes += notes_on_ties(metrics) + notes_on_shortlists(metrics)
+    _write(setup, ranked, candidates, metrics, rejects, settings)
+    _print_summary(options.output, metrics, rejects, setup.notes)
     return metrics
 
 
 def read_metrics(folder: str | Path) -> dict[str, float]:
     """Reads the ``metrics.json`` of a finished evaluation."""
-    metrics: dict[str, float] = json.loads((path_of(folder) / METRICS).read_text(encoding="utf-8"))
+    metrics: dict[str, float] = json.loads((to_path(folder) / METRICS).read_text(encoding="utf-8"))
     return metrics
 
 
 def _metrics(
-    opened: Opened, ranked: Ranked, candidates: Candidates, rejects: Rejects
+    setup: RetrievalSetup, ranked: RankScores, candidates: Candidates, rejects: Rejects
 ) -> dict[str, float]:
-    owners, fold_images = candidates.owners, opened.options.fold_images
+    owners, fold_images = candidates.owners, setup.options.fold_images
     try:
         metrics = retrieval_metrics(ranked.by_text, owners, by_image=ranked.by_image)
     except ValueError as error:  # the model's weights, as all that is fed was found finite
-        raise InputError(f"--checkpoint {opened.loaded.path}: {error}; use another") from None
+        raise InputError(f"--checkpoint {setup.loaded.path}: {error}; use another") from None
     metrics |= {
         "pairs": len(candidates.pairs),
         "images": len(candidates.image_ids),
         "rejected_pairs": len(rejects),
-        "cut_texts": opened.texts.cut,
+        "cut_texts": setup.texts.cut,
     }
     if ranked.listed is not None:
         metrics |= ranked.listed.shares(owners)
@@ -131,21 +131,21 @@ def _metrics(
 
 
 def _write(
-    opened: Opened,
-    ranked: Ranked,
+    setup: RetrievalSetup,
+    ranked: RankScores,
     candidates: Candidates,
     metrics: dict[str, float],
     rejects: Rejects,
     settings: dict[str, Any],
 ) -> None:
-    owners, folder = candidates.owners, opened.options.output
+    owners, folder = candidates.owners, setup.options.output
     text_ranks = text_to_image_ranks(ranked.by_text, owners)
     image_ranks = image_to_text_ranks(ranked.by_image, owners)
     by_text = nearest_images(ranked.by_text, owners, text_ranks, NEIGHBOURS)
     by_image = nearest_texts(ranked.by_image, owners, image_ranks, NEIGHBOURS)
     shard = write_shard(folder, REJECTS, rejects, producer={"job": JOB})
     write_json(folder / "neighbours.json", neighbours_json(candidates, by_text, by_image))
-    cosines = opened.ranking == "contrast" and opened.options.rerank is None
+    cosines = setup.ranking == "contrast" and setup.options.rerank is None
     write_page(
         folder / "report.html",
         "Retrieval",
@@ -156,35 +156,35 @@ def _write(
             by_image=by_image,
             rejects=Counter(str(row["reason"]) for row in rejects),
             settings=settings,
-            images=opened.options.images,
+            images=setup.options.images,
             score="cosines" if cosines else "logits of the matching head",
-            weighed=_weighed(opened, candidates, by_text),
+            weighed=_weighed(setup, candidates, by_text),
         ),
         subtitle=f"{len(candidates.image_ids)} pictures, {len(candidates.pairs)} captions, "
         f"{settings['recipe']} after {settings['step']} steps",
-        notice=" ".join(opened.notes),
+        notice=" ".join(setup.notes),
     )
     write_json(folder / METRICS, metrics)
-    write_manifest(folder, [shard], job=JOB, settings=settings, inputs=inputs_of(opened))
+    write_manifest(folder, [shard], job=JOB, settings=settings, inputs=collect_inputs(setup))
     remove_work(folder)  # the scores of pairs that a killed run would go on from
 
 
 def _weighed(
-    opened: Opened, candidates: Candidates, by_text: Sequence[Outcome]
+    setup: RetrievalSetup, candidates: Candidates, by_text: Sequence[Outcome]
 ) -> list[WeighedPicture]:
     """Weighs the picture of the surest right caption, or of the surest at all."""
     best = min(by_text, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
-    weighed = weighed_picture(opened, candidates, best.query)
+    weighed = weighed_picture(setup, candidates, best.query)
     return [] if weighed is None else [weighed]
 
 
-def inputs_of(opened: Opened) -> list[Input]:
+def collect_inputs(setup: RetrievalSetup) -> list[Input]:
     """Records what an evaluation has read, for its manifest."""
-    options = opened.options
+    options = setup.options
     tables = (("--regions", options.regions, REGIONS), ("--images", options.images, IMAGES))
     first = options.first_stage
     return [
-        checkpoint_input("--checkpoint", opened.loaded.path),
+        checkpoint_input("--checkpoint", setup.loaded.path),
         *([] if first in (None, WORDS) else [checkpoint_input("--first-stage", Path(first))]),
         table_input("--pairs", options.pairs, PAIRS),
         *(table_input(flag, path, table) for flag, path, table in tables if path is not None),

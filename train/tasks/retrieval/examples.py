@@ -107,8 +107,8 @@ def examples(outcomes: Sequence[Outcome], count: int) -> Examples:
 
 def evenly(items: Sequence[T], count: int) -> list[T]:
     """Returns ``count`` of all, evenly spread: not the best, and the same on every run."""
-    places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
-    return [items[place] for place in places]
+    indices = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[index] for index in indices]
 
 
 def unmoved(score: float) -> tuple[float, bool]:
@@ -123,7 +123,7 @@ def neighbours_json(
 ) -> dict[str, list[dict[str, Any]]]:
     """Queries with the first few they found, under ids; ranks count from 0.
 
-    ``listed`` is false for candidates behind a shortlist, whose score is the contrast's.
+    ``is_shortlisted`` is false for candidates behind a shortlist, whose score is the contrast's.
     """
 
     def text(number: int) -> dict[str, Any]:
@@ -134,8 +134,8 @@ def neighbours_json(
 
     def record(outcome: Outcome, query: Any, candidate: Any) -> dict[str, Any]:
         def near(n: Neighbour) -> dict[str, Any]:
-            score, listed = unmoved(n.score)
-            mark = {} if listed else {"listed": False}
+            score, is_shortlisted = unmoved(n.score)
+            mark = {} if is_shortlisted else {"listed": False}
             return {**candidate(n.candidate), "score": score, "right": n.right, **mark}
 
         return {

@@ -30,7 +30,7 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.candidates import encode_texts
-from vlmill.train.tasks.retrieval.checks import feeding_of, longest_text, ranking_of
+from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text, select_ranking
 from vlmill.train.tasks.retrieval.inputs import PixelPictures
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
@@ -74,14 +74,16 @@ class DualStage:
         assert self._vectors is not None
         tokens: tuple[Ids, ...] = encode_texts(self.loaded.tokenizer, texts, self.max_tokens).tokens
         with Progress(total=len(texts), unit="text", label="texts") as progress:
-            of_texts = text_vectors(
+            text_matrix = text_vectors(
                 self.loaded.model,
                 tokens,
                 device=self.device,
                 batch_size=self.batch_size,
                 advance=progress.advance,
             )
-        cosines: Scores = np.stack([self._vectors[one] for one in image_ids]) @ of_texts.T
+        cosines: Scores = (
+            np.stack([self._vectors[image_id] for image_id in image_ids]) @ text_matrix.T
+        )
         return cosines
 
 
@@ -111,38 +113,45 @@ class WordStage:
                     "regions with classes, or a checkpoint"
                 )
             row[class_ids[(class_ids >= 0) & (class_ids < len(self.names))]] = 1
-        return common_classes(present, classes_named(self.names, texts))
+        return common_classes(present, find_text_classes(self.names, texts))
 
 
 FirstStage = DualStage | WordStage
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Returns the words of a text in lower case, without the s of a plural."""
     words = re.findall(r"\w+", text.lower())
     return [word[:-1] if len(word) > 3 and word.endswith("s") else word for word in words]
 
 
-def classes_named(names: Names, texts: Sequence[str]) -> NDArray[np.float32]:
+def find_text_classes(names: Names, texts: Sequence[str]) -> NDArray[np.float32]:
     """Says which classes each text names, 1 or 0 as float32 [T, C]: all words of one of a class's
     names are among its own.
     """
     by_word = defaultdict[str, list[tuple[int, frozenset[str]]]](list)
     for number, synonyms in enumerate(names):
-        for words in map(words_of, synonyms):
+        for words in map(split_words, synonyms):
             if words:
                 by_word[words[0]].append((number, frozenset(words)))
-    named = np.zeros((len(texts), len(names)), dtype=np.float32)
-    for row, text in zip(named, texts, strict=True):
-        said = set(words_of(text))
-        row[[n for word in said for n, others in by_word.get(word, ()) if others <= said]] = 1
-    return named
+    class_flags = np.zeros((len(texts), len(names)), dtype=np.float32)
+    for row, text in zip(class_flags, texts, strict=True):
+        text_words = set(split_words(text))
+        row[
+            [
+                n
+                for word in text_words
+                for n, class_words in by_word.get(word, ())
+                if class_words <= text_words
+            ]
+        ] = 1
+    return class_flags
 
 
-def common_classes(present: NDArray[np.float32], named: NDArray[np.float32]) -> Scores:
+def common_classes(present: NDArray[np.float32], text_classes: NDArray[np.float32]) -> Scores:
     """Adds up what each class that a picture has [I, C] and a text names [T, C] says, [I, T]."""
     weights = np.log((len(present) + 1) / (present.sum(axis=0) + 1)).astype(np.float32)
-    scores: Scores = (present * weights) @ named.T
+    scores: Scores = (present * weights) @ text_classes.T
     return scores
 
 
@@ -163,14 +172,14 @@ def open_first_stage(
     if first is None:
         return None
     loaded = load_checkpoint(Path(first))
-    if ranking_of(loaded) != "contrast":
+    if select_ranking(loaded) != "contrast":
         raise InputError(
             f"--first-stage {first} is {with_article(loaded.variant)} without a contrastive "
             "head, which reads texts and pictures together; give a VLMo with one, or words"
         )
     if images is None:
         raise InputError(f"--images is missing: --first-stage {first} reads pictures")
-    feeding = feeding_of(loaded)
+    feeding = find_feeding(loaded)
     return DualStage(
         loaded=loaded,
         pictures=PixelPictures(ImageReader(images), feeding),

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.tasks.retrieval.metrics import KS, alignment_accuracy, retrieval_metrics
-from vlmill.train.tasks.task import Predicted
+from vlmill.train.tasks.task import Prediction
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")
 Scores = NDArray[np.floating]
 
 
-def whole_pictures(table: SampleTable, rows: Ids, most: int) -> list[int]:
+def select_image_rows(table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
     """All of the ``rows`` of some pictures, at most so many, but of one picture at least.
 
     The pictures are the first ones by the hashes of their ids: whatever else a table holds.
     """
     keys = table.image_keys[rows]
     _, pictures, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    chosen = np.cumsum(counts) <= most
+    chosen = np.cumsum(counts) <= max_rows
     chosen[:1] = True
     held_rows: list[int] = np.sort(rows[chosen[pictures]]).tolist()
     return held_rows
@@ -37,46 +37,46 @@ def one_row_each(table: SampleTable, rows: Ids) -> Ids:
 
 
 def scores_of_candidates(
-    table: SampleTable, predicted: Sequence[Predicted]
+    table: SampleTable, predicted: Sequence[Prediction]
 ) -> tuple[Scores, NDArray[np.int64]]:
     """Scores [I, T] and the picture of each text [T], of texts that met every picture of all.
 
     A prediction is of a text with its own picture and then with the others, as
     :func:`one_row_each` orders them.
     """
-    rows = np.array([one.row for one in predicted], dtype=np.int64)
+    rows = np.array([prediction.row for prediction in predicted], dtype=np.int64)
     _, owners = np.unique(table.image_keys[rows], return_inverse=True)
     columns = []
-    for one, owner in zip(predicted, owners.tolist(), strict=True):
-        own, others = one.value[:1], one.value[1:]
-        columns.append(np.concatenate([others[:owner], own, others[owner:]]))
+    for prediction, owner in zip(predicted, owners.tolist(), strict=True):
+        own_scores, other_scores = prediction.value[:1], prediction.value[1:]
+        columns.append(np.concatenate([other_scores[:owner], own_scores, other_scores[owner:]]))
     return np.stack(columns, axis=1), owners
 
 
 def scores_of_vectors(
-    table: SampleTable, predicted: Sequence[Predicted]
+    table: SampleTable, predicted: Sequence[Prediction]
 ) -> tuple[Scores, NDArray[np.int64]]:
     """The same of predictions that are a text's and its picture's vectors each: [2, H]."""
-    rows = np.array([one.row for one in predicted], dtype=np.int64)
+    rows = np.array([prediction.row for prediction in predicted], dtype=np.int64)
     _, firsts, owners = np.unique(table.image_keys[rows], return_index=True, return_inverse=True)
-    texts = np.stack([one.value[0] for one in predicted])
+    texts = np.stack([prediction.value[0] for prediction in predicted])
     images = np.stack([predicted[first].value[1] for first in firsts.tolist()])
     return images @ texts.T, owners
 
 
-def measured(
+def measure_recalls(
     scores: Scores, owners: NDArray[np.int64], *, alignment: bool = False
 ) -> dict[str, float]:
     """Recalls of both directions and their mean, where asked for also the ``alignment`` of four."""
     metrics = retrieval_metrics(scores, owners)
-    names = [f"{way}/r{k}" for way in DIRECTIONS for k in KS]
+    names = [f"{direction}/r{k}" for direction in DIRECTIONS for k in KS]
     numbers = {name: metrics[name] for name in (*names, "mean_recall")}
     if alignment and len(scores) > 1:
-        numbers["alignment4/accuracy"] = alignment_accuracy(four_of(scores, owners))
+        numbers["alignment4/accuracy"] = alignment_accuracy(sample_alignment_scores(scores, owners))
     return numbers
 
 
-def four_of(scores: Scores, owners: NDArray[np.int64]) -> Scores:
+def sample_alignment_scores(scores: Scores, owners: NDArray[np.int64]) -> Scores:
     """What each text and its picture score beside three negatives by chance, the same ones every
     time: two captions of other pictures, and a picture (ViLBERT's and InterBERT's code): [T, 4].
     """

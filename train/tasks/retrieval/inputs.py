@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlmill.models.places import Places
+from vlmill.models.places import Positions
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.joining import Join
@@ -26,7 +26,7 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
 from vlmill.train.loading.pictures.crop import evaluation_picture
-from vlmill.train.loading.sample import Sample, chosen_regions, global_feature_of
+from vlmill.train.loading.sample import Sample, chosen_regions, get_global_feature
 from vlmill.train.recipes.parts import Feeding
 
 
@@ -40,7 +40,7 @@ class TextBatch:
     lengths: NDArray[np.int64]
     tokens: Int[Tensor, "B T"]
     token_mask: Bool[Tensor, "B T"]
-    real: Places
+    real: Positions
 
 
 def text_batches(
@@ -61,7 +61,7 @@ def text_batches(
         chosen = order[start : start + batch_size]
         mask = np.arange(lengths[chosen[-1]]) < lengths[chosen][:, None]
         tokens = np.zeros(mask.shape, dtype=np.int64)
-        tokens[mask] = np.concatenate([texts[at] for at in chosen])
+        tokens[mask] = np.concatenate([texts[index] for index in chosen])
         batches.append(
             TextBatch(
                 columns=columns[chosen],
@@ -125,7 +125,7 @@ class RegionPictures:
         fed = slice(count) if order is None else order
         parts = [row.boxes[fed], *([] if row.features is None else [row.features[fed]])]
         if self._global_features:
-            parts.append(global_feature_of(row))
+            parts.append(get_global_feature(row))
         return None if all(map(is_in_range, parts)) else Reason.NOT_FINITE
 
     def fed_boxes(self, image_id: str) -> tuple[Array, int, int]:
@@ -163,7 +163,7 @@ class PixelPictures:
         """Returns the pictures without a row."""
         numbers = self.join.find(image_ids).tolist()
         pairs = zip(image_ids, numbers, strict=True)
-        return {image_id: Reason.NO_PICTURE for image_id, at in pairs if at == ABSENT}
+        return {image_id: Reason.NO_PICTURE for image_id, row in pairs if row == ABSENT}
 
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
         """Returns a picture's pixels [3, S, S], or what is wrong with it."""

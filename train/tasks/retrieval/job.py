@@ -22,11 +22,11 @@ from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.features import global_widths_of
+from vlmill.train.loading.features import get_global_widths
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import (
     Candidates,
-    PairsRead,
+    LoadedPairs,
     Rejects,
     Texts,
     check_candidates,
@@ -37,11 +37,11 @@ from vlmill.train.tasks.retrieval.candidates import (
 from vlmill.train.tasks.retrieval.checks import (
     Ranking,
     body_config,
-    feeding_of,
+    find_feeding,
     longest_text,
     notes_on_many,
     notes_on_regions,
-    ranking_of,
+    select_ranking,
 )
 from vlmill.train.tasks.retrieval.first_stage import (
     FirstStage,
@@ -49,14 +49,14 @@ from vlmill.train.tasks.retrieval.first_stage import (
     open_first_stage,
 )
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
-from vlmill.train.tasks.retrieval.kept import open_kept
+from vlmill.train.tasks.retrieval.kept import open_score_cache
 from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
 from vlmill.train.tasks.retrieval.vectors import (
     ImageVectors,
-    Ranked,
+    RankScores,
     Shortlists,
     image_vectors,
-    ranked_again,
+    rerank_scores,
     text_vectors,
 )
 
@@ -89,7 +89,7 @@ class RetrievalOptions:
 
 
 @dataclass(kw_only=True)
-class Opened:
+class RetrievalSetup:
     """Holds the inputs of an evaluation, opened and found to fit together."""
 
     options: RetrievalOptions
@@ -99,7 +99,7 @@ class Opened:
     feeding: Feeding
     regions: RegionReader | None
     images: ImageReader | None
-    read: PairsRead
+    read: LoadedPairs
     texts: Texts
     first: FirstStage | None = None
     notes: list[str] = field(default_factory=list)
@@ -108,13 +108,13 @@ class Opened:
     def pictures(self) -> RegionPictures | PixelPictures:
         """Returns what the model reads of pictures."""
         if self.regions is not None:
-            whole = bool(global_widths_of(body_config(self.loaded)))
-            return RegionPictures(self.regions, self.feeding, global_features=whole)
+            global_features = bool(get_global_widths(body_config(self.loaded)))
+            return RegionPictures(self.regions, self.feeding, global_features=global_features)
         assert self.images is not None
         return PixelPictures(self.images, self.feeding)
 
 
-def open_inputs(options: RetrievalOptions) -> Opened:
+def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
     """Opens everything that a ranking reads. Raises InputError for what does not fit together."""
     device = device_named(options.device)
     if options.batch_size < 1:
@@ -122,10 +122,10 @@ def open_inputs(options: RetrievalOptions) -> Opened:
     if options.rerank is not None and options.fold_images is not None:
         raise InputError("--rerank and --fold-images: shortlists are of all pictures; drop one")
     loaded = load_checkpoint(options.checkpoint)
-    ranking = ranking_of(loaded, options.rerank, options.first_stage)
-    feeding = feeding_of(loaded, options.max_regions)
+    ranking = select_ranking(loaded, options.rerank, options.first_stage)
+    feeding = find_feeding(loaded, options.max_regions)
     regions, images, notes = _open_pictures(options, loaded, feeding)
-    read = read_pairs(options.pairs, options.split)
+    loaded_pairs = read_pairs(options.pairs, options.split)
     first = open_first_stage(
         options.first_stage,
         class_names=options.class_names,
@@ -135,8 +135,8 @@ def open_inputs(options: RetrievalOptions) -> Opened:
         batch_size=options.batch_size,
     )
     longest = longest_text(loaded, feeding)
-    texts = encode_texts(loaded.tokenizer, [pair.text for pair in read.pairs], longest)
-    return Opened(
+    texts = encode_texts(loaded.tokenizer, [pair.text for pair in loaded_pairs.pairs], longest)
+    return RetrievalSetup(
         options=options,
         device=device,
         loaded=loaded,
@@ -144,7 +144,7 @@ def open_inputs(options: RetrievalOptions) -> Opened:
         feeding=feeding,
         regions=regions,
         images=images,
-        read=read,
+        read=loaded_pairs,
         texts=texts,
         first=first,
         notes=notes,
@@ -167,30 +167,30 @@ def _open_pictures(
     return regions, None, notes_on_regions(loaded, regions, feeding)
 
 
-def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
+def select(setup: RetrievalSetup, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
     """Selects what is ranked, and the pairs that are not, with reasons; ``faults`` are the
     pictures'.
     """
-    candidates, rejects = select_candidates(opened.read.pairs, opened.texts.tokens, faults)
-    ids = [pair.image_id for pair in opened.read.pairs if pair.image_id is not None]
-    samples = opened.pictures.join.samples(ids)
-    check_candidates(candidates, rejects, opened.options.fold_images, samples)
+    candidates, rejects = select_candidates(setup.read.pairs, setup.texts.tokens, faults)
+    ids = [pair.image_id for pair in setup.read.pairs if pair.image_id is not None]
+    samples = setup.pictures.join.samples(ids)
+    check_candidates(candidates, rejects, setup.options.fold_images, samples)
     return candidates, rejects
 
 
-def settings_of(opened: Opened) -> dict[str, Any]:
+def collect_settings(setup: RetrievalSetup) -> dict[str, Any]:
     """Returns what decides the figures, contents included: the same settings give the same output,
     up
     to rounding on another device or in batches of another size.
     """
-    options, loaded, reader = opened.options, opened.loaded, opened.regions or opened.images
+    options, loaded, reader = setup.options, setup.loaded, setup.regions or setup.images
     assert reader is not None
     with (loaded.path / MODEL).open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
     about: dict[str, Any] = {}
-    if opened.regions is not None:
-        about["detector_fingerprint"] = opened.regions.detector_fingerprint
-        about["detector_weights"] = opened.regions.producer.get("weights")
+    if setup.regions is not None:
+        about["detector_fingerprint"] = setup.regions.detector_fingerprint
+        about["detector_weights"] = setup.regions.producer.get("weights")
     if options.first_stage is not None:
         about |= first_stage_settings(options.first_stage, options.class_names)
     return {
@@ -199,35 +199,35 @@ def settings_of(opened: Opened) -> dict[str, Any]:
         "recipe": loaded.training.recipe,
         "step": loaded.training.step,
         "weights_sha256": weights,
-        "ranking": opened.ranking,
+        "ranking": setup.ranking,
         "rerank": options.rerank,
         "pairs": options.pairs,
-        "pairs_sha256": opened.read.digest,
+        "pairs_sha256": setup.read.digest,
         "split": options.split,
         "regions": options.regions,
         "images": options.images,
         "pictures_bytes": [path.stat().st_size for path in reader.paths],
         **about,
-        **{f"feeding.{name}": getattr(opened.feeding, name) for name in FED[opened.feeding.kind]},
+        **{f"feeding.{name}": getattr(setup.feeding, name) for name in FED[setup.feeding.kind]},
         "fold_images": options.fold_images,
     }
 
 
 def survey(
-    opened: Opened, candidates: Candidates, faults: dict[str, Reason]
+    setup: RetrievalSetup, candidates: Candidates, faults: dict[str, Reason]
 ) -> ImageVectors | None:
     """Reads every picture once: adds to ``faults`` what cannot be used, and embeds it where the
     model ranks by vectors.
     """
-    pictures, ids = opened.pictures, candidates.image_ids
+    pictures, ids = setup.pictures, candidates.image_ids
     with Progress(total=len(ids), unit="picture", label="pictures") as progress:
-        if opened.ranking == "contrast" and isinstance(pictures, PixelPictures):
+        if setup.ranking == "contrast" and isinstance(pictures, PixelPictures):
             vectors = image_vectors(
-                opened.loaded.model,
+                setup.loaded.model,
                 ids,
                 pictures,
-                device=opened.device,
-                batch_size=opened.options.batch_size,
+                device=setup.device,
+                batch_size=setup.options.batch_size,
                 advance=progress.advance,
             )
             faults |= vectors.faults
@@ -237,77 +237,81 @@ def survey(
             if fault is not None:
                 faults[image_id] = fault
             progress.advance(rejects=int(fault is not None))
-    if opened.first is not None:
-        faults |= opened.first.survey([one for one in ids if one not in faults])
+    if setup.first is not None:
+        faults |= setup.first.survey(
+            [readable_id for readable_id in ids if readable_id not in faults]
+        )
     return None
 
 
-def rank(opened: Opened, candidates: Candidates, vectors: ImageVectors | None) -> Ranked:
+def rank(setup: RetrievalSetup, candidates: Candidates, vectors: ImageVectors | None) -> RankScores:
     """Returns the scores of all pairs, or with ``--rerank`` of all by a first stage and of the best
     again.
     """
-    options, size = opened.options, opened.options.batch_size
-    if opened.first is not None:
+    options, size = setup.options, setup.options.batch_size
+    if setup.first is not None:
         texts = [pair.text for pair in candidates.pairs]
-        scores = opened.first.scores(texts, candidates.image_ids)
+        scores = setup.first.scores(texts, candidates.image_ids)
     elif vectors is None:
-        scores = matched(opened, candidates)
+        scores = compute_match_logits(setup, candidates)
     else:
         with Progress(total=len(candidates.tokens), unit="text", label="texts") as progress:
-            of_texts = text_vectors(
-                opened.loaded.model,
+            text_matrix = text_vectors(
+                setup.loaded.model,
                 candidates.tokens,
-                device=opened.device,
+                device=setup.device,
                 batch_size=size,
                 advance=progress.advance,
             )
-        scores = vectors.of(candidates.image_ids) @ of_texts.T
+        scores = vectors.of(candidates.image_ids) @ text_matrix.T
     if options.rerank is None:
-        return Ranked(by_text=scores, by_image=scores)
-    opened.notes += notes_on_many(options.rerank, scores.shape)
-    listed = Shortlists.of(scores, options.rerank)
-    return ranked_again(scores, listed, matched(opened, candidates, listed.either))
+        return RankScores(by_text=scores, by_image=scores)
+    setup.notes += notes_on_many(options.rerank, scores.shape)
+    shortlists = Shortlists.of(scores, options.rerank)
+    return rerank_scores(
+        scores, shortlists, compute_match_logits(setup, candidates, shortlists.either)
+    )
 
 
-def matched(
-    opened: Opened, candidates: Candidates, chosen: NDArray[np.bool_] | None = None
+def compute_match_logits(
+    setup: RetrievalSetup, candidates: Candidates, chosen: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
     """Returns logits [I, T] of the matching head, of all pairs or of the ``chosen`` ones.
 
     They are kept in the output as they come, and taken from there where a killed run has left some.
     """
-    options = opened.options
+    options = setup.options
     count = len(candidates.image_ids) * len(candidates.tokens)
     if chosen is not None:
         count = int(chosen.sum())
     table, spec = options.regions, REGIONS
-    if opened.regions is None:
+    if setup.regions is None:
         table, spec = options.images, IMAGES
     assert table is not None
-    kept = open_kept(
+    cache = open_score_cache(
         options.output,
         candidates,
         chosen,
-        settings=settings_of(opened),
+        settings=collect_settings(setup),
         pictures=table_input(f"--{spec.name}", table, spec).digest,
         batch_size=options.batch_size,  # on which the last bits depend
-        device=str(opened.device),
+        device=str(setup.device),
     )
-    done = len(kept.known)
+    done = len(cache.known)
     with Progress(total=count, unit="pair", label="retrieval", done=done) as progress:
         return match_scores(
-            scorer_of(opened.loaded.model, room_of(opened.feeding)),
+            scorer_of(setup.loaded.model, get_max_elements(setup.feeding)),
             candidates.tokens,
             candidates.image_ids,
-            opened.pictures,
-            device=opened.device,
+            setup.pictures,
+            device=setup.device,
             batch_size=options.batch_size,
             advance=progress.advance,
             chosen=chosen,
-            kept=kept,
+            cache=cache,
         )
 
 
-def room_of(feeding: Feeding) -> int | None:
+def get_max_elements(feeding: Feeding) -> int | None:
     """Returns the room that a text and regions share; None where they do not."""
     return feeding.max_elements if feeding.reads_regions else None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.train.tasks.retrieval.candidates import Candidates
 
 SECONDS_BETWEEN_FILES = 30.0  # of work that a kill may cost
@@ -26,7 +26,7 @@ Scores = NDArray[np.float32]
 
 
 @dataclass(kw_only=True)
-class KeptScores:
+class ScoreCache:
     """Keeps scores in a ``folder``, those of ``lineage`` alone; without a folder nothing.
 
     ``known`` float32 [n] are the first n scores, which an earlier run has kept. A file is written
@@ -48,7 +48,7 @@ class KeptScores:
 
         Such a file, and all behind it, is named, deleted and computed again.
         """
-        kept = KeptScores(folder=folder, lineage=lineage, seconds=seconds)
+        cache = ScoreCache(folder=folder, lineage=lineage, seconds=seconds)
         parts, end = list[Scores](), 0
         paths = sorted(folder.glob(PATTERN)) if folder.exists() else []
         for number, path in enumerate(paths):
@@ -65,9 +65,9 @@ class KeptScores:
             parts.append(block)
             end += len(block)
         if parts:
-            kept.known = np.concatenate(parts)
-        kept._written, kept._last = end, time.monotonic()
-        return kept
+            cache.known = np.concatenate(parts)
+        cache._written, cache._last = end, time.monotonic()
+        return cache
 
     def add(self, scores: Scores) -> None:
         """Takes the scores of the next pairs, and writes a file if it is time."""
@@ -96,10 +96,10 @@ def _read(path: Path, lineage: str, start: int) -> Scores | str:
     header, newline, content = path.read_bytes().partition(b"\n")
     try:
         about = json.loads(header)
-        of, begins, digest = about["lineage"], about["start"], about["sha256"]
+        stored_lineage, begins, digest = about["lineage"], about["start"], about["sha256"]
     except (ValueError, KeyError, TypeError):
         return "is damaged"
-    if of != lineage:
+    if stored_lineage != lineage:
         return "is of another checkpoint, or of other pairs or settings"
     if not newline or digest != _digest(content) or len(content) % 4:
         return "is damaged"
@@ -108,9 +108,9 @@ def _read(path: Path, lineage: str, start: int) -> Scores | str:
     return np.frombuffer(content, "<f4").astype(np.float32)
 
 
-def open_kept(
+def open_score_cache(
     output: Path, candidates: Candidates, chosen: NDArray[np.bool_] | None, **settings: Any
-) -> KeptScores:
+) -> ScoreCache:
     """Opens what an earlier run of the same evaluation has kept in its ``output``.
 
     ``settings`` is all that decides the scores, beside the candidates, the pairs of these that are
@@ -122,4 +122,4 @@ def open_kept(
         "chosen": None if chosen is None else _digest(np.packbits(chosen).tobytes()),
     }
     digest = _digest(json.dumps(lineage, sort_keys=True).encode())
-    return KeptScores.open(path_of(output) / WORK, digest, seconds=SECONDS_BETWEEN_FILES)
+    return ScoreCache.open(to_path(output) / WORK, digest, seconds=SECONDS_BETWEEN_FILES)

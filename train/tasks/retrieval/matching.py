@@ -19,14 +19,14 @@ from torch import Tensor
 from vlmill.models import Vilbert, Vlmo
 from vlmill.models.layers.operators import unchanging_weights
 from vlmill.models.places import Cells, first_cells
-from vlmill.models.registry import variant_of
+from vlmill.models.registry import find_variant
 from vlmill.models.vilbert.model import Stream
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
-from vlmill.train.recipes.variants import part_of, training_of
+from vlmill.train.recipes.variants import get_part, get_training
 from vlmill.train.tasks.retrieval.inputs import Pictures, TextBatch, text_batches
-from vlmill.train.tasks.retrieval.kept import KeptScores
+from vlmill.train.tasks.retrieval.kept import ScoreCache
 
 Advance = Callable[[int], None]
 Logit = Callable[[Float[Tensor, "B P"]], Float[Tensor, " B"]]
@@ -84,9 +84,9 @@ class EncodeScorer:
     def read_picture(self, batch: Batch) -> Float[Tensor, "1 E H"]:
         """Embedded regions; none is padding."""
         inputs = batch.inputs
-        whole = () if inputs.global_features is None else (inputs.global_features,)
+        global_features = () if inputs.global_features is None else (inputs.global_features,)
         embedded: Float[Tensor, "1 E H"] = self.model.embed_regions(
-            inputs.region_features, inputs.region_locations, *whole
+            inputs.region_features, inputs.region_locations, *global_features
         )
         return embedded
 
@@ -95,10 +95,10 @@ class EncodeScorer:
         tokens, token_mask = texts.tokens, texts.token_mask
         regions = picture.expand(len(tokens), -1, -1)
         region_mask = torch.ones(regions.shape[:2], dtype=torch.bool, device=regions.device)
-        shown = torch.arange(region_mask.numel(), device=regions.device)
-        real: Cells | None = Cells(texts.real, shown)
+        region_cells = torch.arange(region_mask.numel(), device=regions.device)
+        real: Cells | None = Cells(texts.real, region_cells)
         if self.max_elements is not None:
-            tokens, token_mask, region_mask = fitted(texts, picture.shape[1], self.max_elements)
+            tokens, token_mask, region_mask = cut_texts(texts, picture.shape[1], self.max_elements)
             regions, real = regions[:, : region_mask.shape[1]], None
         read = pooled_cells(token_mask, region_mask)
         encoded = self.model.encode(tokens, token_mask, regions, region_mask, real=real, read=read)
@@ -118,7 +118,7 @@ def pooled_cells(text: Shaped[Tensor, "B L"], picture: Shaped[Tensor, "B R"]) ->
     return Cells(first_cells(texts, text), first_cells(pictures, picture))
 
 
-def fitted(
+def cut_texts(
     texts: TextBatch, num_regions: int, longest: int
 ) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"], Bool[Tensor, "B R"]]:
     """Returns texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions'
@@ -126,13 +126,13 @@ def fitted(
     """
     shares = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
     lengths = torch.tensor([shares[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
-    words, shown = lengths[:, :1], lengths[:, 1:]
+    words, region_counts = lengths[:, :1], lengths[:, 1:]
     full_lengths = torch.from_numpy(texts.lengths).to(words)[:, None]
     ends = texts.tokens.gather(1, full_lengths - 1)
     tokens = texts.tokens.scatter(1, words - 1, ends)[:, : int(words.max())]
-    places = torch.arange(max(tokens.shape[1], num_regions), device=words.device)
-    token_mask = places[: tokens.shape[1]] < words
-    return tokens, token_mask, places[: int(shown.max())] < shown
+    positions = torch.arange(max(tokens.shape[1], num_regions), device=words.device)
+    token_mask = positions[: tokens.shape[1]] < words
+    return tokens, token_mask, positions[: int(region_counts.max())] < region_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +185,10 @@ class PixelScorer:
     def pool(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, "B H"]:
         """Encodes the pairs."""
         encoder = self.model.encoder
-        image = picture.expand(len(texts.tokens), -1, -1)
+        expanded = picture.expand(len(texts.tokens), -1, -1)
         embedded = encoder.embed_text(texts.tokens)
-        read = pooled_cells(texts.token_mask, image[..., 0])
-        return encoder.fuse(embedded, texts.token_mask, image, real=texts.real, read=read).pooled
+        read = pooled_cells(texts.token_mask, expanded[..., 0])
+        return encoder.fuse(embedded, texts.token_mask, expanded, real=texts.real, read=read).pooled
 
     def match(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
         """Asks the head of the encoded pairs."""
@@ -204,11 +204,11 @@ SCORERS: dict[str | None, Callable[..., PairScorer]] = {
 
 def scorer_of(model: Any, max_elements: int | None = None) -> PairScorer:
     """Returns the scorer of a model with a head that ranks, or with such a model inside."""
-    training = training_of(variant_of(model))
-    body, logit = training.body_of(model), part_of(model, training.match_logit)
+    training = get_training(find_variant(model))
+    body, logit = training.body_of(model), get_part(model, training.match_logit)
     if max_elements is not None:  # how long a text is depends on the picture: none is read ahead
         return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
-    return SCORERS.get(variant_of(body), EncodeScorer)(model=body, logit=logit)
+    return SCORERS.get(find_variant(body), EncodeScorer)(model=body, logit=logit)
 
 
 @torch.inference_mode()
@@ -222,40 +222,40 @@ def match_scores(
     batch_size: int,
     advance: Advance = silent,
     chosen: NDArray[np.bool_] | None = None,
-    kept: KeptScores | None = None,
+    cache: ScoreCache | None = None,
 ) -> NDArray[np.float32]:
     """Matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are -inf.
 
     Pictures are read one after the other and never padded. Memory is the matrix, one batch of
     ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, pictures
     are read again for the next ones. ``advance`` is told the number of pairs of each batch. What
-    ``kept`` knows is not computed again, and what is new goes there.
+    ``cache`` knows is not computed again, and what is new goes there.
     """
     scores = np.full((len(image_ids), len(texts)), -np.inf, dtype=np.float32)
-    kept = KeptScores() if kept is None else kept
-    place = 0  # of the next pair, in the order of all
+    cache = ScoreCache() if cache is None else cache
+    next_pair = 0  # of the next pair, in the order of all
     num_pairs = scores.size if chosen is None else int(chosen.sum())
     with unchanging_weights(num_pairs):
         for rows, batches in _passes(scorer, texts, len(image_ids), batch_size, device, chosen):
             read: list[Any] = []
-            for at in rows:
-                asked, logits, picture = list[NDArray[np.int64]](), list[Tensor](), None
+            for row in rows:
+                columns, logits, picture = list[NDArray[np.int64]](), list[Tensor](), None
                 for number, batch in enumerate(batches):
-                    begin, place = place, place + len(batch.columns)
-                    if place <= len(kept.known):
-                        scores[at, batch.columns] = kept.known[begin:place]
+                    begin, next_pair = next_pair, next_pair + len(batch.columns)
+                    if next_pair <= len(cache.known):
+                        scores[row, batch.columns] = cache.known[begin:next_pair]
                         continue
-                    read = read or [scorer.read_texts(one) for one in batches]
+                    read = read or [scorer.read_texts(text_batch) for text_batch in batches]
                     if picture is None:
-                        picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
-                    asked.append(batch.columns)
+                        picture = scorer.read_picture(pictures.batch([image_ids[row]]).to(device))
+                    columns.append(batch.columns)
                     logits.append(scorer.match(read[number], picture).float())
                     # A device works on while the next batch is asked for, until its picture ends.
                     if device.type == "cpu" or number == len(batches) - 1:
                         values = torch.cat(logits).cpu().numpy()
-                        scores[at, np.concatenate(asked)] = values
-                        kept.add(values)
-                        asked, logits = [], []
+                        scores[row, np.concatenate(columns)] = values
+                        cache.add(values)
+                        columns, logits = [], []
                     advance(len(batch.columns))
     return scores
 
@@ -270,10 +270,10 @@ def _passes(
 ) -> Iterator[tuple[Sequence[int], list[TextBatch]]]:
     """Yields rows of pictures, each with the batches of texts that it is scored with."""
     if chosen is not None:
-        for at, flags in enumerate(chosen):
+        for row, flags in enumerate(chosen):
             columns = np.flatnonzero(flags)
-            asked = [texts[column] for column in columns.tolist()]
-            yield [at], text_batches(asked, batch_size, device, columns)
+            chosen_texts = [texts[column] for column in columns.tolist()]
+            yield [row], text_batches(chosen_texts, batch_size, device, columns)
         return
     every = text_batches(texts, batch_size, device)
     for part in _parts(every) if scorer.keeps_texts else [every]:

@@ -37,7 +37,7 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_task_optimizer,
 )
 from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.settings import Loss, RetrievalSettings, retrieval_recipe
 from vlmill.train.tasks.retrieval.vlmo_recipes import VLMO_RECIPES, retrieval_vlmo_small
@@ -49,9 +49,9 @@ NEAR = f"{REGIONS}; --negatives: their nearest pictures"
 # picture and a caption of one of the 100 nearest pictures; batch 64, 20 epochs, rate 2e-5.
 
 
-def vilbert_retrieval_stage() -> Pass:
+def vilbert_retrieval_stage() -> TrainingStage:
     """The released run; 30 tokens, 99 regions and the whole picture [code]."""
-    return Pass(
+    return TrainingStage(
         name="retrieval",
         epochs=20,
         epoch_steps="ceil",
@@ -85,9 +85,9 @@ def retrieval_vilbert_paper() -> TaskRecipe:
 # the weights.
 
 
-def interbert_retrieval_stage() -> Pass:
+def interbert_retrieval_stage() -> TrainingStage:
     """The released run: constant, a tenth from each of these epochs on [code]."""
-    return Pass(
+    return TrainingStage(
         name="retrieval",
         epochs=20,
         epoch_steps="ceil",
@@ -97,7 +97,9 @@ def interbert_retrieval_stage() -> Pass:
     )
 
 
-def of_interbert(name: str, trunk: InterBertConfig, loss: Loss, stage: Pass, by: str) -> TaskRecipe:
+def make_interbert_recipe(
+    name: str, trunk: InterBertConfig, loss: Loss, stage: TrainingStage, by: str
+) -> TaskRecipe:
     """Retrieval with a depth of InterBERT."""
     return retrieval_recipe(
         name,
@@ -115,7 +117,9 @@ def of_interbert(name: str, trunk: InterBertConfig, loss: Loss, stage: Pass, by:
 def retrieval_interbert() -> TaskRecipe:
     """As released: each of the four belongs together or does not, two classes by themselves."""
     stage = interbert_retrieval_stage()
-    return of_interbert("retrieval-interbert", interbert_released(), "binary", stage, "as released")
+    return make_interbert_recipe(
+        "retrieval-interbert", interbert_released(), "binary", stage, "as released"
+    )
 
 
 def retrieval_interbert_paper() -> TaskRecipe:
@@ -128,7 +132,9 @@ def retrieval_interbert_paper() -> TaskRecipe:
         optimizer=interbert_paper_optimizer(4e-5),
     )
     by = "by the paper's text"
-    recipe = of_interbert("retrieval-interbert-paper", interbert_paper(), "softmax", stage, by)
+    recipe = make_interbert_recipe(
+        "retrieval-interbert-paper", interbert_paper(), "softmax", stage, by
+    )
     return replace(
         recipe,
         settings=replace(recipe.settings, negatives="pictures"),
@@ -147,7 +153,7 @@ def retrieval_interbert_chinese() -> TaskRecipe:
         feeding=replace(like.feeding, max_tokens=38, max_regions=16),
         optimizer=interbert_paper_optimizer(4e-5),
     )
-    recipe = of_interbert(
+    recipe = make_interbert_recipe(
         "retrieval-interbert-chinese", interbert_chinese(), "softmax", stage, "on TaoMultimodal"
     )
     return replace(recipe, needs=f"{NEAR}; --init: a run of interbert-chinese")
@@ -168,7 +174,7 @@ def retrieval_imagebert(
 ) -> TaskRecipe:
     """A row of table 4: a loss over a pair and its negatives, and a number of regions."""
     by_itself = "binary" in losses
-    stage = Pass(
+    stage = TrainingStage(
         name="retrieval",
         epochs=130,
         batch_size=24,
@@ -198,11 +204,12 @@ def table_4() -> dict[str, Callable[[], TaskRecipe]]:
         "36-regions": {"num_regions": 36, "about": "36 regions"},
     }
     return {
-        (name := f"retrieval-imagebert-{row}"): _made(name, fields) for row, fields in rows.items()
+        (name := f"retrieval-imagebert-{row}"): _bind_recipe(name, fields)
+        for row, fields in rows.items()
     }
 
 
-def _made(name: str, fields: dict[str, Any]) -> Callable[[], TaskRecipe]:
+def _bind_recipe(name: str, fields: dict[str, Any]) -> Callable[[], TaskRecipe]:
     return lambda: retrieval_imagebert(name, **fields)
 
 

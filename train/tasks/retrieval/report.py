@@ -14,7 +14,7 @@ from vlmill.schemas.console.report import (
     template,
 )
 from vlmill.train.tasks.published import published_section
-from vlmill.train.tasks.report import WeighedPicture, pictures_of, weighed_section
+from vlmill.train.tasks.report import WeighedPicture, read_thumbnails, weighed_section
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.examples import Neighbour, Outcome, examples, unmoved
 from vlmill.train.tasks.retrieval.metrics import KS
@@ -23,7 +23,9 @@ from vlmill.train.tasks.scores import percent
 TASK = "retrieval"
 DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
 PUBLISHED = [
-    f"{way}/{name}" for way in DIRECTIONS for name in (*(f"r{k}" for k in KS), "mean_recall")
+    f"{direction_key}/{name}"
+    for direction_key in DIRECTIONS
+    for name in (*(f"r{k}" for k in KS), "mean_recall")
 ]
 
 _CARDS = template(
@@ -73,9 +75,9 @@ def sections(
     """Returns all of the page but its title; ``score`` says what kind of number ranks, ``weighed``
     are pictures with the weights of their regions.
     """
-    texts, pictures = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
-    ids = shown_image_ids(candidates, texts.all, pictures.all)
-    uris = pictures_of(images, ids)
+    texts, found_captions = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
+    ids = shown_image_ids(candidates, texts.all, found_captions.all)
+    uris = read_thumbnails(images, ids)
     return [
         Section(
             title="Recall",
@@ -98,7 +100,7 @@ def sections(
                 title=f"Captions found for pictures: {name}",
                 intro="The first captions for a picture; marked the right ones, or the best placed "
                 f"of them. Scores are {score}.",
-                body=_text_examples(getattr(pictures, kind), candidates, uris),
+                body=_text_examples(getattr(found_captions, kind), candidates, uris),
             )
             for kind, name in KINDS.items()
         ),
@@ -145,8 +147,8 @@ def _image_examples(
             "of": len(candidates.image_ids),
             "picture": None,
             "pictures": [
-                {**shown, "image_id": candidates.image_ids[shown["candidate"]]}
-                for shown in _shown(outcome)
+                {**neighbour, "image_id": candidates.image_ids[neighbour["candidate"]]}
+                for neighbour in _list_neighbours(outcome)
             ],
             "texts": [],
         }
@@ -166,8 +168,8 @@ def _text_examples(
             "picture": candidates.image_ids[outcome.query],
             "pictures": [],
             "texts": [
-                {**shown, "text": candidates.pairs[shown["candidate"]].text}
-                for shown in _shown(outcome)
+                {**neighbour, "text": candidates.pairs[neighbour["candidate"]].text}
+                for neighbour in _list_neighbours(outcome)
             ],
         }
         for outcome in outcomes
@@ -175,7 +177,7 @@ def _text_examples(
     return _cards(queries, uris)
 
 
-def _shown(outcome: Outcome) -> list[dict[str, Any]]:
+def _list_neighbours(outcome: Outcome) -> list[dict[str, Any]]:
     """Returns the first candidates with their places, and the right one with its own if not among
     them.
     """
@@ -183,14 +185,14 @@ def _shown(outcome: Outcome) -> list[dict[str, Any]]:
     if not any(n.right for n in outcome.neighbours):
         rows.append((outcome.rank, outcome.right))
     return [
-        {"candidate": n.candidate, "score": _score(n), "right": n.right, "place": place + 1}
-        for place, n in rows
+        {"candidate": n.candidate, "score": _score(n), "right": n.right, "place": rank + 1}
+        for rank, n in rows
     ]
 
 
-def _score(shown: Neighbour) -> str:
-    score, listed = unmoved(shown.score)
-    return f"{score:.2f}" if listed else f"not listed, {score:.2f}"
+def _score(neighbour: Neighbour) -> str:
+    score, is_shortlisted = unmoved(neighbour.score)
+    return f"{score:.2f}" if is_shortlisted else f"not listed, {score:.2f}"
 
 
 def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> Markup:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vlmill.train.recipes.fine_tuning import PUBLISHED_RUN
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 
 MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
@@ -56,7 +56,7 @@ def retrieval_recipe(
     variant: str,
     model: Any,
     starts_from: tuple[str, ...],
-    stage: Pass,
+    stage: TrainingStage,
     settings: RetrievalSettings,
     about: str,
     needs: str,

@@ -30,15 +30,19 @@ from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import part_of, training_of
+from vlmill.train.recipes.variants import get_part, get_training
 from vlmill.train.tasks.retrieval.base import RetrievalTask
 from vlmill.train.tasks.retrieval.drawing import Candidate, draw_candidates
 from vlmill.train.tasks.retrieval.dual import dual_encoder
-from vlmill.train.tasks.retrieval.held_out import measured, one_row_each, scores_of_candidates
+from vlmill.train.tasks.retrieval.held_out import (
+    measure_recalls,
+    one_row_each,
+    scores_of_candidates,
+)
 from vlmill.train.tasks.retrieval.losses import candidate_losses
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import LearntTask, Predicted, Reading
+from vlmill.train.tasks.task import LearntTask, Prediction, SampleSource
 
 TWO_HEADS = "imagebert-retrieval"  # each pair by itself, and among candidates
 
@@ -49,7 +53,7 @@ def pair_scores(model: Any, variant: str, pooled: Tensor) -> Float[Tensor, "B K"
     """
     if variant == TWO_HEADS:
         return torch.stack([model.match_logit(pooled), model.scores(pooled)], dim=-1)
-    logit: Callable[[Tensor], Tensor] = part_of(model, training_of(variant).match_logit)
+    logit: Callable[[Tensor], Tensor] = get_part(model, get_training(variant).match_logit)
     return logit(pooled)[:, None]
 
 
@@ -78,7 +82,7 @@ class CandidateRetrieval(RetrievalTask):
             "of any"
         )
 
-    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """A caption's candidates, its own pair first; of a held-out one, all pictures."""
         made = list[Sample]()
         for candidate in self._candidates(batches, visit, draws):
@@ -97,18 +101,18 @@ class CandidateRetrieval(RetrievalTask):
             )
         return tuple(made)
 
-    def _candidates(self, batches: Reading, visit: Visit, draws: Uniforms) -> list[Candidate]:
+    def _candidates(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> list[Candidate]:
         row = visit.row
         if batches.training:
             return draw_candidates(row, visit.near, batches.pairs, draws, self.settings)
         keys = batches.table.image_keys
-        others = one_row_each(batches.table, visit.near)
-        others = others[keys[others] != keys[row]]
-        return [Candidate(row, row), *(Candidate(row, other) for other in others.tolist())]
+        other_rows = one_row_each(batches.table, visit.near)
+        other_rows = other_rows[keys[other_rows] != keys[row]]
+        return [Candidate(row, row), *(Candidate(row, other) for other in other_rows.tolist())]
 
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
         """The place of each caption's own pair in the batch, which its candidates follow."""
-        firsts = [place for place, sample in enumerate(samples) if sample.matching]
+        firsts = [index for index, sample in enumerate(samples) if sample.matching]
         return {f"{LABEL}firsts": torch.tensor(firsts)}
 
     # Head and loss
@@ -142,9 +146,9 @@ class CandidateRetrieval(RetrievalTask):
         )
         return list(scores)
 
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """Recalls in both directions, and ViLBERT's choice among four."""
-        return measured(*scores_of_candidates(table, predicted), alignment=True)
+        return measure_recalls(*scores_of_candidates(table, predicted), alignment=True)
 
 
 def retrieval(

@@ -73,23 +73,29 @@ def image_vectors(
     threads = min(MOST_THREADS, all_cores())
     with unchanging_weights(len(image_ids)), ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(image_ids), batch_size):
-            asked = image_ids[start : start + batch_size]
-            loaded = dict(zip(asked, pool.map(pictures.load, asked), strict=True))
-            faults |= {at: picture for at, picture in loaded.items() if isinstance(picture, Reason)}
+            batch_ids = image_ids[start : start + batch_size]
+            loaded = dict(zip(batch_ids, pool.map(pictures.load, batch_ids), strict=True))
+            faults |= {
+                image_id: picture
+                for image_id, picture in loaded.items()
+                if isinstance(picture, Reason)
+            }
             good = {
-                at: picture for at, picture in loaded.items() if not isinstance(picture, Reason)
+                image_id: picture
+                for image_id, picture in loaded.items()
+                if not isinstance(picture, Reason)
             }
             if good:
                 pixels = pictures.together(good).to(device).pixels
                 assert pixels is not None
                 embedded = model.image_vectors(pixels).float().cpu().numpy()
                 vectors |= dict(zip(good, embedded, strict=True))
-            advance(len(asked))
+            advance(len(batch_ids))
     return ImageVectors(vectors=vectors, faults=faults)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
+class RankScores:
     """Holds what each text ranks pictures by, and each picture texts: [I, T] both, higher for
     better.
 
@@ -140,16 +146,16 @@ class Shortlists:
         return self.by_text | self.by_image
 
 
-def ranked_again(
-    scores: NDArray[np.float32], listed: Shortlists, logits: NDArray[np.float32]
-) -> Ranked:
+def rerank_scores(
+    scores: NDArray[np.float32], shortlists: Shortlists, logits: NDArray[np.float32]
+) -> RankScores:
     """Ranks each query's shortlist by ``logits``, the others behind it by ``scores``.
 
     These are moved down by :data:`BELOW`, in float64, which keeps their order.
     """
-    others = scores.astype(np.float64) - BELOW
-    return Ranked(
-        by_text=np.where(listed.by_text, logits, others),
-        by_image=np.where(listed.by_image, logits, others),
-        listed=listed,
+    lowered_scores = scores.astype(np.float64) - BELOW
+    return RankScores(
+        by_text=np.where(shortlists.by_text, logits, lowered_scores),
+        by_image=np.where(shortlists.by_image, logits, lowered_scores),
+        listed=shortlists,
     )

@@ -23,7 +23,7 @@ from vlmill.models.vlmo.config import (
 from vlmill.train.recipes.feeding import vlmo_feeding
 from vlmill.train.recipes.fine_tuning import TRIAL_RUN, vlmo_task_optimizer
 from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.vlmo import EVERYWHERE
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings, retrieval_recipe
@@ -89,9 +89,9 @@ ABLATION = Run(
 )
 
 
-def of_run(name: str, run: Run, about: str, start: str) -> TaskRecipe:
+def make_run_recipe(name: str, run: Run, about: str, start: str) -> TaskRecipe:
     """A run of the dual encoder."""
-    stage = Pass(
+    stage = TrainingStage(
         name="retrieval",
         steps=run.steps,
         epochs=run.epochs,
@@ -121,16 +121,18 @@ def retrieval_vlmo(size: str, data: str) -> TaskRecipe:
     start = "a pretrained VLMo"
     if data == FLICKR and size not in FROM_PRETRAINING:
         start = f"the run of retrieval-vlmo-{size}-{COCO}"
-    told = "as released" if plain == size else "by the paper's text"
-    on = {COCO: "COCO", FLICKR: "Flickr30k"}[data]
-    about = f"Retrieval with VLMo {plain}, on {on}, {told}"
-    return of_run(f"retrieval-vlmo-{size}-{data}", RUNS[size][data], about, start)
+    origin = "as released" if plain == size else "by the paper's text"
+    dataset = {COCO: "COCO", FLICKR: "Flickr30k"}[data]
+    about = f"Retrieval with VLMo {plain}, on {dataset}, {origin}"
+    return make_run_recipe(f"retrieval-vlmo-{size}-{data}", RUNS[size][data], about, start)
 
 
 def retrieval_vlmo_ablation() -> TaskRecipe:
     """How the paper's ablations are compared: 224 pixels, from pretraining."""
     about = "Retrieval with VLMo base, on Flickr30k at 224 pixels, as the ablations"
-    return of_run(f"retrieval-vlmo-base-{FLICKR}-224", ABLATION, about, "a pretrained VLMo")
+    return make_run_recipe(
+        f"retrieval-vlmo-base-{FLICKR}-224", ABLATION, about, "a pretrained VLMo"
+    )
 
 
 def retrieval_vlmo_small() -> TaskRecipe:

@@ -6,30 +6,32 @@ import torch
 from vlmill.train.tasks.report import WeighedPicture
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.inputs import RegionPictures, text_batches
-from vlmill.train.tasks.retrieval.job import Opened, room_of
+from vlmill.train.tasks.retrieval.job import RetrievalSetup, get_max_elements
 from vlmill.train.tasks.retrieval.matching import scorer_of
-from vlmill.train.tasks.weights import Shown, occlusion_weights, only_rows
+from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
 
 
 @torch.inference_mode()
-def weighed_picture(opened: Opened, candidates: Candidates, text: int) -> WeighedPicture | None:
+def weighed_picture(
+    setup: RetrievalSetup, candidates: Candidates, text: int
+) -> WeighedPicture | None:
     """Weighs the regions of a caption's own picture, by its number among the candidates.
 
     None for a model that reads pixels. It costs a pass of one pair for each region.
     """
-    pictures = opened.pictures
+    pictures = setup.pictures
     if not isinstance(pictures, RegionPictures):
         return None
     pair = candidates.pairs[text]
     image_id = candidates.image_ids[candidates.owners[text]]
-    batch = pictures.batch([image_id]).to(opened.device)
-    scorer = scorer_of(opened.loaded.model, room_of(opened.feeding))
-    (words,) = text_batches([candidates.tokens[text]], 1, opened.device)
+    batch = pictures.batch([image_id]).to(setup.device)
+    scorer = scorer_of(setup.loaded.model, get_max_elements(setup.feeding))
+    (words,) = text_batches([candidates.tokens[text]], 1, setup.device)
     texts = scorer.read_texts(words)
-    num_whole = int(opened.feeding.whole_image != "none")
+    num_whole = int(setup.feeding.whole_image != "none")
 
-    def score(shown: Shown) -> float:
-        rows = np.concatenate([np.ones(num_whole, dtype=np.bool_), shown])
+    def score(region_mask: RegionMask) -> float:
+        rows = np.concatenate([np.ones(num_whole, dtype=np.bool_), region_mask])
         return float(scorer.match(texts, scorer.read_picture(only_rows(batch, rows)))[0])
 
     boxes, width, height = pictures.fed_boxes(image_id)

@@ -9,23 +9,28 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.threads import faiss_threads
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.files.paths import path_of
+from vlmill.schemas.files.paths import to_path
 from vlmill.train.tasks.search.index import (
     SearchIndex,
     build_index,
     open_index,
-    recall_of,
+    measure_recall,
     sampled,
     save_index,
 )
 from vlmill.train.tasks.search.kinds import IMAGE, PAIR, TEXT
 from vlmill.train.tasks.search.page import MOST_SHOWN, write_answers_page
-from vlmill.train.tasks.search.queries import Answered, Query, asker_of, table_queries
-from vlmill.train.tasks.search.table import key_of, kinds_of, read_vectors
+from vlmill.train.tasks.search.queries import (
+    AnsweredQuery,
+    Query,
+    load_query_encoder,
+    table_queries,
+)
+from vlmill.train.tasks.search.table import get_row_key, count_kinds, read_vectors
 
 ANSWERS, PAGE = "answers.jsonl", "report.html"
 
@@ -61,29 +66,31 @@ def search(options: SearchOptions) -> int:
 
 
 def _search(options: SearchOptions) -> int:
-    index = built(options) if options.index is None else open_index(options.index)
+    index = index_vectors(options) if options.index is None else open_index(options.index)
     if options.save_index is not None:
         save_index(index, options.save_index)
-        say(f"{options.save_index}: {index.settings['type']} index of {said_of(index)}")
+        print_status(
+            f"{options.save_index}: {index.settings['type']} index of {describe_index(index)}"
+        )
     if not (options.text or options.image or options.queries):
         return 0
     num_queries = num_errors = 0
-    shown: list[Answered] = []
-    with lines_of(options.output) as lines:
-        for answered in answers_of(index, queries_of(options, index), options.top):
+    first_answers: list[AnsweredQuery] = []
+    with open_lines(options.output) as lines:
+        for answered in answer_queries(index, make_queries(options, index), options.top):
             lines.write(answered.line() + "\n")
             num_queries += 1
             num_errors += answered.query.error is not None
-            if len(shown) < MOST_SHOWN:
-                shown.append(answered)
+            if len(first_answers) < MOST_SHOWN:
+                first_answers.append(answered)
     if options.images is not None and options.output is not None:
-        write_answers_page(options.output / PAGE, shown, index, options.images, num_queries)
-    say(f"{num_queries - num_errors} queries answered, {num_errors} could not be read")
+        write_answers_page(options.output / PAGE, first_answers, index, options.images, num_queries)
+    print_status(f"{num_queries - num_errors} queries answered, {num_errors} could not be read")
     return 1 if num_errors == num_queries else 0
 
 
 @contextmanager
-def lines_of(output: Path | None) -> Iterator[TextIO]:
+def open_lines(output: Path | None) -> Iterator[TextIO]:
     """Opens the file of answers, which appears whole; standard output without a folder."""
     if output is None:
         yield sys.stdout
@@ -96,29 +103,35 @@ def lines_of(output: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def built(options: SearchOptions) -> SearchIndex:
+def index_vectors(options: SearchOptions) -> SearchIndex:
     """Builds the index of ``--vectors``; measures an approximate one against all vectors."""
     assert options.vectors is not None
-    kinds = kinds_of(options.vectors, "--vectors")
-    of = options.of or next((k for k in (IMAGE, PAIR, TEXT) if kinds.get(k)), None)
-    if of is None or not kinds.get(of):
+    kinds = count_kinds(options.vectors, "--vectors")
+    indexed_kind = options.of or next((k for k in (IMAGE, PAIR, TEXT) if kinds.get(k)), None)
+    if indexed_kind is None or not kinds.get(indexed_kind):
         there = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no row"
-        raise InputError(f"--vectors {options.vectors}: nothing of --of {of}; it has {there}")
-    vectors = read_vectors(options.vectors, of, kinds[of], "--vectors")
+        raise InputError(
+            f"--vectors {options.vectors}: nothing of --of {indexed_kind}; it has {there}"
+        )
+    vectors = read_vectors(options.vectors, indexed_kind, kinds[indexed_kind], "--vectors")
     index = build_index(vectors, options.type, options.effort)
     if options.type == "flat":
         return index
     # Queries of another kind lie elsewhere than what they look for: those count where there are.
-    other = next((k for k in (TEXT, IMAGE, PAIR) if k != of and kinds.get(k)), of)
-    asked = vectors
-    if other != of:
-        asked = read_vectors(options.vectors, other, kinds[other], "--vectors")
-    recall = recall_of(index, vectors.matrix, sampled(asked.matrix), same=other == of)
+    other = next(
+        (k for k in (TEXT, IMAGE, PAIR) if k != indexed_kind and kinds.get(k)), indexed_kind
+    )
+    query_vectors = vectors
+    if other != indexed_kind:
+        query_vectors = read_vectors(options.vectors, other, kinds[other], "--vectors")
+    recall = measure_recall(
+        index, vectors.matrix, sampled(query_vectors.matrix), same=other == indexed_kind
+    )
     settings = {**index.settings, "recall_at_10": recall, "recall_of_queries": other}
     return SearchIndex(faiss_index=index.faiss_index, about=index.about, settings=settings)
 
 
-def said_of(index: SearchIndex) -> str:
+def describe_index(index: SearchIndex) -> str:
     """Says what an index holds, and how much of the exact answer it finds."""
     settings = index.settings
     words = f"{settings['vectors']} vectors of {settings['of']}s, {settings['width']} wide"
@@ -128,17 +141,17 @@ def said_of(index: SearchIndex) -> str:
     return words
 
 
-def queries_of(options: SearchOptions, index: SearchIndex) -> Iterator[list[Query]]:
+def make_queries(options: SearchOptions, index: SearchIndex) -> Iterator[list[Query]]:
     """Yields what is asked, in blocks."""
     if options.queries is not None:
         yield from table_queries(options.queries, index)
     if options.text or options.image:
         flag = "--image" if options.image else "--text"
-        asker = asker_of(index, options.checkpoint, options.device, flag=flag)
+        encoder = load_query_encoder(index, options.checkpoint, options.device, flag=flag)
         if options.text:
-            yield asker.texts(options.text)
+            yield encoder.texts(options.text)
         if options.image:
-            yield asker.pictures({file: read_file(file) for file in options.image})
+            yield encoder.pictures({file: read_file(file) for file in options.image})
 
 
 def read_file(file: str) -> bytes:
@@ -146,13 +159,15 @@ def read_file(file: str) -> bytes:
     that query's error.
     """
     try:
-        return path_of(file).read_bytes()
+        return to_path(file).read_bytes()
     except OSError as error:
-        say(f"--image {file}: {error.strerror or error}")
+        print_status(f"--image {file}: {error.strerror or error}")
         return b""
 
 
-def answers_of(index: SearchIndex, blocks: Iterator[list[Query]], top: int) -> Iterator[Answered]:
+def answer_queries(
+    index: SearchIndex, blocks: Iterator[list[Query]], top: int
+) -> Iterator[AnsweredQuery]:
     """Yields each query's answers, its own row left out."""
     for block in blocks:
         good = [query for query in block if query.vector is not None]
@@ -160,19 +175,19 @@ def answers_of(index: SearchIndex, blocks: Iterator[list[Query]], top: int) -> I
         if good:
             matrix = np.stack([query.vector for query in good if query.vector is not None])
             neighbours = index.nearest(matrix, top + any(query.own is not None for query in good))
-            for query, scores, places in zip(
+            for query, scores, positions in zip(
                 good, neighbours.scores, neighbours.places, strict=True
             ):
-                rows[id(query)] = _rows(index, query, scores, places)[:top]
+                rows[id(query)] = _rows(index, query, scores, positions)[:top]
         for query in block:
-            yield Answered(query=query, answers=rows.get(id(query), []))
+            yield AnsweredQuery(query=query, answers=rows.get(id(query), []))
 
 
-def _rows(index: SearchIndex, query: Query, scores: Any, places: Any) -> list[dict[str, Any]]:
-    there = places >= 0  # -1: the index has no more
-    rows = index.about.take(places[there]).to_pylist()
+def _rows(index: SearchIndex, query: Query, scores: Any, positions: Any) -> list[dict[str, Any]]:
+    there = positions >= 0  # -1: the index has no more
+    rows = index.about.take(positions[there]).to_pylist()
     return [
         {"score": round(float(score), 6), **{k: v for k, v in row.items() if v is not None}}
         for row, score in zip(rows, scores[there], strict=True)
-        if key_of(row) != query.own
+        if get_row_key(row) != query.own
     ]

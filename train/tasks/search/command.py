@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from vlmill.schemas.console.command import add_lock_seconds, at_least, place
+from vlmill.schemas.console.command import add_lock_seconds, int_at_least, path_or_url
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
@@ -48,11 +48,11 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl embed``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--checkpoint", type=place, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
     add("--pairs", metavar="TABLE", help="texts, or image-text pairs")
     add("--regions", metavar="TABLE", help="regions of their pictures, for models that read them")
     add("--images", metavar="TABLE", help="pictures, for VLMo")
-    add("--output", type=place, required=True, metavar="DIR", help="folder to write")
+    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder to write")
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
     add("--batch-size", type=int, default=64, help="embedded at once (default: 64)")
     add(
@@ -95,7 +95,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--index", type=place, metavar="DIR", help="an index that was saved")
+    source.add_argument("--index", type=path_or_url, metavar="DIR", help="an index that was saved")
     source.add_argument("--vectors", metavar="TABLE", help="vectors, of which one is built")
     add(
         "--of",
@@ -114,31 +114,41 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="candidates that hnsw keeps (128), or cells that ivf looks into (32): recall for time",
     )
-    add("--save-index", type=place, metavar="DIR", help="with --vectors: keep the index there")
+    add(
+        "--save-index", type=path_or_url, metavar="DIR", help="with --vectors: keep the index there"
+    )
     add("--text", action="append", default=[], metavar="T", help="a text (may come again)")
     add("--image", action="append", default=[], metavar="F", help="a picture (may come again)")
     add("--queries", metavar="TABLE", help="vectors of the same checkpoint")
-    add("--top", type=at_least(1), default=10, metavar="K", help="answers of a query (default: 10)")
+    add(
+        "--top",
+        type=int_at_least(1),
+        default=10,
+        metavar="K",
+        help="answers of a query (default: 10)",
+    )
     add("--images", metavar="TABLE", help="the pictures, for a page in --output")
-    add("--output", type=place, metavar="DIR", help="folder for answers.jsonl and report.html")
+    add(
+        "--output", type=path_or_url, metavar="DIR", help="folder for answers.jsonl and report.html"
+    )
     add(
         "--checkpoint",
-        type=place,
+        type=path_or_url,
         metavar="DIR",
         help="what embeds --text and --image (default: the one that the vectors name)",
     )
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--threads", type=at_least(1), metavar="N", help="of FAISS (default: all cores)")
+    add("--threads", type=int_at_least(1), metavar="N", help="of FAISS (default: all cores)")
 
 
 def run_search(args: argparse.Namespace) -> int:
     """Runs ``train-vl search``; returns the exit status."""
-    asked = bool(args.text or args.image or args.queries)
+    has_queries = bool(args.text or args.image or args.queries)
     if args.index is not None and (args.save_index or args.of or args.effort):
         raise InputError("--index is built already; --save-index, --of, --effort go with --vectors")
-    if not asked and args.save_index is None:
+    if not has_queries and args.save_index is None:
         raise InputError("nothing to do: give --text, --image or --queries, or --save-index")
-    if args.images is not None and (args.output is None or not asked):
+    if args.images is not None and (args.output is None or not has_queries):
         raise InputError("--images needs --output DIR and a query: the page is written there")
     if args.save_index is not None and args.save_index.exists():
         raise InputError(f"--save-index {args.save_index} is there already; give a new folder")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from vlmill.schemas.console.command import say, say_how_to_read
-from vlmill.schemas.console.cost import Estimate, measured_rate, require_room
+from vlmill.schemas.console.command import print_status, print_reading_hint
+from vlmill.schemas.console.cost import Estimate, measure_rate, require_disk_space
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
@@ -19,15 +19,15 @@ from vlmill.schemas.files.shards import (
 )
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS, VECTORS
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.tasks.search.opened import (
-    Embedded,
+    EmbeddingSetup,
     EmbedOptions,
     Part,
-    inputs_of,
+    collect_inputs,
     open_embedding,
-    producer_of,
-    settings_of,
+    make_producer,
+    collect_settings,
 )
 from vlmill.train.tasks.search.vectors import PartRows, part_rows
 
@@ -41,87 +41,87 @@ def embed(options: EmbedOptions, *, force: bool = False) -> int:
 
     Raises InputError for what a user can mend.
     """
-    opened = open_embedding(options)
-    inputs, output = inputs_of(opened), options.output
-    settings = settings_of(opened, inputs)
+    setup = open_embedding(options)
+    inputs, output = collect_inputs(setup), options.output
+    settings = collect_settings(setup, inputs)
     state = prepare_output(output, job=JOB, settings=settings, fresh=options.fresh)
     if state is not State.FINISHED:
-        require_room(estimate_bytes(opened), output, force=force)
-        for note in _notes(opened):
-            say(f"note: {note}")
-        shards = _write_parts(opened)
+        require_disk_space(estimate_bytes(setup), output, force=force)
+        for note in _notes(setup):
+            print_status(f"note: {note}")
+        shards = _write_parts(setup)
         write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     return _finish(output, state)
 
 
-def _notes(opened: Embedded) -> list[str]:
-    cut = 0 if opened.texts is None else opened.texts.cut
-    return [*opened.notes, *([f"{cut} texts are longer than the model reads: cut"] if cut else [])]
+def _notes(setup: EmbeddingSetup) -> list[str]:
+    cut = 0 if setup.texts is None else setup.texts.cut
+    return [*setup.notes, *([f"{cut} texts are longer than the model reads: cut"] if cut else [])]
 
 
-def _write_parts(opened: Embedded) -> list[Shard]:
+def _write_parts(setup: EmbeddingSetup) -> list[Shard]:
     """Makes the parts that are not there, rejects first: the vectors' shard appears last."""
-    parts, output = opened.parts(), opened.options.output
+    parts, output = setup.parts(), setup.options.output
     tables = (REJECTS, VECTORS)
     files = [
         [(table, output / shard_name(table, index, len(parts))) for table in tables]
         for index in range(len(parts))
     ]
-    finished = [describe_finished(of_part) for of_part in files]
+    finished = [describe_finished(part_files) for part_files in files]
     done = sum(p.stop - p.start for p, there in zip(parts, finished, strict=True) if there)
     total = sum(part.stop - part.start for part in parts)
-    opened.loaded.model.to(opened.device)
+    setup.loaded.model.to(setup.device)
     shards: list[Shard] = []
     with Progress(total=total, unit="vector", label="embed", done=done) as progress:
         for index, (part, there) in enumerate(zip(parts, finished, strict=True)):
             if not there:
-                rows = _computed(opened, part, progress)
-                there = _write_part(opened, rows, index, len(parts))
+                rows = _compute_rows(setup, part, progress)
+                there = _write_part(setup, rows, index, len(parts))
             shards += there
     return shards
 
 
-def _computed(opened: Embedded, part: Part, progress: Progress) -> PartRows:
+def _compute_rows(setup: EmbeddingSetup, part: Part, progress: Progress) -> PartRows:
     try:
-        rows = part_rows(opened, part, progress.advance)
+        rows = part_rows(setup, part, progress.advance)
     except torch.OutOfMemoryError:
         raise InputError(
-            f"--batch-size {opened.options.batch_size} does not fit into the memory of --device "
-            f"{opened.options.device}; give a smaller one"
+            f"--batch-size {setup.options.batch_size} does not fit into the memory of --device "
+            f"{setup.options.device}; give a smaller one"
         ) from None
     progress.advance(0, rejects=len(rows.rejects))
     return rows
 
 
-def _write_part(opened: Embedded, rows: PartRows, index: int, total: int) -> list[Shard]:
-    output, producer = opened.options.output, {"job": JOB, **producer_of(opened)}
-    arrays = {"vector": {"dtype": "float32", "dim": vector_width(opened)}}
+def _write_part(setup: EmbeddingSetup, rows: PartRows, index: int, total: int) -> list[Shard]:
+    output, producer = setup.options.output, {"job": JOB, **make_producer(setup)}
+    arrays = {"vector": {"dtype": "float32", "dim": vector_width(setup)}}
     return [
         write_shard(output, REJECTS, rows.rejects, index, total, producer=producer),
         write_shard(output, VECTORS, rows.table, index, total, producer=producer, arrays=arrays),
     ]
 
 
-def vector_width(opened: Embedded) -> int:
+def vector_width(setup: EmbeddingSetup) -> int:
     """Returns P, the width of the checkpoint's vectors."""
-    body = training_of(opened.loaded.variant).body_of(opened.loaded.config)
+    body = get_training(setup.loaded.variant).body_of(setup.loaded.config)
     for name in ("pooled_width", "co_width", "width"):
         if (width := getattr(body, name, None)) is not None:
             return int(width)
-    raise InputError(f"--checkpoint {opened.loaded.path}: its configuration names no width")
+    raise InputError(f"--checkpoint {setup.loaded.path}: its configuration names no width")
 
 
-def estimate_bytes(opened: Embedded) -> int:
+def estimate_bytes(setup: EmbeddingSetup) -> int:
     """Returns what the vectors take, were there no reject."""
-    count = sum(part.stop - part.start for part in opened.parts())
-    return count * 4 * vector_width(opened)
+    count = sum(part.stop - part.start for part in setup.parts())
+    return count * 4 * vector_width(setup)
 
 
 def estimate(options: EmbedOptions) -> Estimate:
     """Measures the first batches of each kind; writes nothing."""
-    opened = open_embedding(options)
-    opened.loaded.model.to(opened.device)
-    parts, size = opened.parts(), options.batch_size
+    setup = open_embedding(options)
+    setup.loaded.model.to(setup.device)
+    parts, size = setup.parts(), options.batch_size
     batches = [
         Part(kind=part.kind, start=start, stop=min(start + size, part.stop))
         for part in parts
@@ -130,16 +130,16 @@ def estimate(options: EmbedOptions) -> Estimate:
     by_kind = {kind: [b for b in batches if b.kind == kind] for kind in {b.kind for b in batches}}
     count = sum(part.stop - part.start for part in parts)
     seconds, rate = 0.0, None
-    for kind, of_kind in sorted(by_kind.items()):
-        measured = (part for part in of_kind[:SAMPLE_BATCHES] if part_rows(opened, part))
-        rate = measured_rate(measured, kind, weight=lambda part: part.stop - part.start)
-        seconds += rate.seconds_for(sum(p.stop - p.start for p in of_kind)) or 0.0
-    inputs = {entry.flag: f"{entry.rows or entry.bytes}" for entry in inputs_of(opened)}
-    least = estimate_bytes(opened)
+    for kind, kind_batches in sorted(by_kind.items()):
+        measured = (part for part in kind_batches[:SAMPLE_BATCHES] if part_rows(setup, part))
+        rate = measure_rate(measured, kind, weight=lambda part: part.stop - part.start)
+        seconds += rate.seconds_for(sum(p.stop - p.start for p in kind_batches)) or 0.0
+    inputs = {entry.flag: f"{entry.rows or entry.bytes}" for entry in collect_inputs(setup)}
+    min_bytes = estimate_bytes(setup)
     return Estimate(
         inputs=inputs,
-        least_bytes=least,
-        about_bytes=least + count * BYTES_BESIDE,
+        least_bytes=min_bytes,
+        about_bytes=min_bytes + count * BYTES_BESIDE,
         seconds=seconds,
         rate=rate,
     )
@@ -148,7 +148,7 @@ def estimate(options: EmbedOptions) -> Estimate:
 def _finish(output: Path, state: State) -> int:
     shards: list[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == VECTORS.name)
-    say_how_to_read(output, VECTORS.name)
+    print_reading_hint(output, VECTORS.name)
     done = "finished before" if state is State.FINISHED else "done"
     counts = reject_counts(output)
     print(f"{done}: {count} vectors, {rejects_said(counts)}: {output}")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_folder
 from vlmill.schemas.files.digests import file_input
-from vlmill.schemas.files.paths import path_of, readable
+from vlmill.schemas.files.paths import to_path, readable
 from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.train.tasks.search.table import ABOUT, Matrix, Vectors
 
@@ -64,11 +64,13 @@ class SearchIndex:
     def nearest(self, queries: Matrix, top: int) -> Answers:
         """Finds the ``top`` best of each query, equal scores in the order of the vectors."""
         count = min(top, self.faiss_index.ntotal)
-        scores, places = self.faiss_index.search(np.ascontiguousarray(queries, np.float32), count)
-        order = np.lexsort((places, -scores), axis=1)
+        scores, positions = self.faiss_index.search(
+            np.ascontiguousarray(queries, np.float32), count
+        )
+        order = np.lexsort((positions, -scores), axis=1)
         return Answers(
             scores=np.take_along_axis(scores, order, axis=1),
-            places=np.take_along_axis(places, order, axis=1),
+            places=np.take_along_axis(positions, order, axis=1),
         )
 
 
@@ -114,7 +116,7 @@ def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> Searc
     return SearchIndex(faiss_index=index, about=vectors.about, settings=settings)
 
 
-def recall_of(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: bool) -> float:
+def measure_recall(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: bool) -> float:
     """Returns the share of the exact best :data:`MEASURED_TOP` that the index finds.
 
     ``same``: the queries are vectors of the index, whose own places do not count.
@@ -123,11 +125,11 @@ def recall_of(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: bool
 
     top = min(MEASURED_TOP + int(same), len(matrix))
     _, exact = faiss.knn(queries, matrix, top, metric=faiss.METRIC_INNER_PRODUCT)
-    places = index.nearest(queries, top).places
+    positions = index.nearest(queries, top).places
     first = int(same)  # the vector itself, or its equal
     shares = [
         len(set(row[first:].tolist()) & set(other.tolist())) / max(1, top - first)
-        for row, other in zip(exact, places, strict=True)
+        for row, other in zip(exact, positions, strict=True)
     ]
     return float(np.mean(shares))
 
@@ -158,18 +160,18 @@ def open_index(folder: str | Path) -> SearchIndex:
     """
     import faiss
 
-    place = path_of(folder)
+    path = to_path(folder)
     try:
-        settings = json.loads((place / SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
         if settings["index"] != FORMAT:
             raise InputError(
                 f"--index {folder} has format {settings['index']}, this vlmill reads {FORMAT}"
             )
         for name, digest in settings["files"].items():
-            if file_input("--index", place / Path(name).name).digest != digest:
+            if file_input("--index", path / Path(name).name).digest != digest:
                 raise InputError(f"--index {folder}: {name} has changed; build the index again")
-        index = faiss.read_index(os.fspath(place / INDEX))
-        about = pq.read_table(readable(place / ROWS)).select(list(ABOUT)).combine_chunks()
+        index = faiss.read_index(os.fspath(path / INDEX))
+        about = pq.read_table(readable(path / ROWS)).select(list(ABOUT)).combine_chunks()
         sizes = (index.d, index.ntotal, about.num_rows)
         if sizes != (settings["width"], settings["vectors"], settings["vectors"]):
             raise ValueError(f"its sizes {sizes} are not those that it says")

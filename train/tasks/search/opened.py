@@ -17,14 +17,14 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.features import global_widths_of
+from vlmill.train.loading.features import get_global_widths
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.lineage import checkpoint_input
-from vlmill.train.tasks.retrieval.candidates import PairsRead, Texts, encode_texts, read_pairs
+from vlmill.train.tasks.retrieval.candidates import LoadedPairs, Texts, encode_texts, read_pairs
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
-    feeding_of,
+    find_feeding,
     longest_text,
     notes_on_regions,
 )
@@ -32,7 +32,9 @@ from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
 from vlmill.train.tasks.retrieval.job import FED
 from vlmill.train.tasks.search.kinds import IMAGE, PAIR, TEXT
 
-Way = Literal["dual", "pair", "text"]  # texts and pictures by themselves, pairs, texts alone
+EmbeddingMode = Literal[
+    "dual", "pair", "text"
+]  # texts and pictures by themselves, pairs, texts alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Part:
 
 
 @dataclass(kw_only=True)
-class Embedded:
+class EmbeddingSetup:
     """Holds the inputs of an embedding, opened and found to fit together.
 
     ``image_ids`` are the pictures that are embedded by themselves; ``read`` and ``texts`` the
@@ -72,12 +74,12 @@ class Embedded:
     device: torch.device
     loaded: LoadedCheckpoint
     weights_sha256: str
-    way: Way
+    way: EmbeddingMode
     feeding: Feeding
     regions: RegionReader | None
     images: ImageReader | None
     image_ids: list[str]
-    read: PairsRead | None
+    read: LoadedPairs | None
     texts: Texts | None
     repeated: frozenset[int]
     notes: list[str]
@@ -85,8 +87,8 @@ class Embedded:
     def pictures(self) -> RegionPictures | PixelPictures:
         """Makes what the model reads of pictures."""
         if self.regions is not None:
-            whole = bool(global_widths_of(body_config(self.loaded)))
-            return RegionPictures(self.regions, self.feeding, global_features=whole)
+            global_features = bool(get_global_widths(body_config(self.loaded)))
+            return RegionPictures(self.regions, self.feeding, global_features=global_features)
         assert self.images is not None
         return PixelPictures(self.images, self.feeding)
 
@@ -102,7 +104,7 @@ class Embedded:
             yield Part(kind=kind, start=start, stop=min(start + size, count))
 
 
-def way_of(loaded: LoadedCheckpoint) -> Way:
+def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
     """Says what the model gives vectors of. Raises InputError for one that gives none."""
     who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
     config = body_config(loaded)
@@ -110,14 +112,18 @@ def way_of(loaded: LoadedCheckpoint) -> Way:
         return "dual"
     if loaded.variant == "bert":
         return "text"
-    training = training_of(loaded.variant)
+    training = get_training(loaded.variant)
     pairs = loaded.feeding is None or loaded.feeding.kind in ("regions", "pixels")
     fits = not training.makes_features and not training.kind and pairs
     body = training.body_of(loaded.model)
     pools = getattr(config, "pooler", True) and hasattr(body, "encode")
     if not fits or not (pools or loaded.variant == "vlmo"):
-        others = {name: training_of(name) for name in VARIANTS}
-        names = [name for name, of in others.items() if not (of.kind or of.makes_features)]
+        trainings = {name: get_training(name) for name in VARIANTS}
+        names = [
+            name
+            for name, candidate in trainings.items()
+            if not (candidate.kind or candidate.makes_features)
+        ]
         names.append("bert")
         raise InputError(
             f"{who}, which gives no vector of a text with a picture; embed with one of "
@@ -135,7 +141,7 @@ def weights_digest(loaded: LoadedCheckpoint) -> str:
     return digest
 
 
-def open_embedding(options: EmbedOptions) -> Embedded:
+def open_embedding(options: EmbedOptions) -> EmbeddingSetup:
     """Opens everything that is read. Raises InputError for what does not fit together."""
     for flag, value in (
         ("--batch-size", options.batch_size),
@@ -145,49 +151,49 @@ def open_embedding(options: EmbedOptions) -> Embedded:
             raise InputError(f"{flag} {value}: want at least 1")
     device = device_named(options.device)
     loaded = load_checkpoint(options.checkpoint)
-    way, feeding = way_of(loaded), feeding_of(loaded, options.max_regions)
-    regions, images, notes = _open_pictures(options, loaded, way, feeding)
-    read = None if options.pairs is None else read_pairs(options.pairs)
+    mode, feeding = find_embedding_mode(loaded), find_feeding(loaded, options.max_regions)
+    regions, images, notes = _open_pictures(options, loaded, mode, feeding)
+    loaded_pairs = None if options.pairs is None else read_pairs(options.pairs)
     longest = longest_text(loaded, feeding)
-    captions = [] if read is None else [pair.text for pair in read.pairs]
-    return Embedded(
+    captions = [] if loaded_pairs is None else [pair.text for pair in loaded_pairs.pairs]
+    return EmbeddingSetup(
         options=options,
         device=device,
         loaded=loaded,
         weights_sha256=weights_digest(loaded),
-        way=way,
+        way=mode,
         feeding=feeding,
         regions=regions,
         images=images,
-        image_ids=images.image_ids if way == "dual" and images is not None else [],
-        read=read,
-        texts=None if read is None else encode_texts(loaded.tokenizer, captions, longest),
-        repeated=frozenset() if read is None else frozenset(_repeated(read)),
+        image_ids=images.image_ids if mode == "dual" and images is not None else [],
+        read=loaded_pairs,
+        texts=None if loaded_pairs is None else encode_texts(loaded.tokenizer, captions, longest),
+        repeated=frozenset() if loaded_pairs is None else frozenset(_find_repeated(loaded_pairs)),
         notes=notes,
     )
 
 
-def _repeated(read: PairsRead) -> Iterator[int]:
-    seen = set[str]()
-    for at, pair in enumerate(read.pairs):
-        if pair.pair_id in seen:
-            yield at
-        seen.add(pair.pair_id)
+def _find_repeated(loaded_pairs: LoadedPairs) -> Iterator[int]:
+    previous_ids = set[str]()
+    for index, pair in enumerate(loaded_pairs.pairs):
+        if pair.pair_id in previous_ids:
+            yield index
+        previous_ids.add(pair.pair_id)
 
 
 def _open_pictures(
-    options: EmbedOptions, loaded: LoadedCheckpoint, way: Way, feeding: Feeding
+    options: EmbedOptions, loaded: LoadedCheckpoint, mode: EmbeddingMode, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
     """Opens the table of pictures, and says what is to be told of it."""
     who = with_article(loaded.variant)
-    if way == "dual":
+    if mode == "dual":
         if options.pairs is None and options.images is None:
             raise InputError(f"--pairs and --images are missing: {who} embeds texts and pictures")
         return None, None if options.images is None else ImageReader(options.images), []
     if options.pairs is None:
-        what = "texts alone" if way == "text" else "a text with its picture"
+        what = "texts alone" if mode == "text" else "a text with its picture"
         raise InputError(f"--pairs is missing: {who} embeds {what}")
-    if way == "text":
+    if mode == "text":
         return None, None, []
     if feeding.kind == "pixels":
         if options.images is None:
@@ -199,41 +205,41 @@ def _open_pictures(
     return regions, None, notes_on_regions(loaded, regions, feeding)
 
 
-def producer_of(opened: Embedded) -> dict[str, Any]:
+def make_producer(setup: EmbeddingSetup) -> dict[str, Any]:
     """Returns what the shards say of their making: a query has to be embedded alike."""
-    feeding, loaded = opened.feeding, opened.loaded
+    feeding, loaded = setup.feeding, setup.loaded
     return {
-        "checkpoint": str(opened.options.checkpoint),
-        "weights_sha256": opened.weights_sha256,
+        "checkpoint": str(setup.options.checkpoint),
+        "weights_sha256": setup.weights_sha256,
         "variant": loaded.variant,
-        "way": opened.way,
+        "way": setup.way,
         **{f"feeding.{name}": getattr(feeding, name) for name in FED[feeding.kind]},
     }
 
 
-def settings_of(opened: Embedded, inputs: list[Input]) -> Mapping[str, Any]:
+def collect_settings(setup: EmbeddingSetup, inputs: list[Input]) -> Mapping[str, Any]:
     """Returns what decides the rows, contents included."""
-    options = opened.options
+    options = setup.options
     return {
-        **producer_of(opened),
-        "device": opened.device.type,
+        **make_producer(setup),
+        "device": setup.device.type,
         "batch_size": options.batch_size,
         "vectors_per_shard": options.vectors_per_shard,
         "inputs": {entry.flag.removeprefix("--"): entry.digest for entry in inputs},
     }
 
 
-def inputs_of(opened: Embedded) -> list[Input]:
+def collect_inputs(setup: EmbeddingSetup) -> list[Input]:
     """Records what an embedding reads, for its manifest."""
-    options = opened.options
-    read_images = options.images if opened.images is not None else None
-    read_regions = options.regions if opened.regions is not None else None
+    options = setup.options
+    read_images = options.images if setup.images is not None else None
+    read_regions = options.regions if setup.regions is not None else None
     tables = (
         ("--pairs", options.pairs, PAIRS),
         ("--regions", read_regions, REGIONS),
         ("--images", read_images, IMAGES),
     )
     return [
-        checkpoint_input("--checkpoint", opened.loaded.path),
+        checkpoint_input("--checkpoint", setup.loaded.path),
         *(table_input(flag, path, table) for flag, path, table in tables if path is not None),
     ]

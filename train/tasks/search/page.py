@@ -13,41 +13,54 @@ from vlmill.schemas.console.report import (
     write_page,
 )
 from vlmill.schemas.rejects import Rejected
-from vlmill.train.tasks.report import CARD_PX, pictures_of
+from vlmill.train.tasks.report import CARD_PX, read_thumbnails
 from vlmill.train.tasks.search.index import SearchIndex
-from vlmill.train.tasks.search.queries import Answered
+from vlmill.train.tasks.search.queries import AnsweredQuery
 
 MOST_SHOWN = 50  # queries on a page
 
 
 def write_answers_page(
-    path: Path, shown: Sequence[Answered], index: SearchIndex, images: str, num_queries: int
+    path: Path,
+    answered_queries: Sequence[AnsweredQuery],
+    index: SearchIndex,
+    images: str,
+    num_queries: int,
 ) -> None:
     """Writes the page: a row of pictures for each query, and what the index is."""
-    ids = {row["image_id"] for one in shown for row in one.answers if "image_id" in row}
-    ids |= {one.query.name for one in shown if one.query.kind == "image"}
-    uris = pictures_of(images, ids) | files_of(shown)
-    sections = [_section(one, uris) for one in shown]
+    ids = {
+        row["image_id"]
+        for answered in answered_queries
+        for row in answered.answers
+        if "image_id" in row
+    }
+    ids |= {answered.query.name for answered in answered_queries if answered.query.kind == "image"}
+    uris = read_thumbnails(images, ids) | make_file_thumbnails(answered_queries)
+    sections = [_section(answered, uris) for answered in answered_queries]
     sections.append(Section(title="Index", body=settings_table(index.settings)))
-    of_all = f"the first {len(shown)} of {num_queries}" if len(shown) < num_queries else "all"
-    write_page(path, "Search", sections, subtitle=f"{num_queries} queries, {of_all} shown")
+    extent = (
+        f"the first {len(answered_queries)} of {num_queries}"
+        if len(answered_queries) < num_queries
+        else "all"
+    )
+    write_page(path, "Search", sections, subtitle=f"{num_queries} queries, {extent} shown")
 
 
-def files_of(shown: Sequence[Answered]) -> dict[str, str]:
+def make_file_thumbnails(answered_queries: Sequence[AnsweredQuery]) -> dict[str, str]:
     """Returns thumbnails of the files that were asked, by their names."""
     uris = dict[str, str]()
-    for one in shown:
-        if not one.query.content:
+    for answered in answered_queries:
+        if not answered.query.content:
             continue
         try:
-            uris[one.query.name] = thumbnail_uri(one.query.content, side=CARD_PX)
+            uris[answered.query.name] = thumbnail_uri(answered.query.content, side=CARD_PX)
         except Rejected:
             continue  # shown by its name, with its error
     return uris
 
 
-def _section(one: Answered, uris: Mapping[str, str]) -> Section:
-    query = one.query
+def _section(answered: AnsweredQuery, uris: Mapping[str, str]) -> Section:
+    query = answered.query
     if query.error is not None:
         return Section(title=query.name, body=Markup("<p>{}</p>").format(query.error))
     cards = [
@@ -56,9 +69,9 @@ def _section(one: Answered, uris: Mapping[str, str]) -> Section:
             "text": row.get("text", ""),
             "about": f"{row['score']:.3f} {row.get('pair_id') or row.get('image_id')}",
         }
-        for row in one.answers
+        for row in answered.answers
     ]
     if query.name in uris:
-        asked = {"uri": uris[query.name], "text": "query", "about": query.name}
-        cards = [asked, *cards]
+        query_card = {"uri": uris[query.name], "text": "query", "about": query.name}
+        cards = [query_card, *cards]
     return Section(title=query.text or query.name, body=picture_cards(cards))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.schemas.console.command import say
+from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.files.shards import write_shard
@@ -22,13 +22,13 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
-from vlmill.train.tasks.retrieval.checks import feeding_of, longest_text
+from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 from vlmill.train.tasks.retrieval.inputs import PixelPictures
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 from vlmill.train.tasks.search.index import SearchIndex
 from vlmill.train.tasks.search.kinds import IMAGE, TEXT
-from vlmill.train.tasks.search.opened import way_of, weights_digest
-from vlmill.train.tasks.search.table import Vectors, key_of, kinds_of, read_vectors
+from vlmill.train.tasks.search.opened import find_embedding_mode, weights_digest
+from vlmill.train.tasks.search.table import Vectors, get_row_key, count_kinds, read_vectors
 
 QUERIES = 1_024  # searched at once
 
@@ -50,7 +50,7 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class AnsweredQuery:
     """Holds a query and its answers, the best first, as rows with their ``score``."""
 
     query: Query
@@ -59,14 +59,14 @@ class Answered:
     def line(self) -> str:
         """Returns it as a line of JSON."""
         query = self.query
-        asked = {"kind": query.kind, "name": query.name}
+        query_record = {"kind": query.kind, "name": query.name}
         if query.error is not None:
-            return json.dumps({"query": asked, "error": query.error}, ensure_ascii=False)
-        return json.dumps({"query": asked, "answers": self.answers}, ensure_ascii=False)
+            return json.dumps({"query": query_record, "error": query.error}, ensure_ascii=False)
+        return json.dumps({"query": query_record, "answers": self.answers}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asker:
+class QueryEncoder:
     """Holds the checkpoint that made an index's vectors, to make those of queries."""
 
     loaded: LoadedCheckpoint
@@ -75,13 +75,13 @@ class Asker:
 
     def texts(self, texts: Sequence[str]) -> list[Query]:
         """Embeds texts. Raises InputError for one without a word."""
-        longest = longest_text(self.loaded, feeding_of(self.loaded))
+        longest = longest_text(self.loaded, find_feeding(self.loaded))
         encoded = encode_texts(self.loaded.tokenizer, texts, longest)
         for text, tokens in zip(texts, encoded.tokens, strict=True):
             if len(tokens) <= SPECIALS:
                 raise InputError(f"--text {text!r} has no word; give one")
         if encoded.cut:
-            say(f"note: {encoded.cut} texts are longer than {longest} tokens: cut")
+            print_status(f"note: {encoded.cut} texts are longer than {longest} tokens: cut")
         vectors = text_vectors(
             self.loaded.model,
             encoded.tokens,
@@ -98,7 +98,7 @@ class Asker:
         names = list(contents)
         with temporary_folder() as folder:
             write_images(folder, list(contents.values()))
-            pictures = PixelPictures(ImageReader(folder), feeding_of(self.loaded))
+            pictures = PixelPictures(ImageReader(folder), find_feeding(self.loaded))
             numbers = [str(number) for number in range(len(names))]
             embedded = image_vectors(
                 self.loaded.model,
@@ -122,41 +122,45 @@ class Asker:
 def write_images(folder: Path, contents: Sequence[bytes]) -> None:
     """Writes encoded pictures as a table of images, which are called by their numbers from 0."""
     empty = dict.fromkeys(IMAGES.schema.names)
-    rows = [{**empty, "image_id": str(at), "bytes": data} for at, data in enumerate(contents)]
+    rows = [
+        {**empty, "image_id": str(number), "bytes": data} for number, data in enumerate(contents)
+    ]
     write_shard(folder, IMAGES, rows)
 
 
-def asker_of(
+def load_query_encoder(
     index: SearchIndex, checkpoint: Path | None, device: str, *, flag: str = "--text"
-) -> Asker:
+) -> QueryEncoder:
     """Loads the checkpoint that made the index's vectors.
 
     Raises InputError where it is another one, or embeds no text and no picture by itself.
     """
     if checkpoint is None:
-        named = index.settings["checkpoint"]
-        if named is None:
+        checkpoint_name = index.settings["checkpoint"]
+        if checkpoint_name is None:
             raise InputError("--checkpoint is missing: the vectors do not say which one made them")
         try:
-            checkpoint = find_checkpoint(named)
+            checkpoint = find_checkpoint(checkpoint_name)
         except InputError:
             raise InputError(
-                f"--checkpoint is missing: the vectors name {named}, which holds none seen from "
+                f"--checkpoint is missing: the vectors name {checkpoint_name}, which holds none seen from "
                 "this folder; give --checkpoint DIR, the one that made them"
             ) from None
-    return asker_with(index, load_checkpoint(checkpoint), device, flag=flag)
+    return make_query_encoder(index, load_checkpoint(checkpoint), device, flag=flag)
 
 
-def asker_with(index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, flag: str) -> Asker:
+def make_query_encoder(
+    index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, flag: str
+) -> QueryEncoder:
     """Checks that a checkpoint made the index's vectors, and can embed what is asked.
 
     Raises InputError otherwise.
     """
-    if (way := way_of(loaded)) == "text" and flag != "--text":
+    if (mode := find_embedding_mode(loaded)) == "text" and flag != "--text":
         raise InputError(
             f"{flag}: {with_article(loaded.variant)} reads texts alone; give --text or --queries"
         )
-    if way == "pair":
+    if mode == "pair":
         raise InputError(
             f"{flag}: {with_article(loaded.variant)} reads text and picture together, and has no "
             "vector of one alone; give `train-vl search` vectors of pairs, --queries"
@@ -167,7 +171,7 @@ def asker_with(index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, fla
             "embed again with this one"
         )
     loaded.model.to(device_named(device))
-    return Asker(loaded=loaded, device=device)
+    return QueryEncoder(loaded=loaded, device=device)
 
 
 def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:
@@ -176,17 +180,17 @@ def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:
     Where it holds others than the index, these: texts look for pictures, and pictures for texts.
     Raises InputError for vectors of another checkpoint or width.
     """
-    kinds = kinds_of(argument, "--queries")
-    others = {kind: count for kind, count in kinds.items() if kind != index.settings["of"]}
-    for kind, count in (others or kinds).items():
+    kinds = count_kinds(argument, "--queries")
+    other_kinds = {kind: count for kind, count in kinds.items() if kind != index.settings["of"]}
+    for kind, count in (other_kinds or kinds).items():
         vectors = read_vectors(argument, kind, count, "--queries")
         require_same(vectors, index)
         for start in range(0, count, QUERIES):
             rows = vectors.about.slice(start, QUERIES).to_pylist()
             yield [
-                Query(kind=kind, name=own[1], text=row["text"], vector=vector, own=own)
+                Query(kind=kind, name=row_key[1], text=row["text"], vector=vector, own=row_key)
                 for row, vector in zip(rows, vectors.matrix[start : start + QUERIES], strict=True)
-                if (own := key_of(row))
+                if (row_key := get_row_key(row))
             ]
 
 
@@ -195,8 +199,8 @@ def require_same(vectors: Vectors, index: SearchIndex) -> None:
     width = vectors.matrix.shape[1]
     if width != index.width:
         raise InputError(f"--queries are {width} wide, the index {index.width}; embed them alike")
-    ours, theirs = index.settings["weights_sha256"], vectors.origin["weights_sha256"]
-    if ours != theirs:
+    index_digest, query_digest = index.settings["weights_sha256"], vectors.origin["weights_sha256"]
+    if index_digest != query_digest:
         raise InputError(
             f"--queries are of checkpoint {vectors.origin['checkpoint']}, the index of "
             f"{index.settings['checkpoint']}, with other weights; embed them with one"

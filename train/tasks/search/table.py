@@ -14,7 +14,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import arrays_of, find_shards, iter_batches, producer_of
+from vlmill.schemas.files.reading import (
+    read_array_formats,
+    find_shards,
+    iter_batches,
+    read_producer,
+)
 from vlmill.schemas.tables import VECTORS
 from vlmill.train.tasks.search.kinds import IMAGE
 
@@ -34,7 +39,7 @@ class Vectors:
     origin: Mapping[str, Any]
 
 
-def kinds_of(argument: str, flag: str) -> dict[str, int]:
+def count_kinds(argument: str, flag: str) -> dict[str, int]:
     """Counts the rows of each kind."""
     counts: dict[str, int] = {}
     for batch in iter_batches(argument, VECTORS, columns=["kind"], batch_rows=65_536, flag=flag):
@@ -50,7 +55,7 @@ def read_vectors(argument: str, kind: str, count: int, flag: str) -> Vectors:
     say, and those that are not finite.
     """
     paths = find_shards(argument, VECTORS, flag)
-    origin, width = origin_of(paths, flag)
+    origin, width = read_origin(paths, flag)
     matrix = np.empty((count, width), dtype=np.float32)
     about, end = [], 0
     for path in paths:
@@ -64,18 +69,18 @@ def read_vectors(argument: str, kind: str, count: int, flag: str) -> Vectors:
     return Vectors(matrix=matrix[:end], about=tables.combine_chunks(), origin=origin)
 
 
-def origin_of(paths: list[Path], flag: str) -> tuple[dict[str, Any], int]:
+def read_origin(paths: list[Path], flag: str) -> tuple[dict[str, Any], int]:
     """Returns what all shards say of their checkpoint, and the width of their vectors."""
     first: tuple[dict[str, Any], int] | None = None
     for path in paths:
-        producer = producer_of(path)
-        of_shard = {name: producer.get(name) for name in NAMED}
-        width = arrays_of(path).get("vector", {}).get("dim")
+        producer = read_producer(path)
+        shard_origin = {name: producer.get(name) for name in NAMED}
+        width = read_array_formats(path).get("vector", {}).get("dim")
         if not isinstance(width, int) or width < 1:
             raise InputError(f"{path}: the metadata lacks the vectors' width; embed again")
         if first is None:
-            first = (of_shard, width)
-        hashes = (first[0]["weights_sha256"], of_shard["weights_sha256"])
+            first = (shard_origin, width)
+        hashes = (first[0]["weights_sha256"], shard_origin["weights_sha256"])
         if hashes[0] != hashes[1] or first[1] != width:
             raise InputError(
                 f"{flag}: {paths[0]} and {path} are of different checkpoints or widths; give "
@@ -101,12 +106,12 @@ def _matrix(rows: pa.RecordBatch, width: int, path: Path) -> Matrix:
         row = rows.slice(int(np.flatnonzero(~finite)[0]), 1).to_pylist()[0]
         raise InputError(
             f"{path}: {int((~finite).sum())} vectors are not finite, the first of "
-            f"{' '.join(key_of(row))}; embed again, or leave them out"
+            f"{' '.join(get_row_key(row))}; embed again, or leave them out"
         )
     return matrix
 
 
-def key_of(row: Mapping[str, str | None]) -> tuple[str, str]:
+def get_row_key(row: Mapping[str, str | None]) -> tuple[str, str]:
     """Returns what identifies a row of the table: its kind and the picture's or the pair's id."""
     name = row["image_id"] if row["kind"] == IMAGE else row["pair_id"]
     return str(row["kind"]), str(name)

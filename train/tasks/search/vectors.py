@@ -18,11 +18,11 @@ from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import VECTORS
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, Pair, Rejects
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
-from vlmill.train.tasks.retrieval.job import room_of
+from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import Advance, scorer_of, silent
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 from vlmill.train.tasks.search.kinds import IMAGE, PAIR, TEXT
-from vlmill.train.tasks.search.opened import Embedded, Part
+from vlmill.train.tasks.search.opened import EmbeddingSetup, Part
 
 STAGE = "embed"  # in the rejects table
 Vector = NDArray[np.float32]
@@ -39,50 +39,52 @@ class PartRows:
 Faults = dict[str, Reason]
 
 
-def part_rows(opened: Embedded, part: Part, advance: Advance = silent) -> PartRows:
+def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> PartRows:
     """Embeds a part; ``advance`` is told how many of it are done."""
     if part.kind == IMAGE:
-        return _image_rows(opened, opened.image_ids[part.start : part.stop], advance)
-    assert opened.read is not None
-    pairs, rejects = opened.read.pairs, list[dict[str, object]]()
+        return _image_rows(setup, setup.image_ids[part.start : part.stop], advance)
+    assert setup.read is not None
+    pairs, rejects = setup.read.pairs, list[dict[str, object]]()
     chosen = []
-    for at in range(part.start, part.stop):
-        reason = _fault(opened, at, part.kind)
+    for index in range(part.start, part.stop):
+        reason = _fault(setup, index, part.kind)
         if reason is None:
-            chosen.append(at)
+            chosen.append(index)
         else:
-            rejects.append(reject(STAGE, pairs[at].pair_id, reason, f"image {pairs[at].image_id}"))
+            rejects.append(
+                reject(STAGE, pairs[index].pair_id, reason, f"image {pairs[index].image_id}")
+            )
     advance(len(rejects))
     embed = _text_vectors if part.kind == TEXT else _pair_vectors
-    vectors, faults = embed(opened, chosen, advance)
+    vectors, faults = embed(setup, chosen, advance)
     rejects += [
-        reject(STAGE, pairs[at].pair_id, fault, f"image {pairs[at].image_id}")
-        for at in chosen
-        if (fault := faults.get(pairs[at].image_id or "")) is not None
+        reject(STAGE, pairs[index].pair_id, fault, f"image {pairs[index].image_id}")
+        for index in chosen
+        if (fault := faults.get(pairs[index].image_id or "")) is not None
     ]
-    rows = [_row_of(part.kind, pairs[at]) for at in chosen if at in vectors]
-    return _rows(rows, [vectors[at] for at in chosen if at in vectors], rejects)
+    rows = [_make_row(part.kind, pairs[index]) for index in chosen if index in vectors]
+    return _rows(rows, [vectors[index] for index in chosen if index in vectors], rejects)
 
 
-def _fault(opened: Embedded, at: int, kind: str) -> Reason | None:
+def _fault(setup: EmbeddingSetup, index: int, kind: str) -> Reason | None:
     """Says why a row of the pairs has no vector, by the pair alone."""
-    assert opened.read is not None and opened.texts is not None
-    if at in opened.repeated:
+    assert setup.read is not None and setup.texts is not None
+    if index in setup.repeated:
         return Reason.DUPLICATE
-    if kind == PAIR and opened.read.pairs[at].image_id is None:
+    if kind == PAIR and setup.read.pairs[index].image_id is None:
         return Reason.NO_PICTURE
-    return None if len(opened.texts.tokens[at]) > SPECIALS else Reason.NO_TEXT
+    return None if len(setup.texts.tokens[index]) > SPECIALS else Reason.NO_TEXT
 
 
-def _image_rows(opened: Embedded, image_ids: Sequence[str], advance: Advance) -> PartRows:
-    pictures = opened.pictures()
+def _image_rows(setup: EmbeddingSetup, image_ids: Sequence[str], advance: Advance) -> PartRows:
+    pictures = setup.pictures()
     assert isinstance(pictures, PixelPictures)
     embedded = image_vectors(
-        opened.loaded.model,
+        setup.loaded.model,
         image_ids,
         pictures,
-        device=opened.device,
-        batch_size=opened.options.batch_size,
+        device=setup.device,
+        batch_size=setup.options.batch_size,
         advance=advance,
     )
     rejects = [reject(STAGE, name, reason) for name, reason in embedded.faults.items()]
@@ -91,15 +93,15 @@ def _image_rows(opened: Embedded, image_ids: Sequence[str], advance: Advance) ->
 
 
 def _text_vectors(
-    opened: Embedded, chosen: Sequence[int], advance: Advance
+    setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance
 ) -> tuple[dict[int, Vector], Faults]:
     """Embeds the texts of these rows by themselves."""
-    assert opened.texts is not None
+    assert setup.texts is not None
     vectors = text_vectors(
-        opened.loaded.model,
-        [opened.texts.tokens[at] for at in chosen],
-        device=opened.device,
-        batch_size=opened.options.batch_size,
+        setup.loaded.model,
+        [setup.texts.tokens[index] for index in chosen],
+        device=setup.device,
+        batch_size=setup.options.batch_size,
         advance=advance,
     )
     return dict(zip(chosen, vectors, strict=True)), {}
@@ -107,25 +109,28 @@ def _text_vectors(
 
 @torch.inference_mode()
 def _pair_vectors(
-    opened: Embedded, chosen: Sequence[int], advance: Advance
+    setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance
 ) -> tuple[dict[int, Vector], Faults]:
     """Embeds each text with its picture, which is read once for all of its texts in the part."""
-    assert opened.read is not None and opened.texts is not None
-    of_image = dict[str, list[int]]()
-    for at in chosen:
-        of_image.setdefault(str(opened.read.pairs[at].image_id), []).append(at)
-    pictures = opened.pictures()
-    scorer = scorer_of(opened.loaded.model, room_of(opened.feeding))
-    vectors, faults = dict[int, Vector](), dict(pictures.missing(list(of_image)))
-    for image_id, rows in of_image.items():
+    assert setup.read is not None and setup.texts is not None
+    indices_by_image = dict[str, list[int]]()
+    for index in chosen:
+        indices_by_image.setdefault(str(setup.read.pairs[index].image_id), []).append(index)
+    pictures = setup.pictures()
+    scorer = scorer_of(setup.loaded.model, get_max_elements(setup.feeding))
+    vectors, faults = dict[int, Vector](), dict(pictures.missing(list(indices_by_image)))
+    for image_id, rows in indices_by_image.items():
         fault = faults.get(image_id) or pictures.fault(image_id)
         if fault is not None:
             faults[image_id] = fault
             advance(len(rows))
             continue
-        picture = scorer.read_picture(pictures.batch([image_id]).to(opened.device))
-        texts, columns = [opened.texts.tokens[at] for at in rows], np.array(rows, dtype=np.int64)
-        for batch in text_batches(texts, opened.options.batch_size, opened.device, columns):
+        picture = scorer.read_picture(pictures.batch([image_id]).to(setup.device))
+        texts, columns = (
+            [setup.texts.tokens[index] for index in rows],
+            np.array(rows, dtype=np.int64),
+        )
+        for batch in text_batches(texts, setup.options.batch_size, setup.device, columns):
             pooled = scorer.pool(scorer.read_texts(batch), picture).float()
             units = functional.normalize(pooled, dim=-1).cpu().numpy()
             vectors |= dict(zip(batch.columns.tolist(), units, strict=True))
@@ -133,7 +138,7 @@ def _pair_vectors(
     return vectors, faults
 
 
-def _row_of(kind: str, pair: Pair) -> dict[str, Any]:
+def _make_row(kind: str, pair: Pair) -> dict[str, Any]:
     return {"kind": kind, "image_id": pair.image_id, "pair_id": pair.pair_id, "text": pair.text}
 
 

@@ -19,6 +19,6 @@ Casey Riley Jessie Jackie Avery Jaime Peyton Kerry Jody Kendall Frankie Pat Quin
 PERSON_NAMES = tuple(UNISEX.split())
 
 
-def category_of(name: str) -> int | None:
+def find_category(name: str) -> int | None:
     """Returns the number of a category, blanks or not; None for one that COCO has not."""
     return NUMBERS.get(name.replace(" ", "").lower())

@@ -14,7 +14,7 @@ from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.objectives.losses import IGNORED
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.tasks.vcr.categories import WHOLE, category_of
+from vlmill.train.tasks.vcr.categories import WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import ChoiceSample
 from vlmill.train.tasks.vcr.settings import VcrSettings
 
@@ -29,8 +29,8 @@ def choice_tensors(
     ``region_sequences`` and ``region_rows``; ``word_places`` [N] in the flattened texts, and their
     ``word_targets`` [N]; the pictures' ``sizes`` [B, 2].
     """
-    places = [
-        object_places(sample.regions, len(sample.question.object_names), feeding)
+    object_rows = [
+        find_object_rows(sample.regions, len(sample.question.object_names), feeding)
         for sample in samples
     ]
     texts = [text for sample in samples for text in sample.texts]
@@ -45,32 +45,32 @@ def choice_tensors(
         end = len(text.tokens)
         arrays["tokens"][i, :end], arrays["original"][i, :end] = text.tokens, text.original
         arrays["segments"][i, :end] = text.segments
-        arrays["text_regions"][i, :end] = places[i // choices][text.objects]
+        arrays["text_regions"][i, :end] = object_rows[i // choices][text.objects]
         masks["real"][i, :end], masks["masked"][i, :end] = True, text.masked
     tensors = {
         name: torch.from_numpy(arrays[name]).view(-1, choices, longest)
         for name in ("tokens", "segments", "text_regions")
     }
     words = np.flatnonzero(masks["masked"])
-    categories, asked = region_labels(samples, places, settings)
+    categories, region_flags = region_labels(samples, object_rows, settings)
     labels = [
         sample.question.label if sample.question.label >= 0 else IGNORED for sample in samples
     ]
     return tensors | {
         "token_mask": torch.from_numpy(masks["real"]).view(-1, choices, longest),
         "right": torch.tensor(labels),
-        **asked_regions(categories, asked, choices),
+        **asked_regions(categories, region_flags, choices),
         "word_places": torch.from_numpy(words),
-        "sizes": torch.tensor([size_of(sample) for sample in samples]),
+        "sizes": torch.tensor([get_size(sample) for sample in samples]),
         "word_targets": torch.from_numpy(arrays["original"].ravel()[words]),
     }
 
 
-def asked_regions(categories: Ids, asked: Flags, choices: int) -> dict[str, Tensor]:
-    """Where the regions that are ``asked`` [B, R] stand in the sequences of all choices, and their
+def asked_regions(categories: Ids, region_flags: Flags, choices: int) -> dict[str, Tensor]:
+    """Where the regions that are ``region_flags`` [B, R] stand in the sequences of all choices, and their
     categories.
     """
-    sequences, rows = np.repeat(asked, choices, axis=0).nonzero()
+    sequences, rows = np.repeat(region_flags, choices, axis=0).nonzero()
     return {
         "region_sequences": torch.from_numpy(sequences),
         "region_rows": torch.from_numpy(rows),
@@ -78,13 +78,13 @@ def asked_regions(categories: Ids, asked: Flags, choices: int) -> dict[str, Tens
     }
 
 
-def size_of(sample: ChoiceSample) -> tuple[int, int]:
+def get_size(sample: ChoiceSample) -> tuple[int, int]:
     """Width and height of a sample's picture."""
     assert sample.regions is not None
     return sample.regions.row.width, sample.regions.row.height
 
 
-def object_places(regions: SampledRegions | None, num_objects: int, feeding: Feeding) -> Ids:
+def find_object_rows(regions: SampledRegions | None, num_objects: int, feeding: Feeding) -> Ids:
     """Returns the row of the region of each object, counted from 1: int64 [objects + 1].
 
     0 stands for no object, and has the whole picture's row, as objects have that are not shown.
@@ -93,15 +93,15 @@ def object_places(regions: SampledRegions | None, num_objects: int, feeding: Fee
     numbers = np.arange(num_objects + 1)
     if feeding.boxes == "detected":
         return np.zeros_like(numbers)
-    shown = regions.num_shown - regions.first_annotated
-    whole = int(feeding.whole_image != "none")
-    rows = whole + regions.first_annotated + numbers - 1
-    return np.where((numbers > 0) & (numbers <= shown), rows, 0)
+    num_shown = regions.num_shown - regions.first_annotated
+    offset = int(feeding.whole_image != "none")
+    rows = offset + regions.first_annotated + numbers - 1
+    return np.where((numbers > 0) & (numbers <= num_shown), rows, 0)
 
 
 def region_labels(
     samples: Sequence[ChoiceSample],
-    places: Sequence[Ids],
+    object_rows: Sequence[Ids],
     settings: VcrSettings,
 ) -> tuple[Ids, Flags]:
     """Returns each region's category, the whole picture's among them, -100 for those that are no
@@ -112,13 +112,13 @@ def region_labels(
     masked = np.zeros((len(samples), width), dtype=np.bool_)
     categories[:, 0] = WHOLE
     for i, sample in enumerate(samples):
-        for name, place in zip(sample.question.object_names, places[i][1:], strict=True):
-            if place:
-                number = category_of(name)
-                categories[i, place] = IGNORED if number is None else number
+        for name, row in zip(sample.question.object_names, object_rows[i][1:], strict=True):
+            if row:
+                number = find_category(name)
+                categories[i, row] = IGNORED if number is None else number
         if sample.regions is not None:
-            shown = sample.regions.num_shown
-            masked[i, 1 : shown + 1] = sample.regions.masks.masked[:shown]
+            num_shown = sample.regions.num_shown
+            masked[i, 1 : num_shown + 1] = sample.regions.masks.masked[:num_shown]
     known = categories != IGNORED
     none = np.zeros_like(known)
     return categories, {"all": known, "masked": known & masked, "none": none}[settings.regions]

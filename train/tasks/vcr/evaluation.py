@@ -16,7 +16,7 @@ from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.tasks.report import Case, DrawnBox
 from vlmill.train.tasks.scores import Figures, share
-from vlmill.train.tasks.task import Evaluated
+from vlmill.train.tasks.task import EvaluationResult
 from vlmill.train.tasks.vcr.examples import question_key
 from vlmill.train.tasks.vcr.metrics import vcr_hits
 from vlmill.train.tasks.vcr.submission import CHOICES as NUM_CHOICES
@@ -44,12 +44,12 @@ class Split:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def evaluated(
+def evaluate_predictions(
     examples: str,
     scores: Mapping[str, Scores],
     sizes: Mapping[str, tuple[int, int]],
     other: str | None,
-) -> Evaluated:
+) -> EvaluationResult:
     """Scores the logits of each row, by example_id; ``sizes`` are those of their pictures.
 
     ``other`` is the folder of the evaluation of the other sub-task's checkpoint.
@@ -61,16 +61,20 @@ def evaluated(
     files: list[Callable[[Path], object]] = [partial(write_scores, scores=scores)]
     cases = list[Case]()
     for name, split in read_splits(examples, both).items():
-        of_split = figures_of(name, split, notes)
-        figures |= of_split
-        headline += [key for key in of_split if key.rpartition("/")[2] in FIGURES]
-        shown = [row for row in split.rows if row["label"] >= 0 and row["example_id"] in sizes]
+        split_figures = compute_figures(name, split, notes)
+        figures |= split_figures
+        headline += [key for key in split_figures if key.rpartition("/")[2] in FIGURES]
+        labelled_rows = [
+            row for row in split.rows if row["label"] >= 0 and row["example_id"] in sizes
+        ]
         cases += [
-            case_of(row, both[key], sizes[key]) for row in shown if (key := row["example_id"])
+            make_case(row, both[key], sizes[key])
+            for row in labelled_rows
+            if (key := row["example_id"])
         ]
         if split.given_each:
             files.append(partial(write_submission, name=name, split=split))
-    return Evaluated(
+    return EvaluationResult(
         figures=figures,
         headline=headline,
         published=PUBLISHED,
@@ -101,26 +105,26 @@ def add_row(split: Split, row: dict[str, Any], logits: Scores) -> None:
     if task == "q2a":
         split.answers[key] = logits
         return
-    given = row["example_id"].rpartition(f"/{task}/")[2]
-    if row["label"] < 0 and given.isdecimal():
-        split.given_each.setdefault(key, {})[int(given)] = logits
+    answer_number = row["example_id"].rpartition(f"/{task}/")[2]
+    if row["label"] < 0 and answer_number.isdecimal():
+        split.given_each.setdefault(key, {})[int(answer_number)] = logits
     else:
         split.rationales[key] = logits
 
 
-def figures_of(name: str, split: Split, notes: list[str]) -> Figures:
+def compute_figures(name: str, split: Split, notes: list[str]) -> Figures:
     """``vcr/SPLIT/q_a``, ``qa_r`` and ``q_ar``, as far as they were scored; None without labels."""
     if not split.right:
         names = ["q_a"] * bool(split.answers) + ["qa_r"] * bool(split.given_each)
-        return {f"vcr/{name}/{one}": None for one in names}
+        return {f"vcr/{name}/{metric}": None for metric in names}
     figures = Figures()
     for task, short, scores in (
         ("q2a", "q_a", split.answers),
         ("qa2r", "qa_r", split.rationales),
     ):
-        of_task = {key: labels[task] for key, labels in split.right.items() if task in labels}
-        if of_task:
-            hits = [int(scores[key].argmax()) == label for key, label in of_task.items()]
+        task_labels = {key: labels[task] for key, labels in split.right.items() if task in labels}
+        if task_labels:
+            hits = [int(scores[key].argmax()) == label for key, label in task_labels.items()]
             figures |= share(f"vcr/{name}/{short}", hits)
     pairs = {k: (v["q2a"], v["qa2r"]) for k, v in split.right.items() if len(v) == 2}
     if not pairs:
@@ -132,21 +136,21 @@ def figures_of(name: str, split: Split, notes: list[str]) -> Figures:
     )
     if alone := len(split.right) - len(pairs):
         notes.append(f"{alone} questions of {name} have one sub-task alone: not in q_ar.")
-    of_both = hits_of_both.figures(name)
-    return figures | {k: v for k, v in of_both.items() if k.startswith(f"vcr/{name}/q_ar")}
+    joint_figures = hits_of_both.figures(name)
+    return figures | {k: v for k, v in joint_figures.items() if k.startswith(f"vcr/{name}/q_ar")}
 
 
 def write_submission(folder: Path, *, name: str, split: Split) -> None:
     """Writes ``vcr_SPLIT.csv``. Raises InputError where the leaderboard would not take it."""
-    whole = {
+    rationales = {
         key: np.stack([by_answer[n] for n in range(NUM_CHOICES)])
         for key, by_answer in split.given_each.items()
         if by_answer.keys() == set(range(NUM_CHOICES))
     }
     keys = sorted(split.answers.keys() | split.given_each.keys())
-    rows = leaderboard_rows(split.answers, whole, keys)
-    named = [(str(row[0]).rpartition("/")[2], *row[1:]) for row in rows]
-    write_leaderboard(folder / f"vcr_{name}.csv", named)
+    rows = leaderboard_rows(split.answers, rationales, keys)
+    official_rows = [(str(row[0]).rpartition("/")[2], *row[1:]) for row in rows]
+    write_leaderboard(folder / f"vcr_{name}.csv", official_rows)
 
 
 def write_scores(folder: Path, *, scores: Mapping[str, Scores]) -> None:
@@ -154,7 +158,7 @@ def write_scores(folder: Path, *, scores: Mapping[str, Scores]) -> None:
     write_json(folder / SCORES, {key: values.tolist() for key, values in sorted(scores.items())})
 
 
-def read_scores(folder: Path, ours: Mapping[str, Scores]) -> dict[str, Scores]:
+def read_scores(folder: Path, own_scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """Reads the logits of another evaluation. Raises InputError where it is none of another
     sub-task.
     """
@@ -171,7 +175,7 @@ def read_scores(folder: Path, ours: Mapping[str, Scores]) -> dict[str, Scores]:
         ) from None
     if wrong := [key for key, values in scores.items() if values.shape != (NUM_CHOICES,)]:
         raise InputError(f"--scores {folder}: {wrong[0]} has not {NUM_CHOICES} logits")
-    if both := sorted(scores.keys() & ours.keys()):
+    if both := sorted(scores.keys() & own_scores.keys()):
         raise InputError(
             f"--scores {folder}: {both[0]} is scored here and there; give an evaluation of the "
             "other sub-task"
@@ -179,23 +183,23 @@ def read_scores(folder: Path, ours: Mapping[str, Scores]) -> dict[str, Scores]:
     return scores
 
 
-def asked_of(question: str) -> str:
+def format_question(question: str) -> str:
     """Returns a question, and behind it the answer that a rationale is asked for, if any."""
-    asked, mark, answer = question.partition(MARK)
-    return f"{asked.strip()} Given: {answer.strip()}" if mark else question
+    question_text, mark, answer = question.partition(MARK)
+    return f"{question_text.strip()} Given: {answer.strip()}" if mark else question
 
 
-def marked_choices(choices: Sequence[str], *, right: int, chosen: int) -> tuple[str, ...]:
+def mark_choices(choices: Sequence[str], *, right: int, chosen: int) -> tuple[str, ...]:
     """Returns choices, the right and the chosen one told."""
-    told = {number: ["right"] * (number == right) for number in range(len(choices))}
-    told[chosen].append("chosen")
+    marks = {number: ["right"] * (number == right) for number in range(len(choices))}
+    marks[chosen].append("chosen")
     return tuple(
-        f"{choice} ({' and '.join(told[number])})" if told[number] else choice
+        f"{choice} ({' and '.join(marks[number])})" if marks[number] else choice
         for number, choice in enumerate(choices)
     )
 
 
-def case_of(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Case:
+def make_case(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Case:
     """A question as a report shows it, with its choices and its objects' boxes."""
     shares = np.exp(logits - logits.max())
     score = float(shares[row["label"]] / shares.sum())
@@ -204,10 +208,10 @@ def case_of(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Case:
         example_id=row["example_id"],
         image_id=row["image_id"],
         score=score,
-        asked=asked_of(row["question"]),
+        asked=format_question(row["question"]),
         said=f"choice {chosen}",
         right=f"choice {row['label']}",
-        choices=marked_choices(row["choices"], right=row["label"], chosen=chosen),
+        choices=mark_choices(row["choices"], right=row["label"], chosen=chosen),
         boxes=tuple(
             DrawnBox(box=box, label=f"[{number}] {name}")
             for number, (box, name) in enumerate(zip(boxes, row["object_names"], strict=True))

@@ -15,7 +15,7 @@ from vlmill.train.loading.arrays import Array, Flags, Ids
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.vocabulary import CLS, MASK, SEP
-from vlmill.train.tasks.vcr.outlines import Outline, outlines_of
+from vlmill.train.tasks.vcr.outlines import Outline, parse_outlines
 from vlmill.train.tasks.vcr.settings import VcrSettings
 from vlmill.train.tasks.vcr.submission import CHOICES
 from vlmill.train.tasks.vcr.texts import (
@@ -24,10 +24,10 @@ from vlmill.train.tasks.vcr.texts import (
     Words,
     choice_texts,
     cut_with_answer,
-    drawn_names,
+    draw_names,
     name_objects,
     names_in_turn,
-    pieces_of,
+    split_pieces,
     split_at_mark,
     tagged_words,
 )
@@ -71,7 +71,7 @@ class Question:
 
     def outlines(self) -> list[Outline]:
         """The objects' outlines. Raises ValueError for polygons that are none."""
-        return outlines_of(self.segms, len(self.object_names))
+        return parse_outlines(self.segms, len(self.object_names))
 
     @property
     def key(self) -> str:
@@ -92,7 +92,7 @@ def question_key(example_id: str, task: str) -> str:
     return example_id.partition(f"/{task}")[0]
 
 
-def fault_of(question: Question) -> tuple[Reason, str] | None:
+def find_fault(question: Question) -> tuple[Reason, str] | None:
     """Says what is wrong with a row; a shifted choice, label or tag would teach nonsense."""
     counts = len(question.choices), len(question.choice_tags)
     if counts != (CHOICES, CHOICES):
@@ -121,7 +121,7 @@ def fault_of(question: Question) -> tuple[Reason, str] | None:
     return None
 
 
-def fault_of_boxes(question: Question, size: tuple[int, int]) -> tuple[Reason, str] | None:
+def find_box_fault(question: Question, size: tuple[int, int]) -> tuple[Reason, str] | None:
     """Says which object's box reaches out of its picture of ``size``, or has no area."""
     for name, box in zip(question.object_names, question.box_rows.tolist(), strict=True):
         beyond = max(-box[0], -box[1], box[2] - size[0], box[3] - size[1])
@@ -133,19 +133,19 @@ def fault_of_boxes(question: Question, size: tuple[int, int]) -> tuple[Reason, s
     return None
 
 
-def fault_of_regions(
+def find_region_fault(
     question: Question, regions: SampledRegions, max_regions: int
 ) -> tuple[Reason, str] | None:
     """Says whether the annotated regions are those of other boxes than the objects have."""
     boxes = question.box_rows[:max_regions]
     size = np.array([regions.row.width, regions.row.height] * 2, dtype=np.float32)
-    theirs = regions.stored_boxes[regions.first_annotated : regions.num_shown]
-    same_number = len(theirs) == len(boxes)
-    if same_number and np.abs(np.clip(boxes, 0, size) - theirs).max(initial=0) <= NEAR_PX:
+    region_boxes = regions.stored_boxes[regions.first_annotated : regions.num_shown]
+    same_number = len(region_boxes) == len(boxes)
+    if same_number and np.abs(np.clip(boxes, 0, size) - region_boxes).max(initial=0) <= NEAR_PX:
         return None
     return (
         Reason.BAD_REFERENCE,
-        f"--annotated-regions has {len(theirs)} regions, not at the boxes of the {len(boxes)} "
+        f"--annotated-regions has {len(region_boxes)} regions, not at the boxes of the {len(boxes)} "
         "objects; extract them with --boxes and this table",
     )
 
@@ -176,7 +176,7 @@ class ChoiceSample(Sample):
     texts: tuple[ChoiceText, ...]
 
 
-def texts_of(
+def build_texts(
     question: Question, settings: VcrSettings, tokenizer: Tokenizer
 ) -> tuple[ChoiceText, ...]:
     """The texts of a question's choices, as the settings say."""
@@ -186,7 +186,7 @@ def texts_of(
     if settings.texts == "tags":
         names = names_in_turn(question.object_names, key64(question.key))
         return tagged_texts(first, choices, names, longest, tokenizer)
-    names = drawn_names(question.object_names, question.key)
+    names = draw_names(question.object_names, question.key)
     return named_texts(first, choices, names, longest, settings, tokenizer)
 
 
@@ -201,7 +201,7 @@ def named_texts(
     """ViLBERT's: [CLS] question ([SEP] answer) [SEP] choice [SEP]."""
 
     def pieces(words: Words) -> list[Piece]:
-        return pieces_of(name_objects(words, names), tokenizer)
+        return split_pieces(name_objects(words, names), tokenizer)
 
     question, answer = split_at_mark(first)
     before = pieces(question) + ([BETWEEN, *pieces(answer)] if answer else [])
@@ -255,15 +255,15 @@ def cut_pieces(
     """The word pieces of question and answer, and of each choice, cut as in VL-BERT's code."""
 
     def pieces(words: Words) -> list[Piece]:
-        return pieces_of(name_objects(words, names, between="and"), tokenizer)
+        return split_pieces(name_objects(words, names, between="and"), tokenizer)
 
     question, answer = (pieces(part) for part in split_at_mark(first))
-    of_choices = [pieces(choice) for choice in choices]
+    choice_pieces = [pieces(choice) for choice in choices]
     lengths, cut = cut_with_answer(
-        (len(question), len(answer)), [len(choice) for choice in of_choices], longest
+        (len(question), len(answer)), [len(choice) for choice in choice_pieces], longest
     )
     before = [*question[: lengths[0]], *answer[: lengths[1]]]
-    return before, [choice[:length] for choice, length in zip(of_choices, cut, strict=True)]
+    return before, [choice[:length] for choice, length in zip(choice_pieces, cut, strict=True)]
 
 
 def plain_text(tokens: list[int], segments: list[int], objects: list[int]) -> ChoiceText:

@@ -41,11 +41,11 @@ def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutput
         region_mask=inputs.region_mask,
         masked_regions=inputs.masked_regions if settings.regions == "masked" else None,
     )
-    asked = (labels["region_sequences"], labels["region_rows"])
+    region_cells = (labels["region_sequences"], labels["region_rows"])
     if (pictures := batch.picture_regions) is None:
-        output, heads = model(texts, asked=asked), model
+        output, heads = model(texts, asked=region_cells), model
     else:
-        output = model(pictures, texts, real=inputs.real_regions, asked=asked)
+        output = model(pictures, texts, real=inputs.real_regions, asked=region_cells)
         heads = model.model
     outputs = ChoiceOutputs(choices=output.answer_logits)
     if settings.regions != "none":
@@ -71,13 +71,13 @@ def pooled_scores(model: Any, batch: Batch) -> Float[Tensor, "B C"]:
         regions.repeat_interleave(choices, dim=0),
         inputs.region_mask.repeat_interleave(choices, dim=0),
         segments=labels["segments"].flatten(0, 1),
-        read=first_cells_of(labels["token_mask"].flatten(0, 1), inputs.region_mask),
+        read=find_first_cells(labels["token_mask"].flatten(0, 1), inputs.region_mask),
     )
     scores: Tensor = model.scores(encoded.pooled)
     return scores.view(-1, choices)
 
 
-def first_cells_of(token_mask: Bool[Tensor, "BC T"], region_mask: Bool[Tensor, "B R"]) -> Cells:
+def find_first_cells(token_mask: Bool[Tensor, "BC T"], region_mask: Bool[Tensor, "B R"]) -> Cells:
     """The places that are pooled: the first token and the first region of each pair."""
     pairs = torch.arange(len(token_mask), device=token_mask.device)
     return Cells(pairs * token_mask.shape[1], pairs * region_mask.shape[1])

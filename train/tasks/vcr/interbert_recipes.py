@@ -21,14 +21,14 @@ from vlmill.train.recipes.fine_tuning import (
     interbert_task_optimizer,
 )
 from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, VcrSettings, vcr_recipe
 
 
-def interbert_vcr_stage(optimizer: Optimizer) -> Pass:
+def interbert_vcr_stage(optimizer: Optimizer) -> TrainingStage:
     """Returns the published run's stage: 100 regions, as ViLBERT's [code]."""
-    return Pass(
+    return TrainingStage(
         name="vcr",
         epochs=5,
         epoch_steps="ceil",
@@ -38,7 +38,7 @@ def interbert_vcr_stage(optimizer: Optimizer) -> Pass:
     )
 
 
-def of_interbert(
+def make_interbert_recipe(
     name: str, trunk: InterBertConfig, optimizer: Optimizer, settings: VcrSettings, by: str
 ) -> TaskRecipe:
     """Returns the recipe of one depth of InterBERT."""
@@ -61,7 +61,7 @@ def vcr_interbert() -> TaskRecipe:
     The code warms up over a tenth of the iterations, each of which has an update for either
     sub-task.
     """
-    return of_interbert(
+    return make_interbert_recipe(
         "vcr-interbert",
         interbert_released(),
         interbert_task_optimizer(2e-5, warmup=0.05),
@@ -72,7 +72,7 @@ def vcr_interbert() -> TaskRecipe:
 
 def vcr_interbert_paper() -> TaskRecipe:
     """Returns the paper's run: AdamW, linear decay after 10,000 steps; turns are the code's."""
-    return of_interbert(
+    return make_interbert_recipe(
         "vcr-interbert-paper",
         interbert_paper(),
         interbert_paper_optimizer(2e-5),

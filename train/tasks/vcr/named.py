@@ -11,7 +11,7 @@ from vlmill.train.tasks.vcr.outlines import chosen_outlines
 from vlmill.train.tasks.vcr.texts import NO_OBJECT
 
 
-def named_objects(question: Question, num_shown: int) -> list[int]:
+def list_mentioned_objects(question: Question, num_shown: int) -> list[int]:
     """Returns the objects that a row's texts name, in the order in which they are named first.
 
     Those behind the first ``num_shown``, which have no region, come last: the others' regions
@@ -22,15 +22,15 @@ def named_objects(question: Question, num_shown: int) -> list[int]:
     references = (
         word for words in (first, *choices) for word in words if not isinstance(word, str)
     )
-    named = dict.fromkeys(number for numbers in references for number in numbers)
-    return sorted(named, key=lambda number: number >= num_shown)
+    object_numbers = dict.fromkeys(number for numbers in references for number in numbers)
+    return sorted(object_numbers, key=lambda number: number >= num_shown)
 
 
 def question_about(question: Question, objects: Sequence[int]) -> Question:
     """Returns a question whose picture has these objects alone, in this order: they, their boxes,
     outlines and tags count from 0 again. ``objects`` are at least those that its texts name.
     """
-    numbers = {number: place for place, number in enumerate(objects)} | {NO_OBJECT: NO_OBJECT}
+    numbers = {number: index for index, number in enumerate(objects)} | {NO_OBJECT: NO_OBJECT}
 
     def renumbered(tags: Sequence[Sequence[int]]) -> list[list[int]]:
         return [[numbers[number] for number in word] for word in tags]
@@ -55,11 +55,11 @@ def sample_with(sample: Sample, objects: Sequence[int]) -> Sample:
     if end <= first:  # a blind model's
         return sample
     chosen = [number for number in objects if number < end - first]
-    others = sorted(set(range(end - first)) - set(chosen))
-    places = np.arange(len(regions.boxes))
-    places[first:end] = first + np.array([*chosen, *others], dtype=np.int64)
-    shown = first + len(chosen)
+    other_objects = sorted(set(range(end - first)) - set(chosen))
+    order = np.arange(len(regions.boxes))
+    order[first:end] = first + np.array([*chosen, *other_objects], dtype=np.int64)
+    num_shown = first + len(chosen)
     pixels = dict(sample.pixels)
     if "boxes" in pixels:  # of the whole picture and of what was shown
-        pixels["boxes"] = pixels["boxes"][np.append(0, 1 + places[:shown])]
-    return replace(sample, regions=regions.in_order(places, shown), pixels=pixels)
+        pixels["boxes"] = pixels["boxes"][np.append(0, 1 + order[:num_shown])]
+    return replace(sample, regions=regions.in_order(order, num_shown), pixels=pixels)

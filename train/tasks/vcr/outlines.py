@@ -17,7 +17,7 @@ MAX_CORNERS = 10_000  # of a polygon; published ones have some hundred, and memo
 Outline = Sequence[Array]  # polygons [V, 2] of x and y in pixels; none: all of the object's box
 
 
-def outlines_of(segms: str | None, num_objects: int) -> list[Outline]:
+def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
     """Reads the column ``segms`` of a row of choices: an outline for each object.
 
     Raises ValueError for other things than as many lists of polygons of points.
@@ -25,9 +25,9 @@ def outlines_of(segms: str | None, num_objects: int) -> list[Outline]:
     if segms is None:
         return [()] * num_objects
     try:
-        of_objects: Any = json.loads(segms)
-        count = len(of_objects)
-        outlines = [[points_of(polygon) for polygon in polygons] for polygons in of_objects]
+        object_polygons: Any = json.loads(segms)
+        count = len(object_polygons)
+        outlines = [[parse_points(polygon) for polygon in polygons] for polygons in object_polygons]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"segms: {error}") from None
     if count != num_objects:
@@ -35,9 +35,9 @@ def outlines_of(segms: str | None, num_objects: int) -> list[Outline]:
     for number, polygons in enumerate(outlines):
         if any(not len(points) for points in polygons):
             raise ValueError(f"segms: a polygon of object {number} has no points")
-        if (most := max(map(len, polygons), default=0)) > MAX_CORNERS:
+        if (max_points := max(map(len, polygons), default=0)) > MAX_CORNERS:
             raise ValueError(
-                f"segms: a polygon of object {number} has {most} points, want at most {MAX_CORNERS}"
+                f"segms: a polygon of object {number} has {max_points} points, want at most {MAX_CORNERS}"
             )
     return list(outlines)
 
@@ -46,11 +46,11 @@ def chosen_outlines(segms: str | None, objects: Sequence[int]) -> str | None:
     """Returns the column ``segms`` of these objects alone, in this order."""
     if segms is None:
         return None
-    of_objects = json.loads(segms)
-    return json.dumps([of_objects[number] for number in objects])
+    object_polygons = json.loads(segms)
+    return json.dumps([object_polygons[number] for number in objects])
 
 
-def points_of(polygon: Any) -> Array:
+def parse_points(polygon: Any) -> Array:
     """A polygon's corners [V, 2]. Raises ValueError for other things."""
     points = np.array(polygon, dtype=np.float32).reshape(len(polygon), 2)
     if not np.isfinite(points).all():
@@ -64,9 +64,9 @@ def instance_masks(
     """The outlines in their ``boxes`` [R, 4] behind the whole picture, which is all of its own:
     uint8 [1 + R, P, P], mirrored with the picture.
     """
-    whole = np.ones((cells, cells), dtype=np.uint8)
+    full_mask = np.ones((cells, cells), dtype=np.uint8)
     objects = zip(outlines, boxes, strict=True)
-    masks = np.stack([whole, *(rastered(outline, box, cells) for outline, box in objects)])
+    masks = np.stack([full_mask, *(rastered(outline, box, cells) for outline, box in objects)])
     return masks[..., ::-1] if mirrored else masks
 
 

@@ -34,7 +34,7 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_task_optimizer,
 )
 from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.vcr.interbert_recipes import INTERBERT_RECIPES, vcr_interbert
 from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, SUBTASKS, VcrSettings, vcr_recipe
@@ -65,7 +65,7 @@ def vcr_vilbert() -> TaskRecipe:
     The code warms up over a tenth of the iterations, each of which has an update for either
     sub-task: a twentieth of the updates.
     """
-    stage = Pass(
+    stage = TrainingStage(
         name="vcr",
         epochs=20,
         epoch_steps="ceil",
@@ -133,7 +133,7 @@ def vlbert_vcr_settings(*subtasks: str, **changes: Any) -> VcrSettings:
 
 def vcr_vl_bert(subtask: str) -> TaskRecipe:
     """As released, but on stored features: 20 epochs of 64 questions at 7e-5 a question."""
-    stage = Pass(
+    stage = TrainingStage(
         name="vcr",
         epochs=20,
         epoch_steps="ceil",
@@ -253,7 +253,7 @@ def vcr_vl_bert_end_to_end_small() -> TaskRecipe:
 RELEASED_CNN, PAPER_CNN = RegionCnnConfig(), RegionCnnConfig(frozen_stages=0)
 
 
-def _of_vl_bert(subtask: str) -> dict[str, Callable[[], TaskRecipe]]:
+def _vl_bert_recipes(subtask: str) -> dict[str, Callable[[], TaskRecipe]]:
     return {
         f"vcr-vl-bert-{subtask}": lambda: vcr_vl_bert(subtask),
         f"vcr-vl-bert-paper-{subtask}": lambda: vcr_vl_bert_paper(subtask),
@@ -273,8 +273,8 @@ RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "vcr-vilbert-from-bert": lambda: from_bert(vcr_vilbert()),
     "vcr-single-stream": lambda: on_single_stream(vcr_vilbert()),
     "vcr-single-stream-from-bert": lambda: from_bert(on_single_stream(vcr_vilbert())),
-    **_of_vl_bert("q2a"),
-    **_of_vl_bert("qa2r"),
+    **_vl_bert_recipes("q2a"),
+    **_vl_bert_recipes("qa2r"),
     **INTERBERT_RECIPES,
     "vcr-vilbert-small": vcr_vilbert_small,
     "vcr-interbert-small": vcr_interbert_small,

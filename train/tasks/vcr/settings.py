@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from vlmill.train.recipes.fine_tuning import PUBLISHED_RUN
 from vlmill.train.recipes.parts import Masking
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 
 SUBTASKS = ("q2a", "qa2r")
@@ -58,7 +58,12 @@ LONGEST = 512  # of what is stored; `VcrSettings` says how long the texts are th
 
 
 def vcr_recipe(
-    name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
+    name: str,
+    variant: str,
+    model: Any,
+    starts_from: tuple[str, ...],
+    stage: TrainingStage,
+    **changes: Any,
 ) -> TaskRecipe:
     """What the published runs share."""
     fields: dict[str, Any] = PUBLISHED_RUN | {

@@ -40,29 +40,29 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
-    Evaluated,
-    Predicted,
-    Reading,
+    EvaluationResult,
+    Prediction,
+    SampleSource,
     Task,
     require_kind,
     require_variant,
 )
 from vlmill.train.tasks.vcr.collated import choice_tensors
-from vlmill.train.tasks.vcr.evaluation import evaluated
+from vlmill.train.tasks.vcr.evaluation import evaluate_predictions
 from vlmill.train.tasks.vcr.examples import COLUMNS as LABELLED
 from vlmill.train.tasks.vcr.examples import (
     SEGMS,
     ChoiceSample,
     ChoiceText,
     Question,
-    fault_of,
-    fault_of_boxes,
-    fault_of_regions,
-    texts_of,
+    find_fault,
+    find_box_fault,
+    find_region_fault,
+    build_texts,
 )
 from vlmill.train.tasks.vcr.heads import (
     ChoiceOutputs,
@@ -70,7 +70,7 @@ from vlmill.train.tasks.vcr.heads import (
     own_outputs,
     pooled_scores,
 )
-from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
+from vlmill.train.tasks.vcr.named import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.settings import VcrSettings
 
@@ -80,7 +80,7 @@ VARIANTS = ("vilbert-tasks", "interbert-tasks", "vilbert-12in1-tasks", *OWN_HEAD
 OWN_BOXES = ("annotated", "examples")  # the objects' own boxes, and in their order
 
 
-class Scored(NamedTuple):
+class ChoiceScores(NamedTuple):
     """The logits of a question's choices [C], and the size of its picture in pixels."""
 
     logits: list[float]
@@ -104,7 +104,7 @@ class Vcr(Task):
 
     def __post_init__(self) -> None:
         more = {"regions": self.settings.regions != "none", "words": self.settings.words}
-        self.losses = ("choices", *(name for name, asked in more.items() if asked))
+        self.losses = ("choices", *(name for name, is_enabled in more.items() if is_enabled))
 
     # Input
 
@@ -124,8 +124,10 @@ class Vcr(Task):
 
     def _as_pairs(self, choices: pa.RecordBatch) -> pa.RecordBatch:
         """Reads choices as pairs, whose text holds all words: a vocabulary is trained on it."""
-        asked = pc.is_in(choices.column("task"), value_set=pa.array(self.settings.subtasks))
-        choices = choices.filter(asked)
+        is_in_subtasks = pc.is_in(
+            choices.column("task"), value_set=pa.array(self.settings.subtasks)
+        )
+        choices = choices.filter(is_in_subtasks)
         columns = {name: choices.column(name) for name in choices.schema.names}
         texts = [" ".join([row["question"], *row["choices"]]) for row in choices.to_pylist()]
         pairs = columns | {"pair_id": columns["example_id"], "text": pa.array(texts, pa.string())}
@@ -144,28 +146,28 @@ class Vcr(Task):
         subtasks = dict.fromkeys(self.settings.subtasks)
         return [rows[table.is_among("task", [subtask])[rows]] for subtask in subtasks]
 
-    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The question with its picture and the texts of its choices; what is wrong with a row
         makes it one that cannot be used.
         """
         question = Question.of_row(batches.table, visit.row, outlined=self.outlined)
         image_id = batches.table.image_id(visit.row)
-        if fault := fault_of(question):
+        if fault := find_fault(question):
             return unusable(question, image_id, *fault)
         sample = batches.example(visit.row, draws)
         if isinstance(sample, Undecodable):
             return sample
         assert sample.regions is not None and self.tokenizer is not None
         row = sample.regions.row
-        fault = fault_of_boxes(question, (row.width, row.height))
-        at_objects = self.feeding.reads_regions and self.feeding.boxes != "detected"
-        if fault is None and at_objects and sample.regions.num_shown:
-            fault = fault_of_regions(question, sample.regions, self.feeding.max_regions)
+        fault = find_box_fault(question, (row.width, row.height))
+        has_object_regions = self.feeding.reads_regions and self.feeding.boxes != "detected"
+        if fault is None and has_object_regions and sample.regions.num_shown:
+            fault = find_region_fault(question, sample.regions, self.feeding.max_regions)
         if fault is not None:
             return unusable(question, image_id, *fault)
         regions = sample.regions
         if self.settings.objects == "named":
-            objects = named_objects(question, regions.num_shown - regions.first_annotated)
+            objects = list_mentioned_objects(question, regions.num_shown - regions.first_annotated)
             question, sample = question_about(question, objects), sample_with(sample, objects)
             assert sample.regions is not None
             regions = sample.regions
@@ -177,7 +179,7 @@ class Vcr(Task):
                 mirrored=regions.mirrored,
             )
             sample = dataclasses.replace(sample, pixels={**sample.pixels, MASKS: masks})
-        texts = texts_of(question, self.settings, self.tokenizer)
+        texts = build_texts(question, self.settings, self.tokenizer)
         if batches.training:
             sample, texts = self._masked(sample, texts, draws)
         first = texts[0].tokens
@@ -220,14 +222,14 @@ class Vcr(Task):
                 [text.original], [draws], masking, self.lexicon, longest=len(text.original)
             )
             tokens = np.where(np.isin(text.original, specials), text.original, drawn.tokens)
-            asked = drawn.masked & ~np.isin(text.original, specials)
-            masked.append(dataclasses.replace(text, tokens=tokens, masked=asked))
+            is_masked = drawn.masked & ~np.isin(text.original, specials)
+            masked.append(dataclasses.replace(text, tokens=tokens, masked=is_masked))
         return sample, tuple(masked)
 
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
         """The texts of all choices, which one is right, and what is asked of regions and words."""
-        of_choices = [sample for sample in samples if isinstance(sample, ChoiceSample)]
-        tensors = choice_tensors(of_choices, self.feeding, self.settings)
+        choice_samples = [sample for sample in samples if isinstance(sample, ChoiceSample)]
+        tensors = choice_tensors(choice_samples, self.feeding, self.settings)
         return {f"{LABEL}{name}": tensor for name, tensor in tensors.items()}
 
     # Heads and losses
@@ -266,37 +268,37 @@ class Vcr(Task):
 
     # Metric
 
-    def predict(self, outputs: ChoiceOutputs, batch: Batch) -> list[Scored]:
+    def predict(self, outputs: ChoiceOutputs, batch: Batch) -> list[ChoiceScores]:
         """The logits of each question's choices, and the size of its picture."""
         logits = outputs.choices.float().cpu()
         require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
         rows = zip(logits.tolist(), batch.labels["sizes"].tolist(), strict=True)
-        return [Scored(logits=row, size=(size[0], size[1])) for row, size in rows]
+        return [ChoiceScores(logits=row, size=(size[0], size[1])) for row, size in rows]
 
-    def score_of(self, outputs: ChoiceOutputs, value: Scored) -> float:
+    def score_of(self, outputs: ChoiceOutputs, value: ChoiceScores) -> float:
         """The highest logit."""
         return max(value.logits)
 
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """How often the right choice has the highest logit, of all questions and by sub-task."""
         hits: dict[str, list[bool]] = {}
-        for one in predicted:
-            label = table.value("label", one.row)
+        for prediction in predicted:
+            label = table.value("label", prediction.row)
             if label >= 0:
-                is_right = int(np.argmax(one.value.logits)) == label
-                hits.setdefault(table.value("task", one.row), []).append(is_right)
-        every = [hit for of_task in hits.values() for hit in of_task]
-        means = {f"accuracy/{task}": float(np.mean(of_task)) for task, of_task in hits.items()}
+                is_right = int(np.argmax(prediction.value.logits)) == label
+                hits.setdefault(table.value("task", prediction.row), []).append(is_right)
+        every = [hit for task_hits in hits.values() for hit in task_hits]
+        means = {f"accuracy/{task}": float(np.mean(task_hits)) for task, task_hits in hits.items()}
         return {"accuracy": float(np.mean(every)) if every else 0.0} | means
 
     def evaluate(
-        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
-    ) -> Evaluated:
+        self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
+    ) -> EvaluationResult:
         """The three official accuracies of each split, and the leaderboard's file."""
-        values = {table.pair_id(one.row): one.value for one in predicted}
+        values = {table.pair_id(prediction.row): prediction.value for prediction in predicted}
         scores = {key: np.array(value.logits) for key, value in values.items()}
         sizes = {key: value.size for key, value in values.items()}
-        return evaluated(examples, scores, sizes, self.settings.scores)
+        return evaluate_predictions(examples, scores, sizes, self.settings.scores)
 
 
 def unusable(question: Question, image_id: str, reason: Reason, why: str) -> Undecodable:
@@ -324,8 +326,8 @@ def vcr(
     from_pixels = isinstance(recipe.model, VlBertEndToEndConfig)
     require_kind(recipe, from_pixels=from_pixels)
     if from_pixels:
-        of_network = init is not None and training_of(init.variant).makes_features
-        network = init.config.cnn if init is not None and of_network else recipe.model.cnn
+        has_network = init is not None and get_training(init.variant).makes_features
+        network = init.config.cnn if init is not None and has_network else recipe.model.cnn
         heads, num_cells = recipe.model.model, network.num_cells
     if settings.objects == "named" and feeding.boxes == "detected":
         raise InputError(

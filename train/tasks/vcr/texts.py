@@ -59,26 +59,26 @@ def name_objects(
     numbers, each with the number of the object that it names; ``between`` (VL-BERT: "and") parts
     the names of one reference.
     """
-    named: list[tuple[str, int]] = []
+    pairs: list[tuple[str, int]] = []
     for word in words:
         if isinstance(word, str):
-            named.append((word, NO_OBJECT))
+            pairs.append((word, NO_OBJECT))
             continue
-        for place, number in enumerate(word):
-            if place and between is not None:
-                named.append((between, NO_OBJECT))
-            named.append((names[number], number))
-    return named
+        for index, number in enumerate(word):
+            if index and between is not None:
+                pairs.append((between, NO_OBJECT))
+            pairs.append((names[number], number))
+    return pairs
 
 
-def drawn_names(objects: Sequence[str], key: str) -> list[str]:
+def draw_names(objects: Sequence[str], key: str) -> list[str]:
     """Returns the objects' names, persons' drawn each by itself (ViLBERT's code).
 
     ``key`` decides: a question's names are the same in every epoch, and in all of its texts.
     """
     return [
-        PERSON_NAMES[key64(f"{key}/{place}") % len(PERSON_NAMES)] if name == PERSON else name
-        for place, name in enumerate(objects)
+        PERSON_NAMES[key64(f"{key}/{index}") % len(PERSON_NAMES)] if name == PERSON else name
+        for index, name in enumerate(objects)
     ]
 
 
@@ -86,14 +86,14 @@ def names_in_turn(objects: Sequence[str], first: int) -> list[str]:
     """Returns the objects' names, persons' in their order from ``first`` on (VL-BERT's code, whose
     counter runs on from question to question).
     """
-    names, at = list[str](), first
+    names, counter = list[str](), first
     for name in objects:
-        names.append(PERSON_NAMES[at % len(PERSON_NAMES)] if name == PERSON else name)
-        at += name == PERSON
+        names.append(PERSON_NAMES[counter % len(PERSON_NAMES)] if name == PERSON else name)
+        counter += name == PERSON
     return names
 
 
-def pieces_of(words: Sequence[tuple[str, int]], tokenizer: Tokenizer) -> list[Piece]:
+def split_pieces(words: Sequence[tuple[str, int]], tokenizer: Tokenizer) -> list[Piece]:
     """Returns the word pieces of words, each of which is parted by itself."""
     encoding = tokenizer.encode(
         [word for word, _ in words], is_pretokenized=True, add_special_tokens=False
@@ -170,5 +170,5 @@ def split_at_mark(words: Words) -> tuple[Words, Words]:
     """Returns a question's words and those of the answer behind it, if there is one."""
     if MARK not in words:
         return words, []
-    at = list(words).index(MARK)
-    return words[:at], words[at + 1 :]
+    index = list(words).index(MARK)
+    return words[:index], words[index + 1 :]

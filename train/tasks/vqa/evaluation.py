@@ -9,7 +9,7 @@ from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
-from vlmill.train.tasks.task import Evaluated, Predicted
+from vlmill.train.tasks.task import EvaluationResult, Prediction
 from vlmill.train.tasks.vqa.metrics import Annotation, accuracy, soft_score
 from vlmill.train.tasks.vqa.submission import write_results
 
@@ -25,21 +25,24 @@ class Split:
     annotations: dict[str, Annotation] = field(default_factory=dict)
 
 
-def evaluated(
+def evaluate_predictions(
     examples: str,
     table: SampleTable,
-    predicted: Sequence[Predicted],
+    predicted: Sequence[Prediction],
     answers: Mapping[str, str],
-) -> Evaluated:
+) -> EvaluationResult:
     """Scores the ``answers`` to each split's questions, by question_id."""
-    rows = {table.pair_id(one.row): one for one in predicted}
+    rows = {table.pair_id(prediction.row): prediction for prediction in predicted}
     figures, headline, notes = Figures(), list[str](), list[str]()
     files, cases = [], list[Case]()
     for name, split in read_splits(examples, answers).items():
-        of_split = {key: answers[key] for key in split.asked}
+        split_answers = {key: answers[key] for key in split.asked}
         files.append(
             partial(
-                write_results, split=name, predictions=of_split, question_ids=split.asked.keys()
+                write_results,
+                split=name,
+                predictions=split_answers,
+                question_ids=split.asked.keys(),
             )
         )
         headline.append(f"vqa/{name}/accuracy")
@@ -55,8 +58,10 @@ def evaluated(
         targets = {key: targets_of_row(table, rows[key].row) for key in split.annotations}
         figures |= soft_score(labels, targets, name)
         by_question = scores.by_question.items()
-        cases += [case_of(str(key), split, answers[str(key)], score) for key, score in by_question]
-    return Evaluated(
+        cases += [
+            make_case(str(key), split, answers[str(key)], score) for key, score in by_question
+        ]
+    return EvaluationResult(
         figures=figures,
         headline=headline,
         published=PUBLISHED,
@@ -86,7 +91,7 @@ def read_splits(examples: str, answers: Mapping[str, str]) -> dict[str, Split]:
     return splits
 
 
-def case_of(key: str, split: Split, answer: str, score: float) -> Case:
+def make_case(key: str, split: Split, answer: str, score: float) -> Case:
     """A question as a report shows it."""
     image_id, question = split.asked[key]
     return Case(

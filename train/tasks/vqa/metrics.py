@@ -80,8 +80,8 @@ def question_accuracy(prediction: str, annotation: Annotation) -> float:
     agreeing = answers.count(prediction)
     total = 0.0
     for (answer, _), count in Counter(zip(answers, who, strict=True)).items():
-        others = agreeing - (count if answer == prediction else 0)
-        total += count * min(1.0, others / AGREEING)
+        num_others = agreeing - (count if answer == prediction else 0)
+        total += count * min(1.0, num_others / AGREEING)
     return total / len(answers)
 
 

@@ -44,7 +44,7 @@ from vlmill.train.recipes.fine_tuning import (
     vlmo_task_optimizer,
 )
 from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 
 
@@ -78,7 +78,7 @@ def vqa_recipe(
     variant: str,
     model: Any,
     starts_from: tuple[str, ...],
-    stage: Pass,
+    stage: TrainingStage,
     about: str,
     needs: str,
     **changes: Any,
@@ -110,10 +110,10 @@ def vilbert_vqa_feeding() -> Feeding:
     return replace(vilbert_feeding(), max_tokens=16, max_regions=99, region_targets="class")
 
 
-def vilbert_vqa_stage() -> Pass:
+def vilbert_vqa_stage() -> TrainingStage:
     """The released run."""
     head = {"heads": (ANSWER_HEAD,), "head_rate": 2.5}  # 1e-4 [code]
-    return Pass(
+    return TrainingStage(
         name="vqa",
         epochs=20,
         epoch_steps="ceil",
@@ -161,7 +161,7 @@ def vlbert_vqa_optimizer(lr: float, warmup_steps: int) -> Optimizer:
 
 def vqa_vl_bert() -> TaskRecipe:
     """As released: 5 epochs, 6.25e-7 a row, binary cross-entropy."""
-    stage = Pass(
+    stage = TrainingStage(
         name="vqa",
         epochs=5,
         epoch_steps="ceil",
@@ -238,7 +238,7 @@ def vqa_vlmo(size: str) -> TaskRecipe:
     make, rate = VLMO_SIZES[size]
     paper = size.endswith("-paper")
     head: dict[str, Any] = {} if paper else {"heads": ("classifier.",), "head_rate": 20.0}
-    stage = Pass(
+    stage = TrainingStage(
         name="vqa",
         epochs=10,
         batch_size=128,

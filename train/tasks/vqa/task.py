@@ -42,12 +42,18 @@ from vlmill.train.objectives.losses import (
 )
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.mirrored import mirrored_text, sides_of
+from vlmill.train.tasks.mirrored import mirrored_text, find_sides
 from vlmill.train.tasks.scores import by_id, require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_variant
+from vlmill.train.tasks.task import (
+    EvaluationResult,
+    Prediction,
+    SampleSource,
+    Task,
+    require_variant,
+)
 from vlmill.train.tasks.vlbert_texts import SpecialIds, vqa_text
-from vlmill.train.tasks.vqa.answers import answers_for, say_what_is_left_out
-from vlmill.train.tasks.vqa.evaluation import evaluated, targets_of_row
+from vlmill.train.tasks.vqa.answers import select_answers, report_missing_answers
+from vlmill.train.tasks.vqa.evaluation import evaluate_predictions, targets_of_row
 from vlmill.train.tasks.vqa.metrics import soft_scores
 from vlmill.train.tasks.vqa.recipes import VqaSettings
 
@@ -102,7 +108,7 @@ class Vqa(Task):
         """Knows the vocabulary's special tokens, and its left and right."""
         ids = words.get_vocab()
         special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])
-        return dataclasses.replace(self, special=special, mirrored=sides_of(words))
+        return dataclasses.replace(self, special=special, mirrored=find_sides(words))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -149,10 +155,10 @@ class Vqa(Task):
         return TextForm(of=self._with_mask, adds=2) if self.reads_mask else AS_IT_IS
 
     def _with_mask(self, tokens: list[int]) -> list[int]:
-        asked: list[int] = vqa_text([tokens[1:-1]], self.special).tokens[0].tolist()
-        return asked
+        text_ids: list[int] = vqa_text([tokens[1:-1]], self.special).tokens[0].tolist()
+        return text_ids
 
-    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The question with its picture; of a mirrored picture left and right change places."""
         text = batches.text(visit.row)
         masked = text.tokens == self.special.mask if self.reads_mask else text.masked
@@ -173,25 +179,25 @@ class Vqa(Task):
         scores = [table.value("label_scores", sample.row) for sample in samples]
         if self.settings.mirror_words:
             ids = [self._of_mirrored(n, s) for n, s in zip(ids, samples, strict=True)]
-        lengths = torch.tensor([len(one) for one in ids])
+        lengths = torch.tensor([len(values) for values in ids])
         tensors = {
             f"{LABEL}rows": torch.repeat_interleave(torch.arange(len(ids)), lengths),
-            f"{LABEL}ids": torch.tensor([n for one in ids for n in one], dtype=torch.int64),
-            f"{LABEL}scores": torch.tensor([s for one in scores for s in one]),
+            f"{LABEL}ids": torch.tensor([n for values in ids for n in values], dtype=torch.int64),
+            f"{LABEL}scores": torch.tensor([s for values in scores for s in values]),
             f"{LABEL}counts": lengths,
         }
         if self.reads_mask:
             questions = [sample.text.tokens[1:-3].tolist() for sample in samples]
-            asked = vqa_text(questions, self.special)
-            assert asked.answers is not None
-            tensors |= {"segments": asked.segments, f"{LABEL}answer_positions": asked.answers}
+            text = vqa_text(questions, self.special)
+            assert text.answers is not None
+            tensors |= {"segments": text.segments, f"{LABEL}answer_positions": text.answers}
         return tensors
 
     def _of_mirrored(self, ids: list[int], sample: Sample) -> list[int]:
         """The labels of a mirrored picture: "left" for "right", where the list has both."""
         if sample.regions is None or not sample.regions.mirrored:
             return ids
-        return [self.numbers.get(swapped(self.answers[number]), number) for number in ids]
+        return [self.numbers.get(swap_sides(self.answers[number]), number) for number in ids]
 
     # Head and loss
 
@@ -209,7 +215,7 @@ class Vqa(Task):
     def compute(self, outputs: Float[Tensor, "B A"], batch: Batch) -> dict[str, Tensor]:
         """The loss of the answers, a mean over the questions that teach something."""
         logits, counts = outputs, batch.labels["counts"]
-        targets = targets_of(batch.labels, logits)
+        targets = make_targets(batch.labels, logits)
         if self.settings.loss == "softmax":
             classes = torch.where(counts > 0, targets.argmax(-1), IGNORED)
             return {"answers": mean_cross_entropy(logits, classes)}
@@ -229,42 +235,47 @@ class Vqa(Task):
         logits = outputs.float().cpu()
         by_id = dict(zip(batch.pair_ids, logits.numpy(), strict=True))
         require_finite(by_id, "--checkpoint")
-        places: list[int] = logits.argmax(-1).tolist()
-        return places
+        indices: list[int] = logits.argmax(-1).tolist()
+        return indices
 
     def score_of(self, outputs: Float[Tensor, "B A"], value: int) -> float:
         """The answer's logit."""
         return float(outputs[0, value])
 
-    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+    def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """The mean soft score of the likeliest answers."""
-        predictions = {one.row: int(one.value) for one in predicted}
-        targets = {one.row: targets_of_row(table, one.row) for one in predicted}
+        predictions = {prediction.row: int(prediction.value) for prediction in predicted}
+        targets = {
+            prediction.row: targets_of_row(table, prediction.row) for prediction in predicted
+        }
         scores = soft_scores(predictions, targets)
         return {"soft_score": float(np.mean(list(scores.values()))) if scores else 0.0}
 
     def evaluate(
-        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
-    ) -> Evaluated:
+        self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
+    ) -> EvaluationResult:
         """The official accuracy and the soft score of each split, and its result file."""
-        said = ((table.pair_id(one.row), self.answers[one.value]) for one in predicted)
-        answers = by_id(said, "--checkpoint")
-        return evaluated(examples, table, predicted, answers)
+        answer_pairs = (
+            (table.pair_id(prediction.row), self.answers[prediction.value])
+            for prediction in predicted
+        )
+        answers = by_id(answer_pairs, "--checkpoint")
+        return evaluate_predictions(examples, table, predicted, answers)
 
 
-def swapped(answer: str) -> str:
+def swap_sides(answer: str) -> str:
     """Left for right and right for left, in a text."""
     sides = {"left": "right", "right": "left"}
     return " ".join(sides.get(word, word) for word in answer.split(" "))
 
 
-def targets_of(
+def make_targets(
     labels: Mapping[str, Int[Tensor, " N"]], logits: Float[Tensor, "B A"]
 ) -> Float[Tensor, "B A"]:
     """The soft score of every answer to each question."""
     targets = torch.zeros_like(logits, dtype=torch.float32)
-    places = (labels["rows"], labels["ids"])
-    return targets.index_put(places, labels["scores"].float(), accumulate=True)
+    indices = (labels["rows"], labels["ids"])
+    return targets.index_put(indices, labels["scores"].float(), accumulate=True)
 
 
 def vqa(
@@ -273,6 +284,6 @@ def vqa(
     """The task of a recipe on a table of questions; ``labels`` is a file of answers."""
     require_variant(recipe, HEADS)
     settings: VqaSettings = recipe.settings
-    answers = answers_for(examples, labels, init, min_questions=settings.min_questions)
-    say_what_is_left_out(examples, answers)
+    answers = select_answers(examples, labels, init, min_questions=settings.min_questions)
+    report_missing_answers(examples, answers)
     return Vqa(settings=settings, variant=recipe.variant, answers=tuple(answers))

@@ -14,7 +14,7 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.rows import (
     column_names,
     count_rows,
-    places_of,
+    find_column_indices,
     read_rows,
     table_file,
 )
@@ -141,17 +141,17 @@ def test_flags_that_fit_no_file(tmp_path: Path, flags: dict[str, str], said: str
 
 def test_a_missing_column_lists_the_others_and_the_nearest(tmp_path: Path) -> None:
     table = table_file(write(tmp_path, "x.csv", b"image,caption,image\n"))
-    assert places_of(table, [("--text-column", "caption")]) == [1]
+    assert find_column_indices(table, [("--text-column", "caption")]) == [1]
     with pytest.raises(InputError, match="has image, caption, image; did you mean caption"):
-        places_of(table, [("--text-column", "captoin")])
+        find_column_indices(table, [("--text-column", "captoin")])
     with pytest.raises(InputError, match="several columns of this name"):
-        places_of(table, [("--image-column", "image")])
+        find_column_indices(table, [("--image-column", "image")])
 
 
 def test_another_delimiter_is_suspected(tmp_path: Path) -> None:
     path = write(tmp_path, "x.csv", b"image;caption\n1;a dog\n")
     with pytest.raises(InputError, match="see --delimiter"):
-        places_of(table_file(path), [("--text-column", "caption")])
+        find_column_indices(table_file(path), [("--text-column", "caption")])
     assert fields(path, delimiter=";") == [["1", "a dog"]]
 
 

@@ -14,8 +14,13 @@ import pytest
 from tests.pipelines.manifest.layouts import LAYOUTS, tar_of, write
 from tests.pipelines.manifest.running import made, rows
 
-from vlmill.pipelines.manifest.reading.tars import members_of
-from vlmill.pipelines.manifest.reading.unpacking import most_bytes, opened_tar, opened_zip, unpacked
+from vlmill.pipelines.manifest.reading.tars import read_members
+from vlmill.pipelines.manifest.reading.unpacking import (
+    max_unpacked_bytes,
+    open_tar,
+    open_zip,
+    open_unpacked,
+)
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES
 
@@ -37,7 +42,7 @@ def zip_of(path: Path, *, overlap: int | None, packed: bool = True) -> None:
 def test_a_zip_whose_entries_share_bytes_is_refused(tmp_path: Path, overlap: int) -> None:
     zip_of(tmp_path / "p.zip", overlap=overlap, packed=False)
     with pytest.raises(zipfile.BadZipFile, match=r"overlaps 'a\.jpg'"):
-        opened_zip(tmp_path / "p.zip")
+        open_zip(tmp_path / "p.zip")
 
 
 def test_a_zip_whose_last_entry_reaches_into_the_directory_is_refused(tmp_path: Path) -> None:
@@ -45,7 +50,7 @@ def test_a_zip_whose_last_entry_reaches_into_the_directory_is_refused(tmp_path: 
         file.writestr("a.jpg", "text")
         file.filelist[0].compress_size += 1
     with pytest.raises(zipfile.BadZipFile, match="overlaps the directory"):
-        opened_zip(tmp_path / "p.zip")
+        open_zip(tmp_path / "p.zip")
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -54,7 +59,7 @@ def test_a_zip_as_tools_write_it_is_read(tmp_path: Path, packed: bool) -> None:
     content = (tmp_path / "p.zip").read_bytes()
     (tmp_path / "self.zip").write_bytes(b"#!/bin/sh\n" + content)  # as one that unpacks itself
     for name in ("p.zip", "self.zip"):
-        with opened_zip(tmp_path / name) as file:
+        with open_zip(tmp_path / name) as file:
             assert file.read("é.jpg") == "é.jpg".encode() * 50
 
 
@@ -86,7 +91,7 @@ def test_plain_files_of_a_tar_are_read_whatever_packs_it(
             member = tarfile.TarInfo(f"./{number}.txt")
             member.size = 4
             tar.addfile(member, io.BytesIO(b"text"))
-    with opened_tar(tmp_path / "p.tar") as tar:
+    with open_tar(tmp_path / "p.tar") as tar:
         assert [(m.name, tar.extractfile(m).read()) for m in tar] == [  # type: ignore[union-attr]
             (f"./{number}.txt", b"text") for number in range(3)
         ]
@@ -97,8 +102,8 @@ def test_a_tar_that_is_cut_names_itself(tmp_path: Path, name: str, said: str) ->
     content = tar_of({"a.txt": random.Random(1).randbytes(3_000)})
     whole = gzip.compress(content) if name.endswith(".gz") else content
     (tmp_path / name).write_bytes(whole[:1_500])
-    with pytest.raises(InputError, match=rf"{name} .*{said}"), opened_tar(tmp_path / name) as tar:
-        list(members_of(tar))
+    with pytest.raises(InputError, match=rf"{name} .*{said}"), open_tar(tmp_path / name) as tar:
+        list(read_members(tar))
 
 
 def test_a_file_is_unpacked_by_how_it_begins(tmp_path: Path) -> None:
@@ -108,11 +113,11 @@ def test_a_file_is_unpacked_by_how_it_begins(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(content)
         with ExitStack() as stack:
-            file, is_packed = unpacked(tmp_path / name, stack)
+            file, is_packed = open_unpacked(tmp_path / name, stack)
             assert (file.read(), is_packed) == (b"{}", packed)
-    assert most_bytes(10) == 64 << 20
-    assert most_bytes(1 << 20) == 200 << 20
-    assert most_bytes(1 << 40) == 8 << 30
+    assert max_unpacked_bytes(10) == 64 << 20
+    assert max_unpacked_bytes(1 << 20) == 200 << 20
+    assert max_unpacked_bytes(1 << 40) == 8 << 30
 
 
 def test_sparse_files_of_a_tar_are_no_pictures(tmp_path: Path, picture: Picture) -> None:

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.loading.store.files import DONE, Preparation, remember, remembered
+from vlmill.train.loading.store.files import DONE, Preparation, write_preparation, read_preparation
 
 
 def test_what_was_prepared_is_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "prepared"
     folder.mkdir()
-    assert remembered(folder, tmp_path) is None
+    assert read_preparation(folder, tmp_path) is None
     shard = write_shard(tmp_path, REJECTS, [])
     made = Preparation(counts=Counter(kept=3), rejects=shard, tokenizer="{}")
-    remember(folder, made)
-    assert remembered(folder, tmp_path) == made
+    write_preparation(folder, made)
+    assert read_preparation(folder, tmp_path) == made
     (tmp_path / shard.name).write_bytes(b"")
-    assert remembered(folder, tmp_path) is None
+    assert read_preparation(folder, tmp_path) is None
     (folder / DONE).write_text("{", encoding="utf-8")
-    assert remembered(folder, tmp_path) is None
+    assert read_preparation(folder, tmp_path) is None

@@ -16,7 +16,7 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.store import files as prepared
 from vlmill.train.loading.store import table as sample_table
 from vlmill.train.loading.store.pairs import pair_rows, pairs_facts
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, region_facts
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples, region_facts
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import require_pictures, sample_ids
 from vlmill.train.loading.vocabulary import train_vocabulary
@@ -30,7 +30,7 @@ ROWS = [("p", "a dog runs"), ("q", "a cat sleeps"), ("p", "The dog sleeps"), ("r
 def prepare(
     tables: Tables, folder: Path, negatives: str | None = None, **changes: Any
 ) -> Counter[str]:
-    what = WhatToPrepare(
+    what = PreparationInputs(
         pairs=tables.pairs,
         tokenizer=train_vocabulary([text for _, text in ROWS], 90),
         max_tokens=5,
@@ -198,7 +198,7 @@ def test_negatives_of_other_pairs_are_refused(
 def test_ids_of_both_tables_for_an_error(tables: Tables) -> None:
     tables.write_pairs(ROWS)
     tables.write_regions(["x", "y"])
-    what = WhatToPrepare(
+    what = PreparationInputs(
         pairs=tables.pairs,
         tokenizer=train_vocabulary([text for _, text in ROWS], 90),
         max_tokens=5,

@@ -13,7 +13,7 @@ from vlmill.train.loading.store.splits import (
     SplitPlan,
     drawn_below,
     plan_splits,
-    said_of,
+    describe_plan,
     unit_key,
 )
 from vlmill.train.recipes import Recipe, change_recipe
@@ -35,7 +35,7 @@ def test_names_decide_whatever_their_case(recipe: Recipe) -> None:
     assert plan.training == (frozenset({None, "train"}),)
     assert plan.validation == (frozenset({"Val"}),)
     assert not plan.draws
-    learnt, measured, left = said_of(plan, TABLE).split("; ")
+    learnt, measured, left = describe_plan(plan, TABLE).split("; ")
     assert learnt == "splits: trains on null (3), train (5)"
     assert (measured, left) == ("keeps for validation Val (2)", "leaves out testA (1)")
 
@@ -79,7 +79,7 @@ def test_pictures_are_drawn_only_where_the_recipe_validates_and_no_split_is_for_
     assert not planned(recipe, table=without).draws
     plan = planned(recipe, "validate_every=1", table=without)
     assert plan.draws and plan.training == plan.validation == (frozenset({"train"}),)
-    assert said_of(plan, without) == "splits: trains on train (5); leaves out test (2)"
+    assert describe_plan(plan, without) == "splits: trains on train (5); leaves out test (2)"
     assert not planned(recipe, "validate_every=1").draws
 
 

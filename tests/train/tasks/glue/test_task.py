@@ -18,16 +18,16 @@ from vlmill.schemas.files.outputs import RESULTS
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes.tasks import recipes_of, task_recipe_named
-from vlmill.train.recipes.variants import training_of
+from vlmill.train.recipes.tasks import make_recipes, task_recipe_named
+from vlmill.train.recipes.variants import get_training
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
-from vlmill.train.tasks.glue.evaluation import averages_of, evaluated, part_of
+from vlmill.train.tasks.glue.evaluation import compute_averages, evaluate_predictions, parse_split
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS
 from vlmill.train.tasks.glue.recipes import GlueSettings
 from vlmill.train.tasks.glue.task import Glue, second_segments
-from vlmill.train.tasks.glue.texts import joined
+from vlmill.train.tasks.glue.texts import join_texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,12 +38,12 @@ SMALL = ("glue-bert-small", "glue-interbert-small", "glue-vlmo-small")
 def test_two_texts_are_cut_together_and_keep_their_ends() -> None:
     words = train_vocabulary(["a b c d e f"], 60)
     cls, sep = words.token_to_id("[CLS]"), words.token_to_id("[SEP]")
-    tokens, num_first = joined([10, 11, 12, 13], [20, 21], words, 8)
+    tokens, num_first = join_texts([10, 11, 12, 13], [20, 21], words, 8)
     assert tokens.tolist() == [cls, 10, 11, 12, sep, 20, 21, sep] and num_first == 5
-    tokens, num_first = joined([10, 11], None, words, 8)
+    tokens, num_first = join_texts([10, 11], None, words, 8)
     assert tokens.tolist() == [cls, 10, 11, sep] and num_first == 4
-    assert joined([10, 11, 12], None, words, 4)[0].tolist() == [cls, 10, 11, sep]
-    assert joined([10], [], words, 8)[0].tolist() == [cls, 10, sep, sep]
+    assert join_texts([10, 11, 12], None, words, 4)[0].tolist() == [cls, 10, 11, sep]
+    assert join_texts([10], [], words, 8)[0].tolist() == [cls, 10, sep, sep]
     segments = second_segments(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([2, 4]))
     assert segments.tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
 
@@ -69,9 +69,9 @@ def test_losses_by_hand() -> None:
 
 
 def test_halves_of_mnli_are_told_by_their_splits() -> None:
-    assert part_of("mnli", "dev_mismatched") == ("dev", "mnli-mm")
-    assert part_of("mnli", "test_matched") == ("test", "mnli-m")
-    assert part_of("rte", "dev") == ("dev", "rte")
+    assert parse_split("mnli", "dev_mismatched") == ("dev", "mnli-mm")
+    assert parse_split("mnli", "test_matched") == ("test", "mnli-m")
+    assert parse_split("rte", "dev") == ("dev", "rte")
 
 
 def test_figures_and_files_of_each_split(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_figures_and_files_of_each_split(tmp_path: Path) -> None:
     examples = write_statements(tmp_path, rows)
     right = {row["example_id"]: np.eye(3)[max(row["label_id"], 0)].tolist() for row in rows}
     right["glue/mnli/dev_mismatched/0"] = [0.0, 0.0, 9.0]
-    told = evaluated(examples, GlueSettings(task="mnli"), right)
+    told = evaluate_predictions(examples, GlueSettings(task="mnli"), right)
     assert told.figures["glue/dev/mnli-m/accuracy"] == 1.0
     assert told.figures["glue/dev/mnli-mm/accuracy"] == pytest.approx(2 / 3)
     assert told.figures["glue/test/mnli-m/accuracy"] is None
@@ -119,11 +119,11 @@ def test_averages_join_the_evaluations_of_all_tasks(tmp_path: Path) -> None:
         figures = {f"glue/dev/{task}/{metric}": number / 10, "examples": 3}
         (tmp_path / f"glue-{task}" / "metrics.json").write_text(json.dumps(figures))
     own: dict[str, float | None] = {"glue/dev/mnli-mm/accuracy": 0.9}
-    averages, lacking = averages_of(own, str(tmp_path / "glue-*"))
+    averages, lacking = compute_averages(own, str(tmp_path / "glue-*"))
     assert averages["glue/average_interbert"] == pytest.approx((sum(range(7)) / 10 + 0.8) / 8)
     assert averages["glue/average_official8"] is None and not lacking  # STS-B's Pearson is missing
     with pytest.raises(InputError, match="no folder of that name"):
-        averages_of(own, str(tmp_path / "others-*"))
+        compute_averages(own, str(tmp_path / "others-*"))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_texts_are_learnt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_the_text_of_a_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
     recipe = tiny(name, "settings.task=rte", "steps=0")
-    training = training_of(recipe.variant)
+    training = get_training(recipe.variant)
     words = train_vocabulary(["what is left of number that 0 1 2"], 60)
     body = dataclasses.replace(training.body_of(recipe.model), vocab_size=words.get_vocab_size())
     torch.manual_seed(3)
@@ -201,7 +201,7 @@ def test_the_text_of_a_pretrained_model_is_taken_over(tmp_path: Path, name: str)
 
 
 def test_interbert_and_its_single_stream_start_from_bert_alone() -> None:
-    recipes = {recipe.name: recipe for recipe in recipes_of("glue")}
+    recipes = {recipe.name: recipe for recipe in make_recipes("glue")}
     assert recipes["glue-interbert-from-bert"].starts_from == ("bert",)
     assert recipes["glue-single-stream"].model.trunk.num_text_layers == 0
     assert recipes["glue-bert"].starts_from[0] == "bert"

@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.tasks.nlvr2.metrics import among, consistency_groups, nlvr2_metrics, verdicts
+from vlmill.train.tasks.nlvr2.metrics import (
+    select_results,
+    consistency_groups,
+    nlvr2_metrics,
+    verdicts,
+)
 from vlmill.train.tasks.nlvr2.submission import write_predictions
 
 LABELS = {"dev-1-0-0": "True", "dev-1-1-0": "False", "dev-1-0-1": "True", "dev-2-0-0": "False"}
@@ -29,7 +34,7 @@ def test_another_text_is_wrong_and_in_no_subset() -> None:
     found = verdicts({**LABELS, "dev-1-0-0": "yes"}, LABELS)
     assert found["dev-1-0-0"] is None
     assert nlvr2_metrics(found, "dev", {})["nlvr2/dev/accuracy"] == 0.75
-    assert among(found, LABELS) == [True] * 3
+    assert select_results(found, LABELS) == [True] * 3
     assert not consistency_groups(found)["dev-1-0"]
 
 
@@ -48,7 +53,7 @@ def test_other_examples_are_refused() -> None:
     with pytest.raises(InputError, match="dev-1-0-0 missing; dev-9-0-0 not among"):
         verdicts({**dict(list(LABELS.items())[1:]), "dev-9-0-0": "True"}, LABELS)
     with pytest.raises(InputError, match="dev-9-0-0 missing"):
-        among(verdicts(LABELS, LABELS), ["dev-9-0-0"])
+        select_results(verdicts(LABELS, LABELS), ["dev-9-0-0"])
     with pytest.raises(InputError, match="'dev-1-0': want SPLIT-SET-PAIR-SENTENCE"):
         consistency_groups({"dev-1-0": True})
 

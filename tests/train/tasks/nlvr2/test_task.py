@@ -18,11 +18,11 @@ from vlmill.schemas.tables import REJECTS, STATEMENTS
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.tasks import task_recipe_named
-from vlmill.train.recipes.variants import training_of
-from vlmill.train.tasks.evaluating.job import evaluate_task, predict_all, prepared_batches
+from vlmill.train.recipes.variants import get_training
+from vlmill.train.tasks.evaluating.job import evaluate_task, predict_all, prepare_batches
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
-from vlmill.train.tasks.nlvr2.evaluation import evaluated
+from vlmill.train.tasks.nlvr2.evaluation import evaluate_predictions
 from vlmill.train.tasks.nlvr2.task import as_pairs
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def test_both_pictures_count_and_their_order(tmp_path: Path, name: str) -> None:
     )
     opened = open_evaluation(options, loaded)
     with ShardWriter(tmp_path, REJECTS, 0, 1) as rejects:
-        batches = prepared_batches(opened, tmp_path / "prepared", rejects)
+        batches = prepare_batches(opened, tmp_path / "prepared", rejects)
         predicted, lacking = predict_all(opened, batches)
     values = [tuple(one.value) for one in predicted]
     assert not lacking and len({(round(a, 5), round(b, 5)) for a, b in values}) == 4, values
@@ -120,7 +120,7 @@ def test_accuracy_consistency_and_subsets(tmp_path: Path) -> None:
         for n, (key, subset) in enumerate(zip(ids, ["balanced", None, None, None], strict=True))
     ]
     values = {row["example_id"]: [0.0, 1.0] for row in rows} | {"nlvr2/test1-0-1-0": [1.0, 0.0]}
-    told = evaluated(write_statements(tmp_path, rows), values)
+    told = evaluate_predictions(write_statements(tmp_path, rows), values)
     assert told.figures["nlvr2/test-P/accuracy"] == 0.75
     assert told.figures["nlvr2/test-P/consistency"] == pytest.approx(2 / 3)
     assert told.figures["nlvr2/test-P/balanced_accuracy"] == 1.0
@@ -153,7 +153,7 @@ def test_the_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
         trunk = dataclasses.replace(trunk, **sizes)
         recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, trunk=trunk))
     variant = recipe.starts_from[0]
-    training = training_of(recipe.variant)
+    training = get_training(recipe.variant)
     words = train_vocabulary(["one has number 0 1 2"], 60)
     sizes = {"vocab_size": words.get_vocab_size()}
     sizes |= {"image_size": 64, "num_images": 1} if "vlmo" in name else {"region_width": 16}

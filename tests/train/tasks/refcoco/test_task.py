@@ -24,24 +24,24 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
-from vlmill.train.tasks.refcoco.task import is_outside, targets_of, with_whole
+from vlmill.train.tasks.refcoco.task import is_outside, make_targets, prepend_image_box
 
 
 def test_labels_by_hand() -> None:
     boxes = np.array([[0, 0, 9, 9], [0, 0, 9, 4], [0, 5, 9, 9], [20, 20, 30, 30]], np.float32)
     named = np.array([0, 0, 9, 9], np.float32)
     # With an added pixel: 100 of 100, 50 of 100, 50 of 100, 0.
-    soft = targets_of(boxes, named, RefcocoSettings(labels="soft"))
+    soft = make_targets(boxes, named, RefcocoSettings(labels="soft"))
     assert soft.tolist() == [1.0, 0.5, 0.5, 0.0]
-    assert targets_of(boxes, named, RefcocoSettings()).tolist() == [1, 1, 1, 0]
-    above = targets_of(boxes, named, RefcocoSettings(label_rule="released"))
+    assert make_targets(boxes, named, RefcocoSettings()).tolist() == [1, 1, 1, 0]
+    above = make_targets(boxes, named, RefcocoSettings(label_rule="released"))
     assert above.tolist() == [1, 0, 0, 0]
 
 
 def test_the_whole_picture_is_the_first_candidate() -> None:
     vilbert, vlbert = (tiny(f"refcoco-{name}-small").stages[0].feeding for name in NAMES)
-    assert with_whole(PLACES, (200, 100), vilbert)[0].tolist() == [0, 0, 200, 100]
-    assert with_whole(PLACES, (200, 100), vlbert)[0].tolist() == [0, 0, 199, 99]
+    assert prepend_image_box(PLACES, (200, 100), vilbert)[0].tolist() == [0, 0, 200, 100]
+    assert prepend_image_box(PLACES, (200, 100), vlbert)[0].tolist() == [0, 0, 199, 99]
     assert not is_outside([0, 0, 200.5, 100], (200, 100))
     assert is_outside([0, 0, 210, 100], (200, 100)) and is_outside([-3, 0, 9, 9], (200, 100))
 

@@ -19,7 +19,7 @@ from tests.train.tasks.retrieval.test_variants import Workplace
 
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.tasks.retrieval.first_stage import classes_named, common_classes
+from vlmill.train.tasks.retrieval.first_stage import find_text_classes, common_classes
 from vlmill.train.tasks.retrieval.vectors import Shortlists
 
 CLASS_NAMES = "dog,hot dog\ncat\ntree,tall plant\n"
@@ -29,7 +29,7 @@ def test_a_text_names_classes_by_all_words_of_a_name() -> None:
     names = [["dog", "puppy"], ["hot dog"], ["bus"], ["traffic light", "signal"], [""]]
     texts = ["Two DOGS, and a bus.", "a hot dog", "the lights of traffic", "", "puppies"]
     np.testing.assert_array_equal(
-        classes_named(names, texts),
+        find_text_classes(names, texts),
         [[1, 0, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 1, 0], [0] * 5, [0] * 5],
     )
 

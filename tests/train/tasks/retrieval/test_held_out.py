@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from vlmill.train.tasks.retrieval.held_out import (
-    four_of,
-    measured,
+    sample_alignment_scores,
+    measure_recalls,
     one_row_each,
     scores_of_candidates,
     scores_of_vectors,
-    whole_pictures,
+    select_image_rows,
 )
-from vlmill.train.tasks.task import Predicted
+from vlmill.train.tasks.task import Prediction
 
 
 class Table:
@@ -24,17 +24,17 @@ class Table:
     image_keys = np.array([30, 30, 10, 20, 10, 10], dtype=np.uint64)
 
 
-def predicted(values: dict[int, list[float]]) -> list[Predicted]:
-    return [Predicted(row=row, value=np.array(value)) for row, value in values.items()]
+def predicted(values: dict[int, list[float]]) -> list[Prediction]:
+    return [Prediction(row=row, value=np.array(value)) for row, value in values.items()]
 
 
 def test_pictures_are_held_out_with_all_of_their_captions() -> None:
     table: Any = Table()
     rows = np.array([0, 1, 2, 3, 4, 5])
-    assert whole_pictures(table, rows, 6) == [0, 1, 2, 3, 4, 5]
-    assert whole_pictures(table, rows, 5) == [2, 3, 4, 5]
-    assert whole_pictures(table, rows, 3) == [2, 4, 5]
-    assert whole_pictures(table, rows, 1) == [2, 4, 5]  # of one picture at least
+    assert select_image_rows(table, rows, 6) == [0, 1, 2, 3, 4, 5]
+    assert select_image_rows(table, rows, 5) == [2, 3, 4, 5]
+    assert select_image_rows(table, rows, 3) == [2, 4, 5]
+    assert select_image_rows(table, rows, 1) == [2, 4, 5]  # of one picture at least
     assert one_row_each(table, rows).tolist() == [2, 3, 0]
 
 
@@ -49,7 +49,7 @@ def test_a_matrix_is_made_of_texts_that_met_their_own_picture_first() -> None:
 def test_vectors_give_the_same_matrix_as_their_products() -> None:
     table: Any = Table()
     vectors = {0: [[1.0, 0], [0, 2.0]], 1: [[0, 1.0], [0, 2.0]], 3: [[3.0, 1.0], [1.0, 0]]}
-    pairs = [Predicted(row=row, value=np.array(value)) for row, value in vectors.items()]
+    pairs = [Prediction(row=row, value=np.array(value)) for row, value in vectors.items()]
     scores, owners = scores_of_vectors(table, pairs)
     assert owners.tolist() == [1, 1, 0]  # pictures 20, 30
     assert scores.tolist() == [[1.0, 0, 3.0], [0, 2.0, 2.0]]
@@ -57,7 +57,7 @@ def test_vectors_give_the_same_matrix_as_their_products() -> None:
 
 def test_recalls_by_hand() -> None:
     scores = np.array([[0.9, 0.1, 0.3], [0.2, 0.8, 0.7]])  # two pictures, three texts
-    numbers = measured(scores, np.array([0, 1, 0]), alignment=True)
+    numbers = measure_recalls(scores, np.array([0, 1, 0]), alignment=True)
     assert numbers["image_retrieval/r1"] == pytest.approx(2 / 3)
     assert numbers["text_retrieval/r1"] == 1 and numbers["text_retrieval/r5"] == 1
     assert numbers["mean_recall"] == pytest.approx((2 / 3 + 5) / 6)
@@ -68,7 +68,9 @@ def test_recalls_by_hand() -> None:
 def test_four_are_the_pair_two_captions_and_a_picture() -> None:
     scores = np.arange(12.0).reshape(3, 4)  # picture p, text t: 4 p + t
     owners = np.array([0, 1, 2, 2])
-    for text, (own, one, other, picture) in enumerate(four_of(scores, owners).tolist()):
+    for text, (own, one, other, picture) in enumerate(
+        sample_alignment_scores(scores, owners).tolist()
+    ):
         owner = int(owners[text])
         assert own == 4 * owner + text
         for caption in (one, other):

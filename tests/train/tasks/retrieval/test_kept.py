@@ -25,7 +25,7 @@ from vlmill.train.tasks.retrieval import kept as kept_scores
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.inputs import RegionPictures
-from vlmill.train.tasks.retrieval.kept import KeptScores
+from vlmill.train.tasks.retrieval.kept import ScoreCache
 from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
 
 
@@ -51,7 +51,7 @@ class Dying:
 
 
 def scores_of(
-    scorer: Any, reader: RegionReader, kept: KeptScores, chosen: NDArray[np.bool_] | None = None
+    scorer: Any, reader: RegionReader, kept: ScoreCache, chosen: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
     feeding = RANKED["vilbert"].feeding
     return match_scores(
@@ -62,7 +62,7 @@ def scores_of(
         device=CPU,
         batch_size=2,
         chosen=chosen,
-        kept=kept,
+        cache=kept,
     )
 
 
@@ -76,23 +76,23 @@ def test_a_killed_run_goes_on_to_the_same_scores(
     flags = np.random.default_rng(1).random((len(NAMES), len(TEXTS))) < 0.7
     chosen = flags if some else None
     alone = Dying("vilbert", 1000)
-    whole = scores_of(alone, reader, KeptScores(), chosen)
+    whole = scores_of(alone, reader, ScoreCache(), chosen)
     for batches in (0, 1, 5, alone.scored - 1):
         folder = tmp_path / f"work-{batches}"
         dying = Dying("vilbert", batches)
         with pytest.raises(Killed):
-            scores_of(dying, reader, KeptScores.open(folder, "a", seconds=0.0), chosen)
-        again, kept = Dying("vilbert", 1000), KeptScores.open(folder, "a", seconds=0.0)
+            scores_of(dying, reader, ScoreCache.open(folder, "a", seconds=0.0), chosen)
+        again, kept = Dying("vilbert", 1000), ScoreCache.open(folder, "a", seconds=0.0)
         np.testing.assert_array_equal(scores_of(again, reader, kept, chosen), whole)
         assert again.scored == alone.scored - batches
         done = Dying("vilbert", 0)  # now all are there: nothing is scored
-        kept = KeptScores.open(folder, "a", seconds=0.0)
+        kept = ScoreCache.open(folder, "a", seconds=0.0)
         np.testing.assert_array_equal(scores_of(done, reader, kept, chosen), whole)
 
 
-def numbered(folder: Path, lineage: str = "a") -> KeptScores:
+def numbered(folder: Path, lineage: str = "a") -> ScoreCache:
     """Three files, of the numbers from 0 to 5."""
-    kept = KeptScores.open(folder, lineage, seconds=0.0)
+    kept = ScoreCache.open(folder, lineage, seconds=0.0)
     for start in (0, 2, 4):
         kept.add(np.arange(start, start + 2, dtype=np.float32))
     return kept
@@ -100,9 +100,9 @@ def numbered(folder: Path, lineage: str = "a") -> KeptScores:
 
 def test_scores_come_back_in_their_order(tmp_path: Path) -> None:
     numbered(tmp_path)
-    np.testing.assert_array_equal(KeptScores.open(tmp_path, "a", seconds=0.0).known, np.arange(6))
-    assert not len(KeptScores.open(tmp_path / "nowhere", "a", seconds=0.0).known)
-    later = KeptScores.open(tmp_path / "later", "a", seconds=1000.0)
+    np.testing.assert_array_equal(ScoreCache.open(tmp_path, "a", seconds=0.0).known, np.arange(6))
+    assert not len(ScoreCache.open(tmp_path / "nowhere", "a", seconds=0.0).known)
+    later = ScoreCache.open(tmp_path / "later", "a", seconds=1000.0)
     later.add(np.zeros(2, np.float32))
     assert not (tmp_path / "later").exists()  # short work has no file
 
@@ -127,11 +127,11 @@ def test_what_does_not_belong_is_named_and_computed_again(
         second.unlink()
     else:
         second.write_bytes(spoil(second.read_bytes()))
-    kept = KeptScores.open(tmp_path, "a", seconds=0.0)
+    kept = ScoreCache.open(tmp_path, "a", seconds=0.0)
     np.testing.assert_array_equal(kept.known, [0, 1])
     assert said in capsys.readouterr().err
     kept.add(np.array([7], np.float32))
-    np.testing.assert_array_equal(KeptScores.open(tmp_path, "a", seconds=0.0).known, [0, 1, 7])
+    np.testing.assert_array_equal(ScoreCache.open(tmp_path, "a", seconds=0.0).known, [0, 1, 7])
 
 
 def test_an_evaluation_that_was_killed_goes_on(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmill.train.tasks.retrieval.dual import contrast_of
+from vlmill.train.tasks.retrieval.dual import compute_contrast
 from vlmill.train.tasks.retrieval.losses import (
     binary_candidates,
     candidate_losses,
@@ -69,10 +69,12 @@ def test_contrast_of_scaled_vectors_by_hand() -> None:
     unit = torch.eye(2)
     vectors = torch.stack([2 * unit, unit], dim=1)
     expected = math.log(1 + math.exp(-2.0))
-    assert contrast_of(vectors).item() == pytest.approx(expected, abs=1e-6)
+    assert compute_contrast(vectors).item() == pytest.approx(expected, abs=1e-6)
     keys = torch.tensor([4, 4])
-    assert contrast_of(vectors, keys).item() == pytest.approx(0.0, abs=1e-6)
-    assert contrast_of(vectors, torch.tensor([4, 5])).item() == pytest.approx(expected, abs=1e-6)
+    assert compute_contrast(vectors, keys).item() == pytest.approx(0.0, abs=1e-6)
+    assert compute_contrast(vectors, torch.tensor([4, 5])).item() == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("loss", [binary_candidates, softmax_candidates, hardest_triplet])

@@ -31,17 +31,17 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.pretrain_batches import PretrainBatches
-from vlmill.train.loading.sample import kept_lengths, kept_tokens
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.sample import kept_lengths, select_tokens
+from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures, text_batches
-from vlmill.train.tasks.retrieval.matching import fitted, match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import cut_texts, match_scores, scorer_of
 from vlmill.train.tasks.retrieval.vectors import (
     Shortlists,
     image_vectors,
-    ranked_again,
+    rerank_scores,
     shortlist,
     text_vectors,
 )
@@ -115,7 +115,7 @@ def scores_one_by_one(tables: Tables, name: str, model: Any) -> Any:
     folder = tables.folder / "prepared"
     prepare_samples(
         folder,
-        WhatToPrepare(
+        PreparationInputs(
             pairs=tables.pairs,
             pictures=regions,
             tokenizer=TOKENIZER,
@@ -193,10 +193,10 @@ def test_texts_beside_regions_are_cut_as_in_training(regions: int) -> None:
     rng = np.random.default_rng(0)
     texts = [np.append(rng.integers(5, 90, n - 1), 3) for n in (2, 3, 5, 8, 8, 12)]
     (batch,) = text_batches(texts, 10, CPU)
-    tokens, mask, shown = fitted(batch, regions, 10)
+    tokens, mask, shown = cut_texts(batch, regions, 10)
     for row, column in enumerate(batch.columns.tolist()):
         words, kept = kept_lengths(len(texts[column]), regions, 10)
-        wanted = texts[column][kept_tokens(len(texts[column]), words)]
+        wanted = texts[column][select_tokens(len(texts[column]), words)]
         np.testing.assert_array_equal(tokens[row][mask[row]], wanted)
         assert shown[row].sum() == kept and shown[row][:kept].all()
     assert tokens.shape == mask.shape
@@ -282,7 +282,7 @@ def test_shortlists_by_hand() -> None:
     assert listed.by_text.tolist() == [[True, True, True], [False, False, False]]
     assert listed.by_image.tolist() == [[True, False, False], [True, False, False]]
     logits = np.array([[-5, -6, -7], [4, -np.inf, -np.inf]], np.float32)
-    ranked = ranked_again(scores, listed, logits)
+    ranked = rerank_scores(scores, listed, logits)
     assert ranked.by_text[0].tolist() == [-5, -6, -7]
     assert (ranked.by_text[1] < -900_000).all() and (np.diff(ranked.by_text[1]) != 0).all()
     assert ranked.by_image[:, 0].tolist() == [-5, 4]
@@ -294,6 +294,6 @@ def test_a_shortlist_of_all_ranks_by_the_matching_head_alone(tmp_path: Path) -> 
     model, pictures, texts, _ = vlmo_inputs(tmp_path)
     scores = np.random.default_rng(0).random((len(NAMES), len(texts))).astype(np.float32)
     logits = match_scores(scorer_of(model), texts, NAMES, pictures, device=CPU, batch_size=5)
-    ranked = ranked_again(scores, Shortlists.of(scores, 100), logits)
+    ranked = rerank_scores(scores, Shortlists.of(scores, 100), logits)
     np.testing.assert_array_equal(ranked.by_text, logits)
     np.testing.assert_array_equal(ranked.by_image, logits)

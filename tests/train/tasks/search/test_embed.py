@@ -22,7 +22,7 @@ from tests.train.tasks.retrieval.test_variants import Workplace
 from vlmill.models.bert.config import bert_small
 from vlmill.models.bert.model import Bert
 from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.reading import arrays_of, producer_of, read_table
+from vlmill.schemas.files.reading import read_array_formats, read_producer, read_table
 from vlmill.schemas.tables import REJECTS, VECTORS
 from vlmill.train.cli import main
 from vlmill.train.tasks.retrieval.candidates import encode_texts
@@ -31,7 +31,7 @@ from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,
     open_inputs,
     rank,
-    room_of,
+    get_max_elements,
     select,
     survey,
 )
@@ -85,7 +85,7 @@ def test_a_pairs_vector_is_what_its_head_reads(name: str, tmp_path: Path) -> Non
     assert [row["text"] for row in rows] == TEXTS and {row["kind"] for row in rows} == {"pair"}
     matrix = shop.matrix("pair")
     (path,) = shop.vectors.glob("vectors-*.parquet")
-    assert arrays_of(path)["vector"] == {"dtype": "float32", "dim": matrix.shape[1]}
+    assert read_array_formats(path)["vector"] == {"dtype": "float32", "dim": matrix.shape[1]}
     pooled = pooled_by_hand(shop)
     lengths = np.linalg.norm(pooled, axis=1, keepdims=True)
     expected = pooled / np.where(lengths > 0, lengths, 1)  # InterBERT's may be all zeros
@@ -98,7 +98,7 @@ def pooled_by_hand(shop: Shop) -> NDArray[np.float32]:
     case = RANKED[shop.name]
     reader = write_regions(str(shop.folder / "again"))
     pictures = RegionPictures(reader, case.feeding)
-    scorer = scorer_of(shop.model, room_of(case.feeding))
+    scorer = scorer_of(shop.model, get_max_elements(case.feeding))
     tokens = encode_texts(TOKENIZER, TEXTS, case.feeding.max_tokens or 8).tokens
     pooled, cpu = [], torch.device("cpu")
     for at, text in enumerate(tokens):
@@ -192,7 +192,7 @@ def test_shards_say_which_checkpoint_made_them(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     assert shop.embed() == 0
     (path,) = [p for p in shop.vectors.glob("vectors-*-of-*.parquet") if "00000-of" in p.name]
-    producer = producer_of(path)
+    producer = read_producer(path)
     assert producer["way"] == "dual" and producer["variant"] == "vlmo"
     assert len(producer["weights_sha256"]) == 64
 

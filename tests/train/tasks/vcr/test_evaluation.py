@@ -13,7 +13,7 @@ from tests.train.tasks.choices import choice_row, write_choices
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.vcr import submission
-from vlmill.train.tasks.vcr.evaluation import SCORES, case_of, evaluated, write_scores
+from vlmill.train.tasks.vcr.evaluation import SCORES, make_case, evaluate_predictions, write_scores
 
 SIZE = (200, 100)
 
@@ -36,29 +36,29 @@ def test_the_scores_of_two_models_are_joined_by_question(tmp_path: Path) -> None
     }
     write_scores(tmp_path, scores=rationales)
     sizes = dict.fromkeys(answers, SIZE)
-    whole = evaluated(examples, answers, sizes, str(tmp_path))
+    whole = evaluate_predictions(examples, answers, sizes, str(tmp_path))
     named = {name: whole.figures[f"vcr/val/{name}"] for name in ("q_a", "qa_r", "q_ar")}
     assert named == {"q_a": 1.0, "qa_r": 0.5, "q_ar": 0.5}
     assert [case.example_id for case in whole.cases] == list(answers)
-    alone = evaluated(examples, answers, sizes, None)
+    alone = evaluate_predictions(examples, answers, sizes, None)
     assert alone.headline == ["vcr/val/q_a"] and "vcr/val/q_ar" not in alone.figures
     with pytest.raises(InputError, match="vcr/val-3/qa2r is scored here and there"):
-        evaluated(examples, rationales, sizes, str(tmp_path))
+        evaluate_predictions(examples, rationales, sizes, str(tmp_path))
     (tmp_path / SCORES).write_text(json.dumps({"a": [1, 2]}))
     with pytest.raises(InputError, match="a has not 4 logits"):
-        evaluated(examples, answers, sizes, str(tmp_path))
+        evaluate_predictions(examples, answers, sizes, str(tmp_path))
     with pytest.raises(InputError, match=f"{SCORES} cannot be read"):
-        evaluated(examples, answers, sizes, str(tmp_path / "nowhere"))
+        evaluate_predictions(examples, answers, sizes, str(tmp_path / "nowhere"))
 
 
 def test_a_case_tells_the_right_and_the_chosen_choice_and_what_is_given() -> None:
     row = choice_row(3, "qa2r", label=1, choices=["a .", "b .", "c .", "d ."])
-    wrong, right = (case_of(row, logits(place), SIZE) for place in (3, 1))
+    wrong, right = (make_case(row, logits(place), SIZE) for place in (3, 1))
     assert wrong.choices == ("a .", "b . (right)", "c .", "d . (chosen)")
     assert right.choices == ("a .", "b . (right and chosen)", "c .", "d .")
     question, _, answer = row["question"].partition(" [MARK] ")
     assert right.asked == f"{question} Given: {answer}"
-    assert case_of(choice_row(3), logits(0), SIZE).asked == question
+    assert make_case(choice_row(3), logits(0), SIZE).asked == question
 
 
 def test_a_split_without_labels_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_split_without_labels_has_a_file(tmp_path: Path, monkeypatch: pytest.M
     given = [f"vcr/test-0/qa2r/{answer}" for answer in range(4)]
     rows += [choice_row(0, "qa2r", **of_test, example_id=example_id) for example_id in given]
     scores = {row["example_id"]: logits(number % 4) for number, row in enumerate(rows)}
-    outcome = evaluated(write_choices(tmp_path, rows), scores, {}, None)
+    outcome = evaluate_predictions(write_choices(tmp_path, rows), scores, {}, None)
     assert outcome.figures == {"vcr/test/q_a": None, "vcr/test/qa_r": None}
     monkeypatch.setattr(submission, "TEST_QUESTIONS", 1)
     for write in outcome.files:
@@ -77,6 +77,6 @@ def test_a_split_without_labels_has_a_file(tmp_path: Path, monkeypatch: pytest.M
     values = np.array(row[1:], dtype=np.float64).reshape(5, 4)
     assert values.argmax(1).tolist() == [0, 1, 2, 3, 0]
     del scores["vcr/test-0/qa2r/2"]
-    lacking = evaluated(str(tmp_path / "choices"), scores, {}, None)
+    lacking = evaluate_predictions(str(tmp_path / "choices"), scores, {}, None)
     with pytest.raises(InputError, match="missing"):
         lacking.files[-1](tmp_path)

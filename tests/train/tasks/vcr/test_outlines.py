@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from vlmill.train.tasks.vcr.outlines import filled, instance_masks, outlines_of, rastered
+from vlmill.train.tasks.vcr.outlines import filled, instance_masks, parse_outlines, rastered
 
 TRIANGLE = np.array([[0, 0], [3, 0], [0, 3]], dtype=np.float32)
 LOWER = [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
@@ -54,10 +54,10 @@ def test_an_outline_is_of_its_box_and_mirrored_with_it() -> None:
 )
 def test_what_is_no_outline_is_said(segms: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        outlines_of(segms, 2)
+        parse_outlines(segms, 2)
 
 
 def test_an_object_may_have_none() -> None:
-    assert outlines_of(None, 2) == [(), ()]
-    first, second = outlines_of(json.dumps([[], [[[0, 1], [2, 3], [4, 5]]]]), 2)
+    assert parse_outlines(None, 2) == [(), ()]
+    first, second = parse_outlines(json.dumps([[], [[[0, 1], [2, 3], [4, 5]]]]), 2)
     assert first == [] and second[0].tolist() == [[0, 1], [2, 3], [4, 5]]

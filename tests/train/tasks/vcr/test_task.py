@@ -37,7 +37,7 @@ from vlmill.train.tasks.finetuning.job import (
     open_task,
     prepare_examples,
 )
-from vlmill.train.tasks.vcr.categories import WHOLE, category_of
+from vlmill.train.tasks.vcr.categories import WHOLE, find_category
 from vlmill.train.tasks.vcr.collated import choice_tensors
 from vlmill.train.tasks.vcr.examples import (
     COLUMNS,
@@ -45,10 +45,10 @@ from vlmill.train.tasks.vcr.examples import (
     ChoiceSample,
     ChoiceText,
     Question,
-    texts_of,
+    build_texts,
 )
 from vlmill.train.tasks.vcr.heads import mean_of_choices, pooled_scores
-from vlmill.train.tasks.vcr.named import named_objects, question_about, sample_with
+from vlmill.train.tasks.vcr.named import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.settings import VcrSettings
 from vlmill.train.tasks.vcr.task import Vcr
 
@@ -71,22 +71,22 @@ def read(text: ChoiceText) -> str:
 def test_objects_are_said_as_each_paper_does() -> None:
     tags = [[-1], [-1], [0, 1], [-1], [-1]]
     asked = question("q2a", question="what does [0,1] do ?", question_tags=tags)
-    named = texts_of(asked, VcrSettings(), WORDS)
+    named = build_texts(asked, VcrSettings(), WORDS)
     words = read(named[0]).split(" ")
     assert words[:3] == ["[CLS]", "what", "does"] and words[4:7] == ["dog", "do", "?"]
     assert words[3] in PEOPLE.split() and named[0].objects.tolist() == [0, 0, 0, 1, 2] + [0] * 7
     assert named[0].segments.tolist() == [0] * 8 + [1] * 4
-    tagged = texts_of(asked, VcrSettings(texts="tags"), WORDS)
+    tagged = build_texts(asked, VcrSettings(texts="tags"), WORDS)
     words = read(tagged[0]).split(" ")
     assert words[4:7] == ["and", "dog", "do"]
     assert tagged[0].objects.tolist() == [0, 0, 0, 1, 0, 2] + [0] * 7
-    again = texts_of(question("qa2r"), VcrSettings(), WORDS)
+    again = build_texts(question("qa2r"), VcrSettings(), WORDS)
     assert read(again[1]).split(" ")[3] == read(named[0]).split(" ")[3]  # one person, one name
 
 
 def test_an_answer_stands_behind_its_question() -> None:
     named, tagged = (
-        texts_of(question("qa2r"), VcrSettings(texts=texts), WORDS)[1]
+        build_texts(question("qa2r"), VcrSettings(texts=texts), WORDS)[1]
         for texts in ("names", "tags")
     )
     assert "? [SEP] it" in read(named) and "? it" in read(tagged)
@@ -109,15 +109,15 @@ def about_two() -> Question:
 
 def test_named_objects_are_counted_as_they_are_named() -> None:
     asked = about_two()
-    assert named_objects(asked, 4) == [3, 1]
-    assert named_objects(asked, 2) == [1, 3]  # the boat has no region
+    assert list_mentioned_objects(asked, 4) == [3, 1]
+    assert list_mentioned_objects(asked, 2) == [1, 3]  # the boat has no region
     alone = question_about(asked, [3, 1])
     assert alone.object_names == ["boat", "dog"] and alone.label == asked.label
     assert alone.boxes == [30.0, 31, 38, 39, 10, 11, 18, 19]
     assert alone.question_tags[2] == [0] and alone.choice_tags[2][0] == [1, 0]
     assert alone.question_tags[0] == [-1] and alone.choice_tags[0] == [[-1]] * 3
     assert [points[0].tolist()[0] for points in alone.outlines()] == [[3, 1], [1, 1]]
-    text = texts_of(alone, VcrSettings(texts="tags"), WORDS)[2]
+    text = build_texts(alone, VcrSettings(texts="tags"), WORDS)[2]
     assert "does boat do" in read(text) and "dog and boat" in read(text)
     assert [number for number in text.objects.tolist() if number] == [1, 2, 1]
     assert question_about(asked, [0, 1, 2, 3]).boxes == asked.boxes
@@ -139,7 +139,7 @@ def test_regions_follow_the_objects_that_are_named(tmp_path: Path, boxes: Any, m
         reader = RegionReader(table.regions)
         whole = take_regions(*reader.located(0), feeding, (), mirrored=True)
     first = whole.first_annotated
-    named = named_objects(about_two(), whole.num_shown - first)
+    named = list_mentioned_objects(about_two(), whole.num_shown - first)
     asked = question_about(about_two(), named)
     before = Sample(pair_id="x", regions=whole)
     after = sample_with(before, named)
@@ -156,7 +156,7 @@ def test_regions_follow_the_objects_that_are_named(tmp_path: Path, boxes: Any, m
     )
     torch.testing.assert_close(new[0], old[0])
     assert torch.equal(new[1:], old[[1 + row for row in rows]])
-    texts = texts_of(asked, settings, WORDS)
+    texts = build_texts(asked, settings, WORDS)
     choice = ChoiceSample(**(vars(after) | {"texts": texts, "question": asked}))
     labels = choice_tensors([choice], feeding, settings)
     place = {name: 1 + first + at for at, name in enumerate(["boat", "dog"][-len(kept) :])}
@@ -165,7 +165,7 @@ def test_regions_follow_the_objects_that_are_named(tmp_path: Path, boxes: Any, m
         n for n in (boat, dog, boat) if n
     ]
     found = dict(zip(labels["region_rows"].tolist(), labels["categories"].tolist(), strict=True))
-    wanted = {place[name]: category_of(name) for name in place}
+    wanted = {place[name]: find_category(name) for name in place}
     assert found == {0: WHOLE} | wanted
 
 

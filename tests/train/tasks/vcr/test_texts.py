@@ -9,7 +9,7 @@ from vlmill.train.tasks.vcr.texts import (
     choice_texts,
     cut_pair,
     cut_with_answer,
-    drawn_names,
+    draw_names,
     name_objects,
     names_in_turn,
     split_at_mark,
@@ -27,9 +27,9 @@ def test_names_stand_for_references() -> None:
 def test_persons_names_come_in_turn_or_are_drawn_once_a_question() -> None:
     objects = ["person", "dog", "person"]
     assert names_in_turn(objects, 12) == ["Quinn", "dog", "Casey"]
-    drawn = {tuple(drawn_names(objects, f"vcr/val-{number}")) for number in range(40)}
+    drawn = {tuple(draw_names(objects, f"vcr/val-{number}")) for number in range(40)}
     assert len(drawn) > 20 and all(names[1] == "dog" for names in drawn)
-    assert drawn_names(objects, "vcr/val-1") == drawn_names(objects, "vcr/val-1")
+    assert draw_names(objects, "vcr/val-1") == draw_names(objects, "vcr/val-1")
 
 
 def test_words_and_tags_are_parallel() -> None:

@@ -15,9 +15,9 @@ from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, train_vocabulary
 from vlmill.train.tasks.mirrored import mirrored_text
-from vlmill.train.tasks.vqa.answers import answers_for
+from vlmill.train.tasks.vqa.answers import select_answers
 from vlmill.train.tasks.vqa.recipes import VqaSettings
-from vlmill.train.tasks.vqa.task import Vqa, swapped, targets_of
+from vlmill.train.tasks.vqa.task import Vqa, swap_sides, make_targets
 
 ANSWERS = ("red", "left", "right", "2")
 
@@ -53,7 +53,7 @@ def test_labels_are_the_annotators_answers_in_the_list() -> None:
 def test_losses_by_hand() -> None:
     logits = torch.zeros(2, 4)
     batch = Labelled({0: 0.9, 3: 0.3}, {})
-    targets = targets_of(batch.labels, logits)
+    targets = make_targets(batch.labels, logits)
     assert targets.tolist() == [[pytest.approx(0.9), 0, 0, pytest.approx(0.3)], [0] * 4]
     # Each of the answers costs log 2 at a logit of 0, whatever its score.
     both = vqa().compute(logits, batch)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_mirrored_questions_change_sides() -> None:
     text = MaskedTokens(original=ids, tokens=ids, masked=np.zeros(len(ids), dtype=np.bool_))
     mirrored = mirrored_text(text, task.mirrored)
     assert words.decode(mirrored.tokens.tolist()) == "[CLS] right of the left dog [SEP]"
-    assert swapped("left of it") == "right of it" and swapped("upright") == "upright"
+    assert swap_sides("left of it") == "right of it" and swap_sides("upright") == "upright"
 
 
 def test_vl_bert_asks_a_mask_behind_the_question() -> None:
@@ -89,12 +89,12 @@ def test_a_given_list_leaves_min_questions_nothing_to_say(
 ) -> None:
     (tmp_path / "labels.json").write_text('["red", "green"]')
     examples = str(tmp_path)
-    assert answers_for(examples, None, None, min_questions=9) == ["red", "green"]
+    assert select_answers(examples, None, None, min_questions=9) == ["red", "green"]
     assert capsys.readouterr().err == ""
-    assert answers_for(examples, None, None, min_questions=1) == ["red", "green"]
+    assert select_answers(examples, None, None, min_questions=1) == ["red", "green"]
     told = capsys.readouterr().err
     assert f"min_questions=1 has no effect: the answers are those of {tmp_path}/labels.json" in told
     given = tmp_path / "given.txt"
     given.write_text("blue\n")
-    assert answers_for(examples, given, None, min_questions=2) == ["blue"]
+    assert select_answers(examples, given, None, min_questions=2) == ["blue"]
     assert f"are those of --labels {given}" in capsys.readouterr().err
