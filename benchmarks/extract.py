@@ -44,7 +44,7 @@ from vlmill.extract.detect.predict import CPU_ROI_CHUNK, extract_regions
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import select
-from vlmill.extract.detect.transfer import make_frames, compute_measures
+from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig

@@ -19,8 +19,8 @@ from vlmill.extract.formats.command import (
 )
 from vlmill.extract.from_flags import (
     check_detector,
-    make_config,
     detector_on,
+    make_config,
     make_limits,
     warn_of_random_weights,
 )

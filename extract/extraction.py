@@ -8,9 +8,9 @@ from vlmill.extract.config import IDS
 from vlmill.extract.flags import add_engine
 from vlmill.extract.from_flags import (
     check_detector,
-    make_config,
     detector_inputs,
     detector_on,
+    make_config,
     warn_of_random_weights,
 )
 from vlmill.extract.run.share import Share, share
@@ -18,8 +18,8 @@ from vlmill.schemas.console.command import (
     add_lock_seconds,
     int_at_least,
     path_or_url,
-    print_status,
     print_reading_hint,
+    print_status,
 )
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_disk_space
 from vlmill.schemas.errors import InputError

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vlmill.extract.config import PAGE, InputLimits
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.named import find_similar_id, find_file_id
+from vlmill.extract.pictures.named import find_file_id, find_similar_id
 from vlmill.extract.pictures.plan import FILE, InputImage, plan_pictures
 from vlmill.extract.pictures.reader import InputReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page

@@ -163,7 +163,7 @@ __all__ = [
     "Link",
     "LoadTable",
     "export_reference",
-    "family_of",
+    "find_family",
     "load_reference",
     "read_reference",
 ]

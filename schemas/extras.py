@@ -4,6 +4,7 @@
 command prints one line where it needs a module of an extra that is not installed.
 """
 
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 
@@ -45,14 +46,16 @@ def install_command(extra: str = "") -> str:
 def missing_line(module: str | None) -> str | None:
     """Returns the message for a module that could not be imported.
 
-    None for a module that no requirement of vlmill has: then the error is a bug.
+    None for a module that no requirement of vlmill has, and for a part of an imported package: then
+    the error is a bug.
     """
     names = (module or "").split(".")
     parents = {".".join(names[: count + 1]) for count in range(len(names))}
-    extra = next((extra for extra, modules in MODULES.items() if parents & set(modules)), None)
-    if extra is not None:
-        return _line(names[0], extra)
-    return _line(names[0], "") if parents & set(REQUIRED) else None
+    for extra, modules in {**MODULES, "": REQUIRED}.items():
+        for package in parents.intersection(modules):
+            is_part = package != module and sys.modules.get(package) is not None
+            return None if is_part else _line(names[0], extra)
+    return None
 
 
 def _line(name: str, extra: str) -> str:

@@ -9,8 +9,8 @@ from vlmill.schemas.console.command import (
     Parser,
     add_lock_seconds,
     path_or_url,
-    run_command,
     print_status,
+    run_command,
 )
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory

@@ -33,7 +33,7 @@ from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import InputImage, plan_pictures
 from vlmill.extract.pictures.resize import network_input, pixel_input
 from vlmill.extract.run.batches import resizes_pixels
-from vlmill.extract.run.devices import WorkerSettings, Engine, start_engine
+from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, compute_results, write_parts
 from vlmill.extract.run.shards import Background
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig

@@ -14,7 +14,7 @@ from vlmill.pipelines.pages.page import Page
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
-from vlmill.pipelines.web_pairs.mine import detect_language, read_page, decode_source
+from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
 from vlmill.schemas.net.urls import join_key
 
 

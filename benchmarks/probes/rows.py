@@ -19,8 +19,8 @@ from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import (
     Sample,
     SampledRegions,
-    list_columns,
     fit_together,
+    list_columns,
     take_regions,
 )
 from vlmill.train.recipes.parts import Feeding

@@ -8,9 +8,9 @@ from torch import Tensor
 from vlmill.extract.config import require_weights
 from vlmill.models.convert.files import (
     Unreadable,
+    collect_tensors,
     read_content,
     state_dict_in,
-    collect_tensors,
     without_old_norms,
 )
 from vlmill.schemas.errors import InputError

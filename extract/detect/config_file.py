@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmill.models.detector.configurations import Configuration, read_configuration, flat
+from vlmill.models.detector.configurations import Configuration, flat, read_configuration
 from vlmill.models.detector.keys import Value, WrongKey
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_yaml import BadYaml, Document, read_document

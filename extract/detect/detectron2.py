@@ -20,7 +20,7 @@ from vlmill.extract.detect.detector import Detector, compute_fingerprint, usable
 from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.pictures.decode import Pixels
-from vlmill.models.detector.configurations import make_config, flat
+from vlmill.models.detector.configurations import flat, make_config
 from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS

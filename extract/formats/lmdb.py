@@ -14,11 +14,11 @@ import lmdb
 from vlmill.extract.formats.lmdb_pages import LostValue, Pages
 from vlmill.extract.formats.records import (
     KINDS,
-    InvalidRecord,
     BadRecord,
+    InvalidRecord,
     Record,
-    make_record,
     from_base64,
+    make_record,
     same_payloads,
     to_base64,
 )

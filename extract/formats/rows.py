@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from vlmill.extract.formats.classes import IdCheck, Numbering, apply_numbering
-from vlmill.extract.formats.records import InvalidRecord, BadRecord, FileRow, Record
+from vlmill.extract.formats.records import BadRecord, FileRow, InvalidRecord, Record
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.regions import RegionRow, encode_regions

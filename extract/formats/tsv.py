@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 
 from vlmill.extract.formats.records import (
     KINDS,
-    InvalidRecord,
     BadRecord,
+    InvalidRecord,
     Record,
-    make_record,
     from_base64,
+    make_record,
     to_base64,
 )
 from vlmill.schemas.errors import InputError

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.extract.pictures.box_json import FORMS, box_entries
-from vlmill.extract.pictures.named import find_similar_id, find_file_id
+from vlmill.extract.pictures.named import find_file_id, find_similar_id
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.row_index import IdIndex

@@ -20,16 +20,16 @@ from vlmill.extract.pictures.discovery import (
     Kind,
     Skipped,
     Why,
-    read_head,
     kind_by_name,
     kind_of_file,
+    read_head,
     read_path_list,
     walk,
 )
 from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, Member, NotATar, id_in, members
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import expand_braces, matches, to_path, readable
+from vlmill.schemas.files.paths import expand_braces, matches, readable, to_path
 from vlmill.schemas.files.reading import find_shards, read_group
 from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.names import without_ending

@@ -10,7 +10,7 @@ from vlmill.extract.pictures.discovery import resolve_spelling
 from vlmill.extract.pictures.plan import HeldPicture, InputImage
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import to_path, readable
+from vlmill.schemas.files.paths import readable, to_path
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason, Rejected

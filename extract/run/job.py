@@ -14,7 +14,7 @@ from vlmill.extract.detect.precision import lacks_bfloat16_units
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import InputImage, plan_digest
 from vlmill.extract.run.batches import ExtractionResult
-from vlmill.extract.run.devices import WorkerSettings, Engine, Window, start_engine, split_windows
+from vlmill.extract.run.devices import Engine, Window, WorkerSettings, split_windows, start_engine
 from vlmill.extract.run.duplicates import planned_ids, row_pictures, settled
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.extract.run.share import Share

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from vlmill.extract.service.rows import KINDS, make_response, encode_response, choose_kind
+from vlmill.extract.service.rows import KINDS, choose_kind, encode_response, make_response
 from vlmill.schemas.service.client import PARQUET
 from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.refused import bad_request

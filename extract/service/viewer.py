@@ -23,8 +23,8 @@ from vlmill.extract.show import (
     ImageCounts,
     Vocabulary,
     encode_image,
-    name_in,
     find_row_id,
+    name_in,
 )
 from vlmill.schemas.console.command import print_status
 from vlmill.schemas.readers.class_names import require_names

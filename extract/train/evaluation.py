@@ -18,7 +18,7 @@ from torch import Tensor
 from vlmill.extract.config import InputLimits, Selection
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames, select
-from vlmill.extract.detect.transfer import make_frames, compute_measures
+from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.train.batches import decode_example
 from vlmill.extract.train.coco_scores import coco_metrics

@@ -27,14 +27,14 @@ from vlmill.models.detector.keys import (
     each,
     either,
     flag,
+    integer,
     less_one,
+    lookup,
     number,
     numbers,
     one_level,
-    lookup,
     sets,
     single,
-    integer,
     without,
 )
 

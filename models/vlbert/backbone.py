@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from vlmill.models.convert.files import (
+    collect_tensors,
     read_content,
     state_dict_in,
-    collect_tensors,
     without_old_norms,
     without_prefix,
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmill.pipelines.choice.candidates import Candidate
-from vlmill.pipelines.choice.likeness import name_subject, num_words, compute_overlap, subject
+from vlmill.pipelines.choice.likeness import compute_overlap, name_subject, num_words, subject
 from vlmill.pipelines.choice.survey import Site
 from vlmill.pipelines.pages.context import HEADINGS
 from vlmill.pipelines.pages.page import Page, PageImage

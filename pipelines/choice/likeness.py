@@ -5,7 +5,7 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
-from vlmill.pipelines.texts.words import word_set, split_words
+from vlmill.pipelines.texts.words import split_words, word_set
 
 _DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f\uac00-\ud7af]+")
 # What says nothing of a subject, in the languages that pages at hand were in.

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from vlmill.pipelines.choice.joined import JoinedPage
-from vlmill.pipelines.choice.likeness import name_subject, num_words, compute_overlap, subject
+from vlmill.pipelines.choice.likeness import compute_overlap, name_subject, num_words, subject
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.context import HEADINGS
 from vlmill.pipelines.pages.page import Page, PageImage

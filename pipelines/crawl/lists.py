@@ -22,7 +22,7 @@ from vlmill.pipelines.fetching.stages import FETCH_LISTED, FETCH_PICTURES, STAGE
 from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, read_parquet_footer
-from vlmill.schemas.files.paths import matches, to_path, readable
+from vlmill.schemas.files.paths import matches, readable, to_path
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import OUTCOMES, REJECTS

@@ -34,7 +34,7 @@ class QueuedUrl:
     etag: str | None
     modified: str | None
 
-    def again(self) -> "Waiting":
+    def again(self) -> "QueuedUrl":
         """The same after one more attempt."""
         return replace(self, attempts=self.attempts + 1)
 

@@ -20,7 +20,7 @@ from vlmill.pipelines.fetching.entries import OriginRow, Outcome, QueuedUrl, Url
 from vlmill.pipelines.fetching.journal import Journal
 from vlmill.pipelines.fetching.manners import PolitenessPolicy
 from vlmill.pipelines.fetching.pages import Scope
-from vlmill.pipelines.fetching.places import assign_bucket, get_host, is_same_site, get_origin
+from vlmill.pipelines.fetching.places import assign_bucket, get_host, get_origin, is_same_site
 from vlmill.pipelines.fetching.turns import ROBOTS_S, Errand, Host, Permission, RobotsResponse
 from vlmill.pipelines.fetching.warc import Parts
 from vlmill.schemas.net.client import Client

@@ -60,11 +60,11 @@ class Permission:
 
     def __init__(self, row: OriginRow) -> None:
         assert row.robots is not None
-        response = _said(row.robots)
+        response = _decode_response(row.robots)
         self._said = response
         self._robots: Robots = read_robots(response.status, response.content[:MAX_BYTES])
         self.knows_tdm = row.tdm is not None
-        self._tdm = b"" if row.tdm is None else _said(row.tdm).content
+        self._tdm = b"" if row.tdm is None else _decode_response(row.tdm).content
         self.expires = row.expires
 
     @property

@@ -17,8 +17,8 @@ from vlmill.pipelines.filters.picture import (
     BACKBONE,
     Vector,
     backbone_names,
-    decode_side,
     compute_features,
+    decode_side,
 )
 from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_picture
 from vlmill.schemas.console.command import print_status

@@ -14,9 +14,9 @@ from vlmill.pipelines.hard_negatives.source import Source, batches
 from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.pipelines.hard_negatives.tokens import make_tokenizer
 from vlmill.pipelines.hard_negatives.vectors import (
+    build_vocabulary,
     count_chunk,
     load_bags,
-    build_vocabulary,
 )
 from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 

@@ -19,7 +19,7 @@ from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_cost, meas
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import Step, run_here, staging, list_steps
+from vlmill.pipelines.hard_negatives.steps import Step, list_steps, run_here, staging
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
 from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import print_reading_hint
@@ -27,7 +27,7 @@ from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import has_folder, remove_leftovers
 from vlmill.schemas.files.outputs import State, prepare_output, remove_output
-from vlmill.schemas.files.paths import to_path, remove_tree
+from vlmill.schemas.files.paths import remove_tree, to_path
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES
 

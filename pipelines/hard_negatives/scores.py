@@ -11,8 +11,8 @@ from vlmill.pipelines.hard_negatives.state import (
     NEAR,
     REJECTS,
     ROUND,
-    QueryInfo,
     Query,
+    QueryInfo,
     Rules,
     State,
 )

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.paths import matches, to_path, readable
+from vlmill.schemas.files.paths import matches, readable, to_path
 from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.tables import PAIRS
 

@@ -51,7 +51,7 @@ class ListedImage:
         return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 
     @classmethod
-    def unpacked(cls, values: tuple[Any, ...]) -> "Picture":
+    def unpacked(cls, values: tuple[Any, ...]) -> "ListedImage":
         """The picture that was packed."""
         image_id, paths, url, aliases, width, height, uri = values
         return cls(

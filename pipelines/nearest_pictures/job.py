@@ -28,11 +28,11 @@ from vlmill.pipelines.nearest_pictures.splits import (
     STAGE,
     Split,
     Splits,
-    make_single_split,
     group_by_split,
+    make_single_split,
     read_splits,
 )
-from vlmill.schemas.console.command import print_status, print_reading_hint
+from vlmill.schemas.console.command import print_reading_hint, print_status
 from vlmill.schemas.console.cost import print_estimate, require_disk_space
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -41,7 +41,7 @@ from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import WORK, State, prepare_output
-from vlmill.schemas.files.paths import to_path, remove_tree
+from vlmill.schemas.files.paths import remove_tree, to_path
 from vlmill.schemas.files.reading import iter_batches, reject_counts
 from vlmill.schemas.files.shards import (
     Shard,

@@ -18,8 +18,8 @@ from vlmill.pipelines.pages.addresses import (
     PICTURE_NAME,
     PICTURE_TAGS,
     addresses,
-    inline_picture,
     find_references,
+    inline_picture,
 )
 from vlmill.pipelines.pages.context import captions_by_picture, nearby
 from vlmill.pipelines.pages.labels import Labels

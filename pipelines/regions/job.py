@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from vlmill.extract.from_flags import (
-    make_config,
     detector_inputs,
+    make_config,
     make_detector,
     warn_of_random_weights,
 )

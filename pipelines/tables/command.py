@@ -8,15 +8,15 @@ from typing import Any
 from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.pipelines.tables.choice import (
     Choose,
-    SampleFilter,
-    DuplicateFilter,
     ConditionFilter,
+    DuplicateFilter,
+    SampleFilter,
     about,
     find_limit,
 )
 from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inputs
 from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
-from vlmill.pipelines.tables.removal import Removal, read_request, find_removal, count_trained_on
+from vlmill.pipelines.tables.removal import Removal, count_trained_on, find_removal, read_request
 from vlmill.pipelines.tables.where import Condition
 from vlmill.schemas.console.command import (
     Parser,
@@ -24,8 +24,8 @@ from vlmill.schemas.console.command import (
     add_lock_seconds,
     int_at_least,
     path_or_url,
-    run_command,
     print_status,
+    run_command,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import file_input

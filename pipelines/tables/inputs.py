@@ -13,8 +13,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.paths import matches, to_path, readable
-from vlmill.schemas.files.reading import read_array_formats, find_shards, read_producer
+from vlmill.schemas.files.paths import matches, readable, to_path
+from vlmill.schemas.files.reading import find_shards, read_array_formats, read_producer
 from vlmill.schemas.tables import REJECTS, TABLES, Table
 
 # What names a table's row; without one, rows are not compared.

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, groups, compute_keys
+from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, compute_keys, groups
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64

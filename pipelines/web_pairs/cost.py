@@ -7,7 +7,7 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
-from vlmill.pipelines.web_pairs.mine import detect_language, read_page, decode_source
+from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
 from vlmill.pipelines.web_pairs.mine import measure as measure_picture
 from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 

@@ -20,7 +20,7 @@ from vlmill.pipelines.launch.local import local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
-from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives, add_sizes
+from vlmill.pipelines.web_pairs.archives import add_sizes, find_archives, indexed_archives
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.report import write_report
@@ -43,7 +43,7 @@ from vlmill.schemas.files.digests import file_input, path_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
-from vlmill.schemas.files.paths import to_path, remove_tree
+from vlmill.schemas.files.paths import remove_tree, to_path
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vlmill.pipelines.web_pairs.spool import (
     Row,
-    read_blocks,
     cut_keys,
+    read_blocks,
     sorted_rows,
     spool,
     unsorted_rows,

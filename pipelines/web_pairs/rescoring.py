@@ -31,7 +31,7 @@ from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input, make_records
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING
-from vlmill.schemas.files.reading import read_producer, read_group
+from vlmill.schemas.files.reading import read_group, read_producer
 from vlmill.schemas.files.shards import Shard, ShardWriter, describe_shard, shard_name
 from vlmill.schemas.tables import PAIRS, REGIONS
 

@@ -38,7 +38,7 @@ from vlmill.schemas.files.atomic import (
     write_json,
 )
 from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.paths import to_path, remove_tree
+from vlmill.schemas.files.paths import remove_tree, to_path
 from vlmill.schemas.files.shards import Shard
 
 # Of what archives left: the joins are cut into so many ranges. A thousand pages, 4 s of choosing

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.files.copies import FULL, cache_folder, disk_full_error
-from vlmill.schemas.files.paths import to_path, remove_tree
+from vlmill.schemas.files.paths import remove_tree, to_path
 from vlmill.schemas.files.remote import RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"

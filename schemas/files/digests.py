@@ -20,7 +20,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.inputs import Input, Rule
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.files.outputs import PLAN
-from vlmill.schemas.files.paths import is_web, matches, to_path, readable
+from vlmill.schemas.files.paths import is_web, matches, readable, to_path
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.shards import Shard

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.inputs import Input, parse_inputs, make_records
+from vlmill.schemas.files.inputs import Input, make_records, parse_inputs
 from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.places import ShardByteRanges, binary_columns, find_misplaced
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard

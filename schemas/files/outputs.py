@@ -14,7 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.paths import to_path, remove_tree
+from vlmill.schemas.files.paths import remove_tree, to_path
 from vlmill.schemas.labels import LABELS_FILE
 from vlmill.schemas.tables import TABLES
 

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from vlmill.schemas.files.positioned import PositionedFile
-from vlmill.schemas.files.stores import retry_request, filesystem
+from vlmill.schemas.files.stores import filesystem, retry_request
 
 
 class Ranges(PositionedFile):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, check_values, read_parquet_footer
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.files.paths import matches, to_path, readable
+from vlmill.schemas.files.paths import matches, readable, to_path
 from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
 
 if TYPE_CHECKING:

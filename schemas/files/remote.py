@@ -19,11 +19,11 @@ from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.copies import local_copy
 from vlmill.schemas.files.ranges import Ranges
 from vlmill.schemas.files.stores import (
+    bucket_missing_error,
+    filesystem,
+    parse_scheme,
     retry_request,
     retry_write,
-    filesystem,
-    bucket_missing_error,
-    parse_scheme,
 )
 
 # Called with the place of each upload, which they may refuse: the lock's (`remote_lock`).

@@ -22,10 +22,10 @@ from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.remote import BEFORE_UPLOADS, RemotePath
 from vlmill.schemas.files.stores import (
     ConditionFailed,
-    retry_request,
-    retry_write,
     filesystem,
     parse_scheme,
+    retry_request,
+    retry_write,
 )
 
 SECONDS = 120.0

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 import vlmill
 from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.files.paths import to_path, readable
+from vlmill.schemas.files.paths import readable, to_path
 from vlmill.schemas.files.places import ByteRangesWriter, binary_columns
 from vlmill.schemas.tables import Table, conform, table_of_rows
 

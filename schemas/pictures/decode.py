@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 
 from vlmill.schemas.pictures.formats import format_name, other_name
-from vlmill.schemas.pictures.orientation import read_orientation, turn_upright, turn_size
+from vlmill.schemas.pictures.orientation import read_orientation, turn_size, turn_upright
 from vlmill.schemas.rejects import Reason, Rejected
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF

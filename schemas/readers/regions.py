@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import read_parquet_footer
 from vlmill.schemas.files.paths import readable
-from vlmill.schemas.files.reading import read_array_formats, find_shards, read_producer
+from vlmill.schemas.files.reading import find_shards, read_array_formats, read_producer
 from vlmill.schemas.files.shards import is_marked_finite
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.region_group import RegionGroup

@@ -14,7 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_values
 from vlmill.schemas.files.paths import readable
 from vlmill.schemas.ids import key64
-from vlmill.schemas.names import Difference, composed, extract_core, difference, without_ending
+from vlmill.schemas.names import Difference, composed, difference, extract_core, without_ending
 from vlmill.schemas.tables import Table
 
 ABSENT = -1

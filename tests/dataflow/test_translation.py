@@ -24,7 +24,7 @@ from vlmill.pipelines.hard_negatives.captions import Staged
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import staging, list_steps
+from vlmill.pipelines.hard_negatives.steps import list_steps, staging
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published.command import open_parts

@@ -51,7 +51,7 @@ from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs.command import main as web_pairs
-from vlmill.pipelines.web_pairs.mine import read_page, decode_source
+from vlmill.pipelines.web_pairs.mine import decode_source, read_page
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches, read_table
 from vlmill.schemas.readers.images import ImageReader

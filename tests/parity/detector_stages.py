@@ -18,10 +18,10 @@ from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
-from vlmill.extract.detect.transfer import make_frames, compute_measures
+from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.configurations import read_configuration, flat
+from vlmill.models.detector.configurations import flat, read_configuration
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.models.detector.proposals import ProposalGenerator
 from vlmill.models.detector.published import fit_configuration

@@ -26,7 +26,7 @@ from vlmill.extract.train.targets import (
     sample,
     sample_regions,
 )
-from vlmill.models.detector.anchors import make_cell_anchors, grid_anchors
+from vlmill.models.detector.anchors import grid_anchors, make_cell_anchors
 from vlmill.models.detector.roi_heads import BoxPredictor
 
 TRUTH_LOGIT = torch.log(torch.tensor((1.0 - 1e-10) / (1 - (1.0 - 1e-10)), dtype=torch.float64))

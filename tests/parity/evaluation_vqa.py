@@ -10,8 +10,8 @@ from tests.parity.results import Results
 
 from vlmill.schemas.answers import (
     clean_answer,
-    make_label,
     collect_labels,
+    make_label,
     process_answer,
     soft_labels,
     without_marks,

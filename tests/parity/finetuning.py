@@ -27,7 +27,7 @@ from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.tasks.mirrored import mirrored_text, find_sides
+from vlmill.train.tasks.mirrored import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.retrieval.metrics import KS, retrieval_metrics
 

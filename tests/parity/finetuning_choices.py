@@ -21,8 +21,8 @@ from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.pictures.boxed import (
     MASKS,
     boxed_picture,
-    padded_pictures,
     make_image_regions,
+    padded_pictures,
 )
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.stored import unread_features

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.selection import (
-    SelectedRegions,
     Frames,
+    SelectedRegions,
     by_best_class,
     by_class_confidence,
     by_class_pairs,

@@ -27,9 +27,9 @@ from vlmill.train.loading.pictures.boxed import boxed_picture
 from vlmill.train.loading.pictures.crop import decode
 from vlmill.train.loading.sample import (
     Sample,
-    list_columns,
     fit_together,
     joined_texts,
+    list_columns,
     sample_regions,
 )
 from vlmill.train.loading.vocabulary import read_vocabulary

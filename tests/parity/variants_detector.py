@@ -16,7 +16,7 @@ from tests.parity.variants import recorded, write_detector, write_set
 from torch import Tensor
 
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.configurations import read_configuration, flat
+from vlmill.models.detector.configurations import flat, read_configuration
 
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
 MODELS = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmill.schemas.names import Difference, extract_core, difference, without_ending
+from vlmill.schemas.names import Difference, difference, extract_core, without_ending
 
 SAME = {
     ("46.jpg", "46"): Difference.ENDING,

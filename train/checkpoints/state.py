@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vlmill.train.devices.gather import laid_out_like, gather_tensor
+from vlmill.train.devices.gather import gather_tensor, laid_out_like
 
 
 def training_state(

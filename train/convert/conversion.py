@@ -45,8 +45,8 @@ from vlmill.train.convert.arguments import (
     CONFIGS,
     SUFFIX,
     VOCABULARIES,
-    find_companion_file,
     chosen_experts,
+    find_companion_file,
     preset_changes,
     weights_file,
 )

@@ -25,8 +25,8 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.sample import (
     Sample,
-    list_columns,
     get_global_feature,
+    list_columns,
     surest_first,
     take_regions,
 )

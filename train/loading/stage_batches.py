@@ -25,7 +25,7 @@ from vlmill.train.loading.order import TURN_STAGES, AlternatingOrder, PairOrder,
 from vlmill.train.loading.pictures.boxed import boxed_picture
 from vlmill.train.loading.pictures.crop import UndecodablePicture, decode, training_pictures
 from vlmill.train.loading.random import Uniforms, streams
-from vlmill.train.loading.sample import Sample, SampledRegions, list_columns, fit_together
+from vlmill.train.loading.sample import Sample, SampledRegions, fit_together, list_columns
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance, Undecodable

@@ -33,7 +33,7 @@ from vlmill.train.objectives.losses import (
 )
 from vlmill.train.objectives.negatives import Draw, draw_negatives, make_draw
 from vlmill.train.recipes.parts import Objectives
-from vlmill.train.recipes.variants import named, get_training
+from vlmill.train.recipes.variants import get_training, named
 
 
 def weighted(weights: Objectives) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from vlmill.train.devices.gather import laid_out_like, gather_tensor
+from vlmill.train.devices.gather import gather_tensor, laid_out_like
 
 # As a count of steps: the powers of both betas are 0 there, so that nothing is corrected.
 ENDLESS = 1e30

@@ -17,8 +17,8 @@ from vlmill.train.tasks.evaluating.job import predict_all, prepare_batches
 from vlmill.train.tasks.evaluating.opened import (
     EvaluationOptions,
     EvaluationSetup,
-    open_evaluation,
     find_recipe,
+    open_evaluation,
 )
 from vlmill.train.tasks.refcoco.metrics import Grounding
 from vlmill.train.tasks.refcoco.task import Refcoco

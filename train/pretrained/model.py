@@ -34,14 +34,14 @@ from vlmill.train.pretrained.answering import (
     AnswerTask,
     Grounded,
     answer_questions,
-    required_inputs,
     ground_expressions,
+    required_inputs,
 )
 from vlmill.train.pretrained.detector import RegionDetector, open_recorded_detector
 from vlmill.train.pretrained.faults import warn, warn_faults, without_words
 from vlmill.train.pretrained.hub import DETECTOR, fetch_checkpoint
 from vlmill.train.pretrained.pictures import ImageLike, read_image_bytes, require_list
-from vlmill.train.pretrained.places import parse_hub_location, is_hub
+from vlmill.train.pretrained.places import is_hub, parse_hub_location
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (

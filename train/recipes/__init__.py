@@ -38,7 +38,7 @@ from vlmill.train.recipes.interbert import (
     interbert_without_bert,
 )
 from vlmill.train.recipes.parts import Feeding, Loading, Masking, MixedSource, Objectives, Optimizer
-from vlmill.train.recipes.spec import TrainingStage, Recipe, RunSettings, Stage
+from vlmill.train.recipes.spec import Recipe, RunSettings, Stage, TrainingStage
 from vlmill.train.recipes.vilbert import (
     vilbert,
     vilbert_hour_recipe,
@@ -215,10 +215,10 @@ __all__ = [
     "MixedSource",
     "Objectives",
     "Optimizer",
-    "Pass",
     "Recipe",
     "RunSettings",
     "Stage",
+    "TrainingStage",
     "change_recipe",
     "recipe_named",
     "require_sources",

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmill.train.recipes.parts import MixedSource
 from vlmill.train.recipes.size import measure_network
-from vlmill.train.recipes.spec import TrainingStage, RunSettings, Stage, contrasts
+from vlmill.train.recipes.spec import RunSettings, Stage, TrainingStage, contrasts
 from vlmill.train.recipes.trunk_size import COLOURS, Network
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of

@@ -26,7 +26,7 @@ from vlmill.train.loading.store.pairs import PicturesAlone, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
 from vlmill.train.recipes import RECIPES, Recipe, RunSettings
-from vlmill.train.recipes.variants import named, get_training
+from vlmill.train.recipes.variants import get_training, named
 from vlmill.train.run.inputs import Sources, same_words
 
 IMAGES_MEASURED, MAX_REGIONS = 1000, 100

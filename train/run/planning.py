@@ -13,7 +13,7 @@ from vlmill.train.loading.mixture import collect_source_pairs
 from vlmill.train.loading.store.splits import SplitPlan, Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.optim.schedule import learning_rate
-from vlmill.train.recipes import TrainingStage, RunSettings
+from vlmill.train.recipes import RunSettings, TrainingStage
 from vlmill.train.run.loop import StageRun
 
 NO_ROWS = np.empty(0, dtype=np.int64)

@@ -24,15 +24,15 @@ from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
 from vlmill.train.checkpoints.folders import saved_steps
-from vlmill.train.loading.store.files import Preparation, write_preparation, read_preparation
+from vlmill.train.loading.store.files import Preparation, read_preparation, write_preparation
 from vlmill.train.loading.store.pairs import PicturesAlone, get_flag
 from vlmill.train.loading.store.prepare import (
     AS_IT_IS,
-    TextForm,
     PreparationInputs,
+    TextForm,
     prepare_samples,
 )
-from vlmill.train.loading.store.splits import Rows, drawn_below, describe_plan
+from vlmill.train.loading.store.splits import Rows, describe_plan, drawn_below
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import PairSelection, require_pictures, sample_ids, unit_keys
 from vlmill.train.recipes import Recipe, RunSettings

@@ -12,7 +12,7 @@ from vlmill.schemas.service.settings import (
     read_service_settings,
 )
 from vlmill.train.checkpoints.folders import find_checkpoint
-from vlmill.train.pretrained.places import parse_hub_location, is_hub
+from vlmill.train.pretrained.places import is_hub, parse_hub_location
 
 BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
 

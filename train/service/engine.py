@@ -2,7 +2,7 @@
 
 import functools
 
-from vlmill.schemas.service.workers import WorkerContext, Plan
+from vlmill.schemas.service.workers import Plan, WorkerContext
 from vlmill.train.service.questions import ModelOptions
 
 MODULE = "vlmill.train.service.computing"  # what workers are forked from

@@ -10,8 +10,8 @@ from vlmill.pipelines.manifest.layouts.box_files import (
     AnnotatedImage,
     AnnotatedObject,
     digits,
-    numbers,
     find_split,
+    numbers,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import PICTURE_ENDINGS

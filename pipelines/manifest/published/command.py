@@ -12,16 +12,16 @@ from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.manifest.cost import published_estimate
 from vlmill.pipelines.manifest.entries import DataSet, Reading, first_paths
 from vlmill.pipelines.manifest.flags import add_run_arguments
-from vlmill.pipelines.manifest.own.command import format_splits, count_splits
+from vlmill.pipelines.manifest.own.command import count_splits, format_splits
 from vlmill.pipelines.manifest.published.counts import (
     Count,
     compare_counts,
     format_counts,
     format_no_image_warning,
     format_note,
-    list_unread,
     format_unread,
     format_warnings,
+    list_unread,
 )
 from vlmill.pipelines.manifest.published.fetch import add_fetch, format_fetch_counts
 from vlmill.pipelines.manifest.published.overlaps import overlap_rows
@@ -32,7 +32,7 @@ from vlmill.pipelines.manifest.published.settings import inputs_of_job, read_ove
 from vlmill.pipelines.manifest.published.splits import add_excluded_splits
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.sets import SETS
-from vlmill.schemas.console.command import path_or_url, print_status, print_reading_hint
+from vlmill.schemas.console.command import path_or_url, print_reading_hint, print_status
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError

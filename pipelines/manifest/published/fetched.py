@@ -32,8 +32,8 @@ from vlmill.pipelines.fetching.work import (
     distribute,
     finish_bucket,
     restore,
-    use_local_scratch,
     try_failed_again,
+    use_local_scratch,
 )
 from vlmill.pipelines.manifest.entries import Reading
 from vlmill.pipelines.manifest.reading.sources import Folder

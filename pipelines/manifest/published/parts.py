@@ -54,7 +54,7 @@ class Job:
     overlaps: Overlaps
     producer: Mapping[str, Any]
     placeholders: frozenset[str] = frozenset()  # SHA-256 of pictures that are none
-    fetched: "Fetched | None" = None  # pictures that were downloaded for this run
+    fetched: "FetchedImages | None" = None  # pictures that were downloaded for this run
     require_images: bool = False
     rows_per_shard: int = 100_000
     workers: int = 1

@@ -28,7 +28,7 @@ _REASONS = {
 
 
 def published_row(
-    folder: Folder, fetched: "Fetched | None", picture: ListedImage, *, hashed: bool
+    folder: Folder, fetched: "FetchedImages | None", picture: ListedImage, *, hashed: bool
 ) -> dict[str, Any] | Drop:
     """The row of ``images`` for a picture of the data set; or why it has none.
 

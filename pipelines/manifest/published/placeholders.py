@@ -39,7 +39,7 @@ def compute_min_ids(num_pictures: int) -> int:
 
 
 def find_placeholders(
-    folder: Folder, reading: Reading, fetched: "Fetched | None" = None
+    folder: Folder, reading: Reading, fetched: "FetchedImages | None" = None
 ) -> frozenset[str]:
     """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched pictures; of few
     pictures also of bytes that three or more ids have, half of all.

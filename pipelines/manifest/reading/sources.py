@@ -24,13 +24,13 @@ from vlmill.pipelines.manifest.reading.unpacking import (
     TARS,
     Bounded,
     ends,
-    member_file,
     max_unpacked_bytes,
+    member_file,
     open_tar,
+    open_unpacked,
     open_zip,
     plain_files,
     plain_name,
-    open_unpacked,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason

@@ -10,12 +10,12 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.counting.kept import NumberStore
-from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text, usable_id
+from vlmill.pipelines.manifest.cleaning import note_repairs, usable_id, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.hub_columns import (
     Columns,
-    format_columns,
     find_columns,
+    format_columns,
     resolved_options,
     split_of_name,
     split_or_none,

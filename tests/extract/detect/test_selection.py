@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from tests.extract.detect.one_picture import Picture, Regions, select_one
 
 from vlmill.extract.config import SELECTIONS, InputLimits, Selection, Storage
-from vlmill.extract.detect.selection import SelectedRegions, Frames, choose_regions, select
+from vlmill.extract.detect.selection import Frames, SelectedRegions, choose_regions, select
 from vlmill.models.detector.config import RISING_THRESHOLDS, DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections
 

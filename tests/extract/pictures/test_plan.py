@@ -13,7 +13,7 @@ import pytest
 from vlmill.extract.pictures.choosing import only_of_pairs, with_missing_boxes
 from vlmill.extract.pictures.discovery import Skipped
 from vlmill.extract.pictures.given_boxes import parse_boxes, read_boxes, require_inside
-from vlmill.extract.pictures.plan import REPEATED, plan_digest, plan_pictures, mark_repeats
+from vlmill.extract.pictures.plan import REPEATED, mark_repeats, plan_digest, plan_pictures
 from vlmill.extract.pictures.reader import InputReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard

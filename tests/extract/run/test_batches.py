@@ -17,7 +17,7 @@ from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.pictures.plan import InputImage, plan_pictures
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
-from vlmill.extract.run.batches import ExtractionResult, form_batches, extract_windows
+from vlmill.extract.run.batches import ExtractionResult, extract_windows, form_batches
 from vlmill.extract.run.devices import WorkerSettings, split_windows
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.run.workers import PreparedImage, inline

@@ -10,7 +10,7 @@ from vlmill.extract import cli
 from vlmill.extract.config import ExtractConfig, Selection, Storage
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.pictures.plan import InputImage, plan_pictures
-from vlmill.extract.run.cost import estimate_cost, measure, output_bytes, row_bytes, list_remaining
+from vlmill.extract.run.cost import estimate_cost, list_remaining, measure, output_bytes, row_bytes
 from vlmill.extract.run.devices import WorkerSettings
 from vlmill.extract.run.job import Job, run
 from vlmill.schemas.console import cost

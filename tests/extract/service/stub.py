@@ -15,7 +15,7 @@ from vlmill.schemas.readers.regions import RegionRow, region_arrays
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.server import run_service
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.workers import WorkerContext, Plan
+from vlmill.schemas.service.workers import Plan, WorkerContext
 
 CLASSES = [f"thing {number}" for number in range(20)]
 ATTRIBUTES = [f"kind of {number}" for number in range(5)]

@@ -23,7 +23,7 @@ from tests.serving import Reply, Served, form, served, until
 from tests.web import LOCAL, file_server
 
 from vlmill.extract.cli import command
-from vlmill.extract.service.rows import RejectedPicture, make_response, choose_kind
+from vlmill.extract.service.rows import RejectedPicture, choose_kind, make_response
 from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.client import ARROW, JSON, PARQUET, ServiceClient, ServiceError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlmill.extract.train.recipes import RECIPES
 from vlmill.extract.train.settings import TrainingSettings
-from vlmill.extract.train.start import Names, class_rows, new_model, start_from, merge_rows
+from vlmill.extract.train.start import Names, class_rows, merge_rows, new_model, start_from
 from vlmill.models.detector.config import DetectorConfig, detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import ANCHORS, published_name

@@ -15,10 +15,10 @@ from torchvision.transforms import functional
 
 from vlmill.extract.whole.crop import Crop, middle
 from vlmill.extract.whole.networks import (
-    open_network,
-    open_global_networks,
     find_preset,
     list_presets,
+    open_global_networks,
+    open_network,
 )
 from vlmill.extract.whole.settings import NETWORKS, parse_network_names
 from vlmill.schemas.errors import InputError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vlmill.models.detector.config import airsplay, detectron2, milvlg, milvlg_r152
-from vlmill.models.detector.configurations import read_configuration, flat
-from vlmill.models.detector.keys import WrongKey, number, one_level, format_value
+from vlmill.models.detector.configurations import flat, read_configuration
+from vlmill.models.detector.keys import WrongKey, format_value, number, one_level
 
 # What the published files say, their training left out.
 C4 = {

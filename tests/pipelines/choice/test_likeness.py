@@ -1,6 +1,6 @@
 import pytest
 
-from vlmill.pipelines.choice.likeness import name_subject, num_words, compute_overlap, subject
+from vlmill.pipelines.choice.likeness import compute_overlap, name_subject, num_words, subject
 
 
 def test_subjects_are_stems_in_latin_letters() -> None:

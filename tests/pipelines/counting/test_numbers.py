@@ -7,9 +7,9 @@ from apache_beam.metrics.metric import MetricsFilter
 from vlmill.pipelines.counting.numbers import (
     Numbers,
     UnitProgress,
+    count_rejects,
     format_notes,
     sum_tallies,
-    count_rejects,
     timed,
 )
 from vlmill.pipelines.launch.metrics import count_in_beam

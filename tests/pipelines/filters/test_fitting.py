@@ -3,7 +3,7 @@ import pytest
 from tests.pipelines.filters.generated import chart, photograph
 
 from vlmill.pipelines.filters.fit_report import report_lines
-from vlmill.pipelines.filters.fitting import LabelledRows, auc, split_folds, grow, validate
+from vlmill.pipelines.filters.fitting import LabelledRows, auc, grow, split_folds, validate
 from vlmill.pipelines.filters.statistics import NAMES, picture_statistics
 
 

@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
-from vlmill.pipelines.hard_negatives.tokens import count_unspaced, refuse_unspaced, make_tokenizer
+from vlmill.pipelines.hard_negatives.tokens import count_unspaced, make_tokenizer, refuse_unspaced
 from vlmill.schemas.errors import InputError
 
 CHINESE, JAPANESE, THAI = "红色的猫在垫子上", "赤い猫がマットの上にいる", "แมวสีแดงบนเสื่อ"

@@ -22,9 +22,9 @@ from vlmill import __version__
 from vlmill.pipelines.launch.failures import useless_worker
 from vlmill.pipelines.launch.flink_worker import (
     LOGS,
+    find_missing,
     provision,
     refuse,
-    find_missing,
     worker_environment,
 )
 from vlmill.pipelines.launch.options import beam_options

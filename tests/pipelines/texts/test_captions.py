@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.balance import stray_marks
-from vlmill.pipelines.texts.captions import extract_caption, clean, fault, plain
+from vlmill.pipelines.texts.captions import clean, extract_caption, fault, plain
 from vlmill.pipelines.texts.lists import TextLists
 from vlmill.pipelines.texts.sentences import sentences
 from vlmill.schemas.rejects import Reason

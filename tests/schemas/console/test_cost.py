@@ -10,10 +10,10 @@ import pytest
 from vlmill.schemas.console.cost import (
     Estimate,
     Rate,
+    compute_rate,
     estimate_lines,
     free_bytes,
     measure_rate,
-    compute_rate,
     require_disk_space,
     size_words,
     time_words,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.object_stores import upload_folder
 
-from vlmill.schemas.console.lineage import lineage, format_lines, mismatches, read_record
+from vlmill.schemas.console.lineage import format_lines, lineage, mismatches, read_record
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.digests import path_input, table_input

@@ -10,7 +10,7 @@ import pytest
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files import digests
 from vlmill.schemas.files.digests import file_input, measure_path, path_input, table_input
-from vlmill.schemas.files.inputs import Input, parse_inputs, resolve_path, make_records
+from vlmill.schemas.files.inputs import Input, make_records, parse_inputs, resolve_path
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import PAIRS

@@ -19,7 +19,7 @@ from vlmill.schemas.files.atomic import (
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.manifest import read_manifest, verify_folder, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.paths import matches, to_path, remove_tree, require_local
+from vlmill.schemas.files.paths import matches, remove_tree, require_local, to_path
 from vlmill.schemas.files.reading import find_shards, read_table
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.shards import describe_shard, write_shard

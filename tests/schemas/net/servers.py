@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 
-from vlmill.schemas.net.names import Done, LookupOutcome, Lookup
+from vlmill.schemas.net.names import Done, Lookup, LookupOutcome
 
 Send = Callable[[bytes], None]
 Answering = Callable[[str, Send], bool]

@@ -12,7 +12,7 @@ from tests.schemas.net.test_client import SETTINGS, fetch
 from vlmill.schemas.net import names
 from vlmill.schemas.net.client import Client
 from vlmill.schemas.net.exchange import Request
-from vlmill.schemas.net.names import Done, LookupOutcome, Lookup, Names, dns_lookup
+from vlmill.schemas.net.names import Done, Lookup, LookupOutcome, Names, dns_lookup
 from vlmill.schemas.rejects import Reason
 
 

@@ -16,7 +16,7 @@ from fastapi import Request
 from vlmill.schemas.service.server import run_service
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.shell import Shell, guard_application, new_application
-from vlmill.schemas.service.workers import WorkerContext, Plan
+from vlmill.schemas.service.workers import Plan, WorkerContext
 
 
 def compute(words: Sequence[str]) -> list[str]:

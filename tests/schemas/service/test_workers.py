@@ -16,7 +16,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.client import ServiceClient, ServiceError
 from vlmill.schemas.service.queue import BatchQueue, Item
 from vlmill.schemas.service.settings import ServiceSettings, read_token
-from vlmill.schemas.service.workers import WorkerContext, Plan, Watcher, Worker
+from vlmill.schemas.service.workers import Plan, Watcher, Worker, WorkerContext
 
 ECHO = ("-m", "tests.schemas.service.echo")
 

@@ -13,7 +13,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.joined_regions import JoinedRegions
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
-from vlmill.train.loading.joined import joined_regions, count_shown, whole_weights
+from vlmill.train.loading.joined import count_shown, joined_regions, whole_weights
 from vlmill.train.loading.sample import Sample
 from vlmill.train.recipes.parts import Feeding
 

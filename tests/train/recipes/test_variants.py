@@ -14,7 +14,7 @@ from vlmill.models.registry import MODELS, VARIANTS, Variant, find_variant
 from vlmill.schemas.console.log import read_log
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe
-from vlmill.train.recipes.variants import PLAIN, TRAININGS, named, get_training
+from vlmill.train.recipes.variants import PLAIN, TRAININGS, get_training, named
 from vlmill.train.run.job import pretrain
 from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 

@@ -16,7 +16,7 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.server import run_service
 from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.workers import WorkerContext, Plan
+from vlmill.schemas.service.workers import Plan, WorkerContext
 from vlmill.train.service.app import model_service
 from vlmill.train.service.questions import Question
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
-from vlmill.schemas.splits import check_splits, split_name, find_use
+from vlmill.schemas.splits import check_splits, find_use, split_name
 from vlmill.train.loading.arrays import Keys
-from vlmill.train.recipes.spec import TrainingStage, RunSettings
+from vlmill.train.recipes.spec import RunSettings, TrainingStage
 
 Splits = frozenset[str | None]  # as the table writes them
 

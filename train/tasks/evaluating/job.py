@@ -29,8 +29,8 @@ from vlmill.train.tasks.batches import TaskBatches, in_parts
 from vlmill.train.tasks.evaluating.opened import (
     EvaluationOptions,
     EvaluationSetup,
-    open_evaluation,
     collect_settings,
+    open_evaluation,
 )
 from vlmill.train.tasks.evaluating.report import write_report
 from vlmill.train.tasks.evaluating.weighed import weigh_example

@@ -22,7 +22,7 @@ from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.recipes.parts import Optimizer
 from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, make_recipes
-from vlmill.train.recipes.variants import named, get_training
+from vlmill.train.recipes.variants import get_training, named
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.validation import as_measured
 from vlmill.train.tasks.task import Task

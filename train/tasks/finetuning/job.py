@@ -23,7 +23,7 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe
 from vlmill.train.recipes.variants import named
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
-from vlmill.train.run.job import carry_out, prepare_once, describe_finished
+from vlmill.train.run.job import carry_out, describe_finished, prepare_once
 from vlmill.train.run.planning import plan_stages, trained_images
 from vlmill.train.run.preparing import prepare
 from vlmill.train.run.runner import Runner

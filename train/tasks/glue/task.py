@@ -40,11 +40,11 @@ from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.glue.evaluation import evaluate_predictions, decode_logits
+from vlmill.train.tasks.glue.evaluation import decode_logits, evaluate_predictions
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import BEST_SCORE
-from vlmill.train.tasks.glue.texts import join_texts, encode_text
+from vlmill.train.tasks.glue.texts import encode_text, join_texts
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,

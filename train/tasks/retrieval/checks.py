@@ -11,7 +11,7 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.variants import named, get_part, get_training
+from vlmill.train.recipes.variants import get_part, get_training, named
 from vlmill.train.tasks.retrieval.base import NAME
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS

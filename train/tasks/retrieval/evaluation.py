@@ -24,10 +24,10 @@ from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.report import WeighedPicture
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
 from vlmill.train.tasks.retrieval.checks import (
+    count_overlap,
     notes_on_shortlists,
     notes_on_ties,
     notes_on_training,
-    count_overlap,
 )
 from vlmill.train.tasks.retrieval.examples import (
     Outcome,
@@ -37,12 +37,12 @@ from vlmill.train.tasks.retrieval.examples import (
 )
 from vlmill.train.tasks.retrieval.first_stage import WORDS
 from vlmill.train.tasks.retrieval.job import (
-    RetrievalSetup,
     RetrievalOptions,
+    RetrievalSetup,
+    collect_settings,
     open_inputs,
     rank,
     select,
-    collect_settings,
     survey,
 )
 from vlmill.train.tasks.retrieval.metrics import (

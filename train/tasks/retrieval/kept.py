@@ -43,7 +43,7 @@ class ScoreCache:
     _last: float = 0.0
 
     @staticmethod
-    def open(folder: Path, lineage: str, *, seconds: float) -> "KeptScores":
+    def open(folder: Path, lineage: str, *, seconds: float) -> "ScoreCache":
         """Reads what an earlier run has kept, up to the first file that does not belong to it.
 
         Such a file, and all behind it, is named, deleted and computed again.

@@ -17,8 +17,8 @@ from vlmill.schemas.files.paths import to_path
 from vlmill.train.tasks.search.index import (
     SearchIndex,
     build_index,
-    open_index,
     measure_recall,
+    open_index,
     sampled,
     save_index,
 )
@@ -30,7 +30,7 @@ from vlmill.train.tasks.search.queries import (
     load_query_encoder,
     table_queries,
 )
-from vlmill.train.tasks.search.table import get_row_key, count_kinds, read_vectors
+from vlmill.train.tasks.search.table import count_kinds, get_row_key, read_vectors
 
 ANSWERS, PAGE = "answers.jsonl", "report.html"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from vlmill.schemas.console.command import print_status, print_reading_hint
+from vlmill.schemas.console.command import print_reading_hint, print_status
 from vlmill.schemas.console.cost import Estimate, measure_rate, require_disk_space
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -25,9 +25,9 @@ from vlmill.train.tasks.search.opened import (
     EmbedOptions,
     Part,
     collect_inputs,
-    open_embedding,
-    make_producer,
     collect_settings,
+    make_producer,
+    open_embedding,
 )
 from vlmill.train.tasks.search.vectors import PartRows, part_rows
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_folder
 from vlmill.schemas.files.digests import file_input
-from vlmill.schemas.files.paths import to_path, readable
+from vlmill.schemas.files.paths import readable, to_path
 from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.train.tasks.search.table import ABOUT, Matrix, Vectors
 

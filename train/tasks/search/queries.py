@@ -28,7 +28,7 @@ from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 from vlmill.train.tasks.search.index import SearchIndex
 from vlmill.train.tasks.search.kinds import IMAGE, TEXT
 from vlmill.train.tasks.search.opened import find_embedding_mode, weights_digest
-from vlmill.train.tasks.search.table import Vectors, get_row_key, count_kinds, read_vectors
+from vlmill.train.tasks.search.table import Vectors, count_kinds, get_row_key, read_vectors
 
 QUERIES = 1_024  # searched at once
 

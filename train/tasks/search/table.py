@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import (
-    read_array_formats,
     find_shards,
     iter_batches,
+    read_array_formats,
     read_producer,
 )
 from vlmill.schemas.tables import VECTORS

@@ -27,8 +27,8 @@ from vlmill.train.tasks.vcr.texts import (
     draw_names,
     name_objects,
     names_in_turn,
-    split_pieces,
     split_at_mark,
+    split_pieces,
     tagged_words,
 )
 from vlmill.train.tasks.vlbert_texts import SpecialIds, vcr_text

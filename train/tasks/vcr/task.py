@@ -59,10 +59,10 @@ from vlmill.train.tasks.vcr.examples import (
     ChoiceSample,
     ChoiceText,
     Question,
-    find_fault,
-    find_box_fault,
-    find_region_fault,
     build_texts,
+    find_box_fault,
+    find_fault,
+    find_region_fault,
 )
 from vlmill.train.tasks.vcr.heads import (
     ChoiceOutputs,

@@ -42,7 +42,7 @@ from vlmill.train.objectives.losses import (
 )
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.mirrored import mirrored_text, find_sides
+from vlmill.train.tasks.mirrored import find_sides, mirrored_text
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,
@@ -52,7 +52,7 @@ from vlmill.train.tasks.task import (
     require_variant,
 )
 from vlmill.train.tasks.vlbert_texts import SpecialIds, vqa_text
-from vlmill.train.tasks.vqa.answers import select_answers, report_missing_answers
+from vlmill.train.tasks.vqa.answers import report_missing_answers, select_answers
 from vlmill.train.tasks.vqa.evaluation import evaluate_predictions, targets_of_row
 from vlmill.train.tasks.vqa.metrics import soft_scores
 from vlmill.train.tasks.vqa.recipes import VqaSettings

@@ -18,8 +18,8 @@ from vlmill.pipelines.manifest.reading.tars import read_members
 from vlmill.pipelines.manifest.reading.unpacking import (
     max_unpacked_bytes,
     open_tar,
-    open_zip,
     open_unpacked,
+    open_zip,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES

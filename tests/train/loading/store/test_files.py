@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.loading.store.files import DONE, Preparation, write_preparation, read_preparation
+from vlmill.train.loading.store.files import DONE, Preparation, read_preparation, write_preparation
 
 
 def test_what_was_prepared_is_found_again(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from vlmill.train.loading.store.splits import (
     FOR_TRAINING,
     Rows,
     SplitPlan,
+    describe_plan,
     drawn_below,
     plan_splits,
-    describe_plan,
     unit_key,
 )
 from vlmill.train.recipes import Recipe, change_recipe

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.nlvr2.metrics import (
-    select_results,
     consistency_groups,
     nlvr2_metrics,
+    select_results,
     verdicts,
 )
 from vlmill.train.tasks.nlvr2.submission import write_predictions

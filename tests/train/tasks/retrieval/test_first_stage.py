@@ -19,7 +19,7 @@ from tests.train.tasks.retrieval.test_variants import Workplace
 
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.tasks.retrieval.first_stage import find_text_classes, common_classes
+from vlmill.train.tasks.retrieval.first_stage import common_classes, find_text_classes
 from vlmill.train.tasks.retrieval.vectors import Shortlists
 
 CLASS_NAMES = "dog,hot dog\ncat\ntree,tall plant\n"

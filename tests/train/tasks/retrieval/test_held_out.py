@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vlmill.train.tasks.retrieval.held_out import (
-    sample_alignment_scores,
     measure_recalls,
     one_row_each,
+    sample_alignment_scores,
     scores_of_candidates,
     scores_of_vectors,
     select_image_rows,

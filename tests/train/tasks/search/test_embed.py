@@ -29,9 +29,9 @@ from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.inputs import RegionPictures, text_batches
 from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,
+    get_max_elements,
     open_inputs,
     rank,
-    get_max_elements,
     select,
     survey,
 )

@@ -13,7 +13,7 @@ from tests.train.tasks.choices import choice_row, write_choices
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.vcr import submission
-from vlmill.train.tasks.vcr.evaluation import SCORES, make_case, evaluate_predictions, write_scores
+from vlmill.train.tasks.vcr.evaluation import SCORES, evaluate_predictions, make_case, write_scores
 
 SIZE = (200, 100)
 

@@ -17,7 +17,7 @@ from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, train_vocab
 from vlmill.train.tasks.mirrored import mirrored_text
 from vlmill.train.tasks.vqa.answers import select_answers
 from vlmill.train.tasks.vqa.recipes import VqaSettings
-from vlmill.train.tasks.vqa.task import Vqa, swap_sides, make_targets
+from vlmill.train.tasks.vqa.task import Vqa, make_targets, swap_sides
 
 ANSWERS = ("red", "left", "right", "2")
 
