@@ -156,7 +156,7 @@ class Plain:
 
     def __init__(self, flags: Sequence[str], pictures: Sequence[bytes], folder: Path) -> None:
         from vlmill.extract.cli import parser
-        from vlmill.extract.from_flags import config_of, detector_of
+        from vlmill.extract.from_flags import make_config, make_detector
         from vlmill.extract.pictures.plan import plan_pictures
         from vlmill.extract.run.job import Job
 
@@ -167,20 +167,20 @@ class Plain:
         self.job = Job(
             plan=plan_pictures([str(folder)]),
             output=folder,
-            detector=detector_of(arguments),
-            config=config_of(arguments),
+            detector=make_detector(arguments),
+            config=make_config(arguments),
         )
 
     def rate(self) -> tuple[float, float]:
         """Returns pictures a second of the clock, and a CPU second."""
-        from vlmill.extract.run.devices import Crew, engine_of
-        from vlmill.extract.run.job import Part, results_of
+        from vlmill.extract.run.devices import WorkerSettings, start_engine
+        from vlmill.extract.run.job import Part, compute_results
 
         job = self.job
         wall, cpu = time.perf_counter(), time.process_time()
-        with engine_of(Crew(), job.detector, job.config, None) as engine:
+        with start_engine(WorkerSettings(), job.detector, job.config, None) as engine:
             part = Part(index=0, total=1, pictures=job.plan)
-            count = sum(1 for _ in results_of(engine, job, [part]))
+            count = sum(1 for _ in compute_results(engine, job, [part]))
         return count / (time.perf_counter() - wall), count / (time.process_time() - cpu)
 
 

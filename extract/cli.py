@@ -180,19 +180,21 @@ def command_compare(arguments: argparse.Namespace) -> int:
     weights, file, device = arguments.weights, arguments.config, arguments.device
     require_weights(weights)
     # torch takes seconds to load: not before the arguments are known to be good.
-    from vlmill.extract.compare import compare, lines
+    from vlmill.extract.compare import compare, format_differences
     from vlmill.extract.detect.detector import open_detector
-    from vlmill.extract.detect.detectron2 import infer, open_detectron2, own_rule
+    from vlmill.extract.detect.detectron2 import infer, open_detectron2, read_selection
 
     reference_detector = open_detectron2(file, weights, device=device)
-    config = ExtractConfig(selection=own_rule(reference_detector), limits=make_limits(arguments))
+    config = ExtractConfig(
+        selection=read_selection(reference_detector), limits=make_limits(arguments)
+    )
     detector = open_detector(None, weights, config_file=file, device=device)
     pictures: list[Path] = arguments.pictures
     spec, limits = reference_detector.model.config, config.limits
     sides = limits.short_side or spec.short_side, limits.long_side or spec.long_side
     inferring = functools.partial(infer, reference_detector, sides=sides)
     differences = list(compare(pictures, detector, reference_detector, inferring, config))
-    print("\n".join(lines([path.name for path in pictures], differences)))
+    print("\n".join(format_differences([path.name for path in pictures], differences)))
     return 0
 
 

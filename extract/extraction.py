@@ -131,8 +131,8 @@ def command_run(arguments: argparse.Namespace) -> int:
     if arguments.part is not None:
         require_ids(plan)
     # torch takes seconds to load: not before the arguments are known to be good.
-    from vlmill.extract.run.cost import estimate_of, measure, what_is_left
-    from vlmill.extract.run.devices import Crew
+    from vlmill.extract.run.cost import estimate_cost, list_remaining, measure
+    from vlmill.extract.run.devices import WorkerSettings
     from vlmill.extract.run.inputs import inputs_of_run
     from vlmill.extract.run.job import Job, run
     from vlmill.schemas.files.manifest import MANIFEST
@@ -153,7 +153,7 @@ def command_run(arguments: argparse.Namespace) -> int:
         ],
     )
     opener = functools.partial(detector_on, arguments)
-    worker_settings = Crew(workers=arguments.workers, devices=names, open_detector=opener)
+    worker_settings = WorkerSettings(workers=arguments.workers, devices=names, open_detector=opener)
     part: Share | None = arguments.part
     shard_indices = range(job.num_shards) if part is None else part.of(job.num_shards)
     also = f"; {skipped.summary()}" if skipped.summary() else ""
@@ -161,9 +161,11 @@ def command_run(arguments: argparse.Namespace) -> int:
         pictures = [picture for index in shard_indices for picture in job.part(index).pictures]
         if also:
             print_status(skipped.summary())
-        return print_estimate(estimate_of(job, pictures, measure(job, worker_settings)), job.output)
-    left = what_is_left(job, shard_indices) if not arguments.fresh else job.plan
-    require_disk_space(estimate_of(job, left).least_bytes, job.output, force=arguments.force)
+        return print_estimate(
+            estimate_cost(job, pictures, measure(job, worker_settings)), job.output
+        )
+    left = list_remaining(job, shard_indices) if not arguments.fresh else job.plan
+    require_disk_space(estimate_cost(job, left).least_bytes, job.output, force=arguments.force)
     regions, rejects = run(job, fresh=arguments.fresh, crew=worker_settings, share=part)
     if part is not None and not (arguments.output / MANIFEST).exists():
         counts = f"{regions} rows of regions, {rejects} rejects"

@@ -163,10 +163,10 @@ def attach_global_networks(detector: "Detector", arguments: argparse.Namespace) 
     if not names:
         return detector
 
-    from vlmill.extract.whole.networks import open_whole
+    from vlmill.extract.whole.networks import open_global_networks
 
     files, seed = arguments.global_weights, arguments.seed
-    global_networks = open_whole(names, files, seed=seed, device=detector.device)
+    global_networks = open_global_networks(names, files, seed=seed, device=detector.device)
     return dataclasses.replace(detector, whole=global_networks)
 
 

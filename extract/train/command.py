@@ -85,14 +85,14 @@ def command_train(arguments: argparse.Namespace) -> int:
     classes = read_vocabulary(arguments.classes, arguments.boxes, CLASSES, "--classes")
     attributes = read_vocabulary(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
     # torch takes seconds to load: not before the arguments are known to be good.
-    from vlmill.extract.train.examples import counted_classes
+    from vlmill.extract.train.examples import count_classes
     from vlmill.extract.train.job import TrainJob
     from vlmill.extract.train.loop import NonFiniteLoss
     from vlmill.extract.train.run import train
     from vlmill.extract.train.settings import for_classes
     from vlmill.extract.train.start import Names
 
-    num_classes, num_attributes = counted_classes(arguments.boxes)
+    num_classes, num_attributes = count_classes(arguments.boxes)
     if not settings.detector.num_attributes:
         attributes, num_attributes = [], 0
     settings = for_classes(settings, len(classes) or num_classes, len(attributes) or num_attributes)

@@ -75,10 +75,10 @@ def labelled_rows(
     network: Callable[[Image.Image], Vector] | None = None
     groups = dict(statistics.GROUPS)
     if weights:
-        from vlmill.pipelines.filters.backbone import vector_function, width_of
+        from vlmill.pipelines.filters.backbone import get_vector_width, vector_function
 
         network = vector_function(weights, source="--backbone")
-        groups["backbone"] = backbone_names(width_of(weights))
+        groups["backbone"] = backbone_names(get_vector_width(weights))
     vectors: dict[str, Vector] = {}
     with Progress(total=len(labels), unit="picture", label="measured") as progress:
         for name, data in labelled_pictures(images, labels):

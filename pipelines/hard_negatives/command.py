@@ -87,10 +87,10 @@ def run(arguments: Sequence[str]) -> int:
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = build_rules(args.top, args.below, args.tokenizer, args.token_pattern)
     # pyarrow and Beam take their time: not before the arguments are known to be good.
-    from vlmill.pipelines.hard_negatives.source import source_of
+    from vlmill.pipelines.hard_negatives.source import build_source
     from vlmill.schemas.files.reading import require_tables
 
-    source = source_of(args.pairs, args.id_column, args.image_column, args.text_column)
+    source = build_source(args.pairs, args.id_column, args.image_column, args.text_column)
     source.require()
     require_tables({"--images": args.images})
     from vlmill.pipelines.hard_negatives import job

@@ -64,12 +64,12 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     make_parts = maker_of_parts(args, beam_flags)
     config = make_config(args)
 
-    from vlmill.extract.pictures.plan import repeats_marked, rows_of
+    from vlmill.extract.pictures.plan import list_rows, mark_repeats
     from vlmill.extract.run.job import JOB, Job, count_rows
 
     warn_of_random_weights(args)
     job = Job(
-        plan=list(repeats_marked(rows_of(tables))),
+        plan=list(mark_repeats(list_rows(tables))),
         output=args.output,
         detector=make_detector(args),
         config=config,

@@ -127,10 +127,10 @@ def picture_uri(data: bytes, media_type: str) -> str:
 def thumbnail(data: bytes, *, side: int = 240) -> bytes:
     """Returns a picture as a JPEG of at most ``side`` pixels. Raises Rejected for broken ones."""
     # Imported here so that stages that show no pictures do not need pillow's start-up time.
-    from vlmill.schemas.pictures.decode import Bounds, opened, upright
+    from vlmill.schemas.pictures.decode import Bounds, open_image, upright
 
     bounds = Bounds(max_pixels=MOST_PIXELS_SHOWN, max_bytes=None)
-    with opened(data, bounds) as picture:
+    with open_image(data, bounds) as picture:
         picture.draft("RGB", (side, side))  # lets JPEG decode at a fraction of the size
         small = upright(picture, bounds).image
     small.thumbnail((side, side))

@@ -33,7 +33,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 def run_show(args: argparse.Namespace) -> int:
     """Print; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
     # pyarrow takes a while to load: not for a help text.
-    from vlmill.schemas.console.lineage import lineage, lines_of, mismatches
+    from vlmill.schemas.console.lineage import format_lines, lineage, mismatches
     from vlmill.train.show.folder import read_folder
     from vlmill.train.show.sheet import sheet
 
@@ -43,7 +43,7 @@ def run_show(args: argparse.Namespace) -> int:
         return 0
     nodes = lineage(summary.record_folder)
     print("\nlineage")
-    print("\n".join(f"  {line}" for line in lines_of(nodes)) or "  no input is recorded")
+    print("\n".join(f"  {line}" for line in format_lines(nodes)) or "  no input is recorded")
     wrong = mismatches(nodes)
     if nodes:
         verdict = f"changed or missing: {wrong}" if wrong else "every input still matches"

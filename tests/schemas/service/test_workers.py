@@ -229,16 +229,16 @@ def test_one_that_fails_costs_only_itself() -> None:
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
-    from vlmill.schemas.service.server import listening
+    from vlmill.schemas.service.server import open_listener
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"--port {port}: .*free port"):
-            listening(ServiceSettings(port=port))
+            open_listener(ServiceSettings(port=port))
     with pytest.raises(InputError, match=r"--host no-such-host\.invalid"):
-        listening(ServiceSettings(host="no-such-host.invalid"))
+        open_listener(ServiceSettings(host="no-such-host.invalid"))
 
 
 def test_settings_that_cannot_be_are_told() -> None:

@@ -264,7 +264,7 @@ def predicted(run: Path, examples: str, images: str) -> str:
     """The answer of ``train-vl evaluate vqa`` to the only question."""
     from vlmill.schemas.files.shards import ShardWriter
     from vlmill.schemas.tables import REJECTS
-    from vlmill.train.tasks.evaluating.job import predict_all, prepared_batches
+    from vlmill.train.tasks.evaluating.job import predict_all, prepare_batches
     from vlmill.train.tasks.evaluating.opened import EvaluationOptions, open_evaluation
 
     out = run.parent / "evaluated"
@@ -273,7 +273,7 @@ def predicted(run: Path, examples: str, images: str) -> str:
     )
     opened = open_evaluation(options)
     with ShardWriter(out, REJECTS, 0, 1) as rejects:
-        batches = prepared_batches(opened, out / "work", rejects)
+        batches = prepare_batches(opened, out / "work", rejects)
     (one,), _ = predict_all(opened, batches)
     answers: tuple[str, ...] = opened.task.answers  # type: ignore[attr-defined]
     number: int = one.value
