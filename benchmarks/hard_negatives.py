@@ -31,7 +31,7 @@ from sparse_dot_topn import sp_matmul_topn
 
 from vlmill.pipelines.hard_negatives.arrays import Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.cost import prepare
-from vlmill.pipelines.hard_negatives.index import build_bags, part_of
+from vlmill.pipelines.hard_negatives.index import build_bags, build_index
 from vlmill.pipelines.hard_negatives.kernel import search
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source, build_source
@@ -94,7 +94,7 @@ def prepared(counts: sparse.csr_array, folder: Path) -> tuple[Bags, Part]:
         compute_weights(compute_idf(frequency, num)),
     )
     save(folder / "bags", bags)
-    save(folder / "part", part_of(bags))
+    save(folder / "part", build_index(bags))
     del bags
     gc.collect()
     return mapped(folder / "bags", Bags), mapped(folder / "part", Part)

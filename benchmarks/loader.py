@@ -150,7 +150,7 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
         stage=Stage(name="pairs", steps=1, batch_size=batch_size, optimizer=Optimizer(lr=1e-4)),
         stage_number=0,
         seed=0,
-        lexicon=Lexicon.of(tokenizer),
+        lexicon=Lexicon.from_tokenizer(tokenizer),
         regions=reader,
     )
 

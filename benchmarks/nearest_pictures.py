@@ -85,7 +85,7 @@ def blocked(vectors: Vectors, queries: int, top: int) -> Iterator[Nearest]:
         difference = np.subtract(vectors[candidates], vectors[query], dtype=np.float64)
         distances = np.sqrt(np.einsum("cd,cd->c", difference, difference)).astype(np.float32)
         order = np.lexsort((candidates, distances))[:top]
-        yield Nearest(places=candidates[order], distances=distances[order])
+        yield Nearest(positions=candidates[order], distances=distances[order])
 
 
 def product_rate(vectors: Vectors, queries: int) -> float:
@@ -99,7 +99,7 @@ def product_rate(vectors: Vectors, queries: int) -> float:
 def same(ours: Sequence[Nearest], theirs: Sequence[Nearest]) -> bool:
     """Whether two searches gave the same lists."""
     return all(
-        np.array_equal(a.places, b.places) and np.array_equal(a.distances, b.distances)
+        np.array_equal(a.positions, b.positions) and np.array_equal(a.distances, b.distances)
         for a, b in zip(ours, theirs, strict=True)
     )
 

@@ -70,7 +70,7 @@ from vlmill.train.recipes.feeding import (
 )
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures, text_batches
-from vlmill.train.tasks.retrieval.matching import PairScorer, match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import PairScorer, make_scorer, match_scores
 from vlmill.train.tasks.retrieval.metrics import retrieval_metrics
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
@@ -200,7 +200,7 @@ def run_variant(
         peer.step(False)
         model = load_reference(variant, folder / WEIGHTS, config)
         works["peer"] = partial(peer.step, False)
-    scorer, scores = scorer_of(model.eval()), list[NDArray[np.float32]]()
+    scorer, scores = make_scorer(model.eval()), list[NDArray[np.float32]]()
     works["ours"] = partial(timed, lambda: scores.append(work.scores(scorer)))
     with unchanging_weights(RANKED_PICTURES * RANKED_TEXTS):
         timings = measure(works, rounds)
@@ -288,7 +288,7 @@ def run_vlmo(model: Any, of_pair: float, work: Work, ranking: float) -> None:
 def run_regions(variant: str, arch: str, of_pair: float, ranking: float, folder: Path) -> None:
     """Prints the seconds of a model of regions, with those of its detector."""
     reader = ImageReader(write_pictures(folder / "to-detect", 1))
-    data, detector = reader.bytes_of(0), open_detector(ARCHITECTURES[arch], None)
+    data, detector = reader.read_bytes(0), open_detector(ARCHITECTURES[arch], None)
     assert data is not None
     detect = partial(extract_regions, "picture", bytes(data), detector, ExtractConfig())
     parts = {

@@ -125,7 +125,7 @@ def nearest(vectors: Vectors, top: int = TOP) -> dict[str, list[str]]:
     among them.
     """
     ids = vectors.about.column("image_id").to_pylist()
-    places = build_index(vectors, "flat").nearest(vectors.matrix, top + 1).places
+    places = build_index(vectors, "flat").nearest(vectors.matrix, top + 1).positions
     return {
         item: [ids[at] for at in row.tolist() if ids[at] != item][:top]
         for item, row in zip(ids, places, strict=True)

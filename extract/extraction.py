@@ -155,7 +155,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     opener = functools.partial(detector_on, arguments)
     worker_settings = WorkerSettings(workers=arguments.workers, devices=names, open_detector=opener)
     part: Share | None = arguments.part
-    shard_indices = range(job.num_shards) if part is None else part.of(job.num_shards)
+    shard_indices = range(job.num_shards) if part is None else part.select_shards(job.num_shards)
     also = f"; {skipped.summary()}" if skipped.summary() else ""
     if arguments.dry_run:
         pictures = [picture for index in shard_indices for picture in job.part(index).pictures]
@@ -166,7 +166,7 @@ def command_run(arguments: argparse.Namespace) -> int:
         )
     left = list_remaining(job, shard_indices) if not arguments.fresh else job.plan
     require_disk_space(estimate_cost(job, left).least_bytes, job.output, force=arguments.force)
-    regions, rejects = run(job, fresh=arguments.fresh, crew=worker_settings, share=part)
+    regions, rejects = run(job, fresh=arguments.fresh, worker_settings=worker_settings, share=part)
     if part is not None and not (arguments.output / MANIFEST).exists():
         counts = f"{regions} rows of regions, {rejects} rejects"
         print(f"{arguments.output}: part {part.name}, {counts}{also}")

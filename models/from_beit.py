@@ -91,7 +91,7 @@ def _refuse_other_networks(
     """Raises ValueError for a tensor that changes what the network computes and that the model has
     no place for: without it, the others would mean something else.
     """
-    placed = {name for link in links for name in (*link.theirs, *link.also)}
+    placed = {name for link in links for name in (*link.references, *link.also)}
     for name in sorted(state.keys() - placed):
         layer = BLOCK.match(name)
         if layer is None and not AROUND.match(name):
@@ -139,7 +139,7 @@ def beit_links(config: VlmoConfig, experts: Experts = "image") -> list[Link]:
         keymap.append(Link("encoder.relative.table", (TABLES,), rows=rows))
     for number in range(config.num_layers):
         takes_all = experts == "all" or not config.modality_experts
-        names = config.experts_of(number) if takes_all else ("image",)
+        names = config.list_experts(number) if takes_all else ("image",)
         keymap += block_links(
             f"encoder.layers.{number}",
             f"blocks.{number}",

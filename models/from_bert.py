@@ -155,7 +155,7 @@ def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     keymap = text_embedding_links(segment_rows=None if fills_table else rows)
     if f"{REPEATED}{rows}" in state:
         keymap = [
-            replace(link, theirs=(f"{REPEATED}{rows}",)) if SEGMENTS in link.theirs else link
+            replace(link, theirs=(f"{REPEATED}{rows}",)) if SEGMENTS in link.references else link
             for link in keymap
         ]
     return [
@@ -258,7 +258,7 @@ def initialise_from_bert(
 def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) -> dict[str, Origin]:
     """Says where each parameter of a model comes from that was loaded by these links."""
     rules = _rules(model)
-    rows = {link.ours: link.rows for link in links if link.ours in table.loaded}
+    rows = {link.name: link.rows for link in links if link.name in table.loaded}
     origins = {}
     for name, parameter in model.named_parameters():
         names, filled = table.loaded.get(name, ()), rows.get(name)
@@ -274,7 +274,7 @@ def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) ->
 def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
     """Lists the links of every part of ``model`` that starts from BERT."""
     links = [
-        replace(link, ours=_inside(name, link.ours))
+        replace(link, ours=_inside(name, link.name))
         for name, part in model.named_modules()
         if type(part) in BERT_SOURCES
         for link in BERT_SOURCES[type(part)](part, state)

@@ -158,7 +158,7 @@ class VLInputs(TextInputs):
             shapes["global_features"] = (batch, *self.global_features.shape[-1:])
         return shapes
 
-    def described(
+    def replace_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> "VLInputs":
         """Gives the same batch with other features and locations of its regions."""

@@ -142,7 +142,7 @@ def export_reference(
     """
     parts = _family(family)
     links, tensors = parts.links(model), model.state_dict()
-    homeless = tensors.keys() - {link.ours for link in links}
+    homeless = tensors.keys() - {link.name for link in links}
     if missing := sorted(homeless - set(without)):
         raise ValueError(
             f"the layout of {family} has no place for {', '.join(missing)}; leave them out by "

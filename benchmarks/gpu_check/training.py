@@ -178,7 +178,7 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
             pairs=inputs.pairs,
             tokenizer=tokenizer,
             max_tokens=feeding.max_tokens or sizes.longest,
-            pictures=sources.pictures,
+            pictures=sources.joined_images,
             takes_pairs=feeding.kind != "text",
             takes_texts=feeding.kind == "text" or bool(feeding.text_rows),
         ),
@@ -191,7 +191,7 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
         stage=recipe.stages[0],
         stage_number=0,
         seed=recipe.seed,
-        lexicon=Lexicon.of(tokenizer),
+        lexicon=Lexicon.from_tokenizer(tokenizer),
         longest=recipe.max_text_tokens,
     )
     return Work(recipe=recipe, batches=batches)

@@ -144,10 +144,10 @@ def prepared_step(recipe: TaskRecipe, inputs: TaskInputs, output: Path) -> Prepa
     made = prepare_examples(recipe, sources, task, output, {}, fresh=False)
     assert made is not None  # a new folder holds no finished run
     words = Tokenizer.from_str(made.tokenizer)
-    task = task.reading(words)
+    task = task.with_vocabulary(words)
     runner = open_task_runner(recipe, sources, output, words, task, make_accelerator(recipe))
     (run,) = runner.stages
-    host = next(runner.batches.of_training(run, 0))
+    host = next(runner.batches.training_batches(run, 0))
     return PreparedStep(
         module=runner.learning.step(runner.model, run, torch.device("cpu")),
         task=task,

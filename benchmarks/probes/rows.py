@@ -63,7 +63,7 @@ class ShownRegions:
     def sample(self, question: Question, text: MaskedTokens) -> Sample:
         """Makes the row with the asked region hidden, and all that show the same thing."""
         (number,) = self.regions.find([question.image_id]).tolist()
-        group, within = self.regions.located(number)
+        group, within = self.regions.locate_row(number)
         regions = take_regions(group, within, self.feeding, list_columns(self.feeding))
         text, regions = fit_together(text, hiding(regions, question.region), self.feeding)
         return Sample(pair_id=question.image_id, text=text, regions=regions)
@@ -94,7 +94,7 @@ def hiding(regions: SampledRegions, asked: int | None) -> SampledRegions:
     """
     if asked is None:
         return regions
-    places = regions.features.rows_of(np.arange(len(regions.boxes)))
+    places = regions.features.find_positions(np.arange(len(regions.boxes)))
     masked = places == asked
     zeroed = overlapping(masked, overlaps(regions.row.boxes[places]), threshold=OVERLAP)
     return replace(regions, masks=MaskedRegions(masked=masked, zeroed=zeroed))

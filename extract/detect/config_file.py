@@ -25,7 +25,7 @@ class Setting:
     """The value of a key, and the file and line from which it comes."""
 
     value: Value
-    place: str
+    location: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,16 @@ class ConfigFile:
 
     path: Path
     values: Mapping[str, Value]
-    places: Mapping[str, str]
+    locations: Mapping[str, str]
     digest: str  # SHA-256 of the bytes of all its files, each before its bases
 
     def complaint(self, error: WrongKey, remedy: str) -> InputError:
         """Returns the user's error for a key that cannot be honoured, in one line."""
-        location = self.places.get(error.key)
+        location = self.locations.get(error.key)
         if location is None:  # the Hugging Face port's names may stand in either case
             matches = [
                 key_location
-                for name, key_location in self.places.items()
+                for name, key_location in self.locations.items()
                 if name.lower() == error.key
             ]
             location = matches[0] if matches else f"{self.path} (which leaves it out)"
@@ -72,7 +72,7 @@ def read_config_file(path: Path) -> ConfigFile:
     return ConfigFile(
         path=path,
         values={name: setting.value for name, setting in settings.items()},
-        places={name: setting.place for name, setting in settings.items()},
+        locations={name: setting.location for name, setting in settings.items()},
         digest=hashlib.sha256(b"".join(files.contents)).hexdigest(),
     )
 
@@ -95,7 +95,7 @@ class Files:
             settings |= self.read(resolve_base(base, path, location), (*chain, path))
         for name, value in flat(document.value):
             line = document.lines.get(name)
-            settings[name] = Setting(value=value, place=f"{path}:{line}" if line else str(path))
+            settings[name] = Setting(value=value, location=f"{path}:{line}" if line else str(path))
         return settings
 
     def document(self, path: Path, chain: Sequence[Path]) -> Document:

@@ -35,12 +35,12 @@ class Detector:
     device: torch.device
     # What the output's metadata says of the configuration file, where there was one.
     config_record: Mapping[str, str] = field(default_factory=dict)
-    whole: WholePictures | None = None  # networks that describe its pictures as wholes
+    global_networks: WholePictures | None = None  # networks that describe its pictures as wholes
 
     @property
     def identity(self) -> tuple[str, ...]:
         """Returns the fingerprint, and the digests of the networks beside it."""
-        networks = () if self.whole is None else self.whole.networks
+        networks = () if self.global_networks is None else self.global_networks.networks
         return (self.fingerprint, *(network.digest for network in networks))
 
 

@@ -68,7 +68,7 @@ class Detectron2Network(DetectorNetwork):
         logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
         return Detections(
             boxes=boxes,
-            taken=box_mask,
+            box_mask=box_mask,
             features=means,
             class_probs=widen(logits).softmax(dim=1).view(*box_mask.shape, -1),
             box_deltas=widen(deltas).view(*box_mask.shape, -1),

@@ -42,8 +42,8 @@ def stored_tensors(
         scores, attributes = foreground_attributes(probs, spec).max(dim=-1)
         tensors |= {"attribute_scores": scores, "attribute_ids": attributes.short()}
     if storage.global_feature:
-        assert detections.whole is not None
-        tensors["global_feature"] = detections.whole
+        assert detections.global_features is not None
+        tensors["global_feature"] = detections.global_features
     if storage.dtype == "float16":  # rounded there: half as many bytes come back
         tensors |= {name: tensors[name].half() for name in ROUNDED if name in tensors}
     return tensors

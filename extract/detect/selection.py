@@ -67,7 +67,7 @@ def every_given(
         boxes=boxes,
         class_ids=classes,
         class_scores=scores,
-        taken=detections.taken,
+        taken=detections.box_mask,
         nms_threshold=boxes.new_ones(len(boxes)),
     )
 
@@ -80,7 +80,7 @@ def by_class_confidence(
     The boxes that suppress each other are those that are written, in the picture's pixels; refined
     ones are refined there too, each by its best class.
     """
-    box_mask, probs = detections.taken, foreground_classes(detections.class_probs, spec)
+    box_mask, probs = detections.box_mask, foreground_classes(detections.class_probs, spec)
     boxes = frames.to_pictures(detections.boxes)
     scores, classes = probs.max(dim=2)
     if spec.written_boxes == "refined":
@@ -137,7 +137,7 @@ def by_best_class(
     boxes = select_class_boxes(candidate_boxes(detections, spec, frames), classes, spec)
     survivors, values = first_survivors(
         boxes[:, :, None],
-        scores.masked_fill(~detections.taken, -torch.inf)[..., None],
+        scores.masked_fill(~detections.box_mask, -torch.inf)[..., None],
         spec.class_nms_thresholds,
         min(rule.max_boxes, scores.shape[1]),
         offset=spec.box_offset,
@@ -169,7 +169,7 @@ def by_class_pairs(
     boxes = candidate_boxes(detections, spec, frames)
     if boxes.shape[2] > 1 and spec.background == "first":
         boxes = boxes[:, :, 1:]
-    impossible = ~detections.taken[..., None] | (probs <= 0)
+    impossible = ~detections.box_mask[..., None] | (probs <= 0)
     survivors, values = first_survivors(
         boxes,
         probs.masked_fill(impossible, -torch.inf),

@@ -40,7 +40,7 @@ def only_of_pairs(
             "if the pairs call them by their names, or a table of images"
         )
     ids = list(dict.fromkeys(p.image_id for p in plan if p.image_id is not None))
-    join = Join(IdIndex.of(ids), asking="--pairs", holding="INPUT")
+    join = Join(IdIndex.from_ids(ids), asking="--pairs", holding="INPUT")
     positions = join.find(list(pair_ids)).tolist()
     names = {
         ids[position]: name
@@ -76,7 +76,7 @@ def with_missing_boxes(
     An entry that is called like a SHA-256 may belong to any file, and is not counted here. Raises
     InputError where no entry names a picture.
     """
-    met = {boxes.key_of(p.image_id, p.path) for p in plan}
+    met = {boxes.find_key(p.image_id, p.path) for p in plan}
     absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]
     if len(absent) == len(boxes.entries) and plan:
         names = [p.image_id or Path(p.path).name for p in plan[:SAMPLES]]

@@ -40,9 +40,9 @@ class GivenBoxes:
 
     @cached_property
     def _index(self) -> IdIndex:
-        return IdIndex.of(list(self.entries))
+        return IdIndex.from_ids(list(self.entries))
 
-    def key_of(self, image_id: str | None, path: str) -> str | None:
+    def find_key(self, image_id: str | None, path: str) -> str | None:
         """Says under which of a picture's names its boxes are. Raises InputError if it may be
         two.
         """
@@ -52,9 +52,9 @@ class GivenBoxes:
             self._index, image_id or "", "--boxes"
         )
 
-    def boxes_of(self, image_id: str, path: str) -> Boxes:
+    def get_boxes(self, image_id: str, path: str) -> Boxes:
         """Returns a picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
-        key = self.key_of(image_id, path)
+        key = self.find_key(image_id, path)
         if key is None:
             raise Rejected(Reason.NO_GIVEN_BOXES, "no entry by its id or its name")
         entry = self.entries[key]

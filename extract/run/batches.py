@@ -54,7 +54,7 @@ class BatchSlot:
 class RunningBatch:
     """A batch that has been started; ``wait`` gives its results."""
 
-    places: Sequence[BatchSlot]
+    slots: Sequence[BatchSlot]
     wait: Callable[[], Sequence[Outcome]]
 
 
@@ -84,7 +84,7 @@ def extract_windows(
             running.append(start(slots, detector, config))
             while len(running) > ahead:
                 finish(running.popleft(), detector, config)
-        while running and running[0].places[0].results is not results:
+        while running and running[0].slots[0].results is not results:
             finish(running.popleft(), detector, config)
         while unfinished and all(unfinished[0]):
             yield complete(unfinished.popleft())
@@ -131,7 +131,7 @@ def make_query(ready: PreparedImage, given_boxes: GivenBoxes | None) -> Query:
     assert ready.image_id is not None
     picture, boxes = ready.result, None
     if given_boxes is not None:
-        boxes = given_boxes.boxes_of(ready.image_id, ready.picture.path)
+        boxes = given_boxes.get_boxes(ready.image_id, ready.picture.path)
         if not given_boxes.upright:
             boxes = turn_boxes(boxes, ready.orientation, picture.width, picture.height)
         require_inside(boxes, picture.width, picture.height)
@@ -158,8 +158,8 @@ def start(slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig)
         def fail() -> Sequence[Outcome]:
             raise failure
 
-        return RunningBatch(places=slots, wait=fail)
-    return RunningBatch(places=slots, wait=wait)
+        return RunningBatch(slots=slots, wait=fail)
+    return RunningBatch(slots=slots, wait=wait)
 
 
 def start_slots(
@@ -167,10 +167,10 @@ def start_slots(
 ) -> Callable[[], Sequence[Outcome]]:
     """Starts a batch, whole pictures' vectors included; what it gives waits for the results."""
     wait = start_batch([slot.query for slot in slots], detector, config)
-    if detector.whole is None:
+    if detector.global_networks is None:
         return wait
     with computing(config.precision, detector.device):
-        vectors = detector.whole.vectors([slot.ready.crops for slot in slots])
+        vectors = detector.global_networks.vectors([slot.ready.crops for slot in slots])
     return lambda: add_global_features(wait(), vectors.float().cpu().numpy(), config.storage)
 
 
@@ -196,15 +196,15 @@ def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> No
     try:
         outcomes = batch.wait()
     except RuntimeError as error:
-        if len(batch.places) == 1:
+        if len(batch.slots) == 1:
             outcomes = [reject_failure(error, detector)]
         else:
-            outcomes = [alone(slot, detector, config) for slot in batch.places]
-    for slot, outcome in zip(batch.places, outcomes, strict=True):
+            outcomes = [retry_slot(slot, detector, config) for slot in batch.slots]
+    for slot, outcome in zip(batch.slots, outcomes, strict=True):
         slot.fill(outcome)
 
 
-def alone(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Outcome:
+def retry_slot(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Outcome:
     """Asks once more about a picture whose batch failed."""
     try:
         (outcome,) = start_slots([slot], detector, config)()

@@ -60,7 +60,7 @@ def estimate_cost(job: Job, pictures: Sequence[InputImage], rate: Rate | None = 
     proposals = job.detector.model.config.post_nms_top
     min_bytes, max_bytes = output_bytes(readable, job.config, job.arrays(), proposals)
     return Estimate(
-        inputs=inputs, least_bytes=min_bytes, most_bytes=max_bytes, seconds=seconds, rate=rate
+        inputs=inputs, min_bytes=min_bytes, max_bytes=max_bytes, seconds=seconds, rate=rate
     )
 
 

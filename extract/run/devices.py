@@ -72,7 +72,7 @@ def one_device(
 ) -> Iterator[Engine]:
     """Extracts here, on the detector's device."""
     spec, resize = detector.model.config, not resizes_pixels(detector)
-    crops = detector.whole.crops if detector.whole is not None else ()
+    crops = detector.global_networks.crops if detector.global_networks is not None else ()
     with open_source(
         spec, config.limits, workers, config.batch_size, resize=resize, crops=crops
     ) as source:
@@ -159,10 +159,10 @@ def devices(
             device_workers.append(start_device_worker(number, worker_settings, config, given_boxes))
         yield engine
     finally:
-        for station in device_workers:
-            station.connection.close()
-            station.process.terminate()
-            station.process.join()
+        for worker in device_workers:
+            worker.connection.close()
+            worker.process.terminate()
+            worker.process.join()
 
 
 def start_device_worker(

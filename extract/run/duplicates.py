@@ -13,7 +13,7 @@ from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import MAX_KEY, Reason, Rejected, clean
 
 
-def settled(extracted: ExtractionResult, earlier_images: dict[str, InputImage]) -> RegionRow:
+def get_unique_row(extracted: ExtractionResult, earlier_images: dict[str, InputImage]) -> RegionRow:
     """Returns the picture's row, if its id has none yet. Raises Rejected.
 
     Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of

@@ -15,13 +15,13 @@ from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import InputImage, plan_digest
 from vlmill.extract.run.batches import ExtractionResult
 from vlmill.extract.run.devices import Engine, Window, WorkerSettings, split_windows, start_engine
-from vlmill.extract.run.duplicates import planned_ids, row_pictures, settled
+from vlmill.extract.run.duplicates import get_unique_row, planned_ids, row_pictures
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.extract.run.share import Share
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, remove_leftovers
 from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.lock import alone
+from vlmill.schemas.files.lock import wait_for_turn
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_finished, shard_name
@@ -87,7 +87,11 @@ class Job:
             "device": self.detector.device.type,  # their number does not change a row
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),
-            **({} if self.detector.whole is None else {"global_cnn": self.detector.whole.record()}),
+            **(
+                {}
+                if self.detector.global_networks is None
+                else {"global_cnn": self.detector.global_networks.record()}
+            ),
             **(
                 {}
                 if self.given_boxes is None
@@ -104,17 +108,23 @@ class Job:
             feature_dim=spec.feature_size,
             class_probs_dim=spec.num_classes + 1 if stores_probs else None,
             top_k=storage.top_k and min(storage.top_k, spec.num_classes + 1),
-            global_dim=None if self.detector.whole is None else self.detector.whole.width,
+            global_dim=None
+            if self.detector.global_networks is None
+            else self.detector.global_networks.width,
         )
 
 
 def run(
-    job: Job, *, fresh: bool = False, crew: WorkerSettings | None = None, share: Share | None = None
+    job: Job,
+    *,
+    fresh: bool = False,
+    worker_settings: WorkerSettings | None = None,
+    share: Share | None = None,
 ) -> tuple[int, int]:
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
     Of a ``share`` only its own, while others may make theirs, and the rows are theirs unless all
-    are there. ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way,
+    are there. ``worker_settings`` changes the speed, and no byte. Memory is bounded by the pictures under way,
     the rows that wait to be written and the ids seen so far, not by the pictures' bytes. Raises
     InputError if the output holds a run with other settings.
     """
@@ -128,7 +138,7 @@ def run(
             "exact, and leave it out if no GPU is meant",
             file=sys.stderr,
         )
-    indices = range(job.num_shards) if share is None else share.of(job.num_shards)
+    indices = range(job.num_shards) if share is None else share.select_shards(job.num_shards)
     finished = {index: shards for index in indices if (shards := finished_shards(job, index))}
     pictures = {index: len(job.part(index).pictures) for index in indices}
     done = sum(pictures[index] for index in finished)
@@ -137,7 +147,9 @@ def run(
         Progress(
             total=sum(pictures.values()), unit="picture", label="regions", done=done
         ) as progress,
-        start_engine(crew or WorkerSettings(), job.detector, job.config, job.given_boxes) as engine,
+        start_engine(
+            worker_settings or WorkerSettings(), job.detector, job.config, job.given_boxes
+        ) as engine,
         Background() as background,
     ):
         results = compute_results(engine, job, [job.part(index) for index in todo])
@@ -154,8 +166,8 @@ def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | N
     """Makes the output ready, and says what it holds; one share after the other does."""
     if share is None:
         return prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
-    with alone(job.output):
-        for index in share.of(job.num_shards):
+    with wait_for_turn(job.output):
+        for index in share.select_shards(job.num_shards):
             for name in shard_names(job, index):
                 for leftover in job.output.glob(f"{TEMPORARY_PREFIX}*-{name}"):
                     leftover.unlink()
@@ -172,7 +184,7 @@ def finish_if_last(
     job: Job, settings: Mapping[str, Any], own_indices: Sequence[int], shards: Sequence[Shard]
 ) -> list[Shard]:
     """Writes the manifest if the shards of all shares are there; returns those that count."""
-    with alone(job.output):
+    with wait_for_turn(job.output):
         if (job.output / MANIFEST).exists():
             return list(read_manifest(job.output)["shards"])
         other_indices = sorted(set(range(job.num_shards)) - set(own_indices))
@@ -251,7 +263,7 @@ def write_part(
     with writer:
         for extracted in islice(results, len(part.pictures)):
             try:
-                writer.add(settled(extracted, earlier_images))
+                writer.add(get_unique_row(extracted, earlier_images))
                 progress.advance()
             except Rejected as why:
                 writer.reject(reject(STAGE, extracted.picture.key, why.reason, why.detail))

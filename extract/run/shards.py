@@ -37,7 +37,7 @@ class Background:
             raise self.error
         self._add(lambda: None if self.error else task())
 
-    def at_last(self, task: Callable[[], object]) -> None:
+    def submit_always(self, task: Callable[[], object]) -> None:
         """Adds a task that is done even if earlier ones failed."""
         self._add(task)
 
@@ -118,7 +118,7 @@ class PartWriter:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self._background.error is None:
             self._flush()
-        self._background.at_last(lambda: self._end(error))
+        self._background.submit_always(lambda: self._end(error))
 
     def _end(self, error: BaseException | None) -> None:
         error = error or self._background.error

@@ -23,7 +23,7 @@ class Share:
         """What its lock is called."""
         return f"{self.number}-of-{self.count}"
 
-    def of(self, num_shards: int) -> range:
+    def select_shards(self, num_shards: int) -> range:
         """The shards that are its own."""
         return range(self.number - 1, num_shards, self.count)
 

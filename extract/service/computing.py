@@ -24,7 +24,7 @@ def open_engine(
     Pictures are decoded here, or by ``workers`` further processes.
     """
     detector = open_detector(device)
-    crops = detector.whole.crops if detector.whole is not None else ()
+    crops = detector.global_networks.crops if detector.global_networks is not None else ()
     # Open for as long as the process lives.
     source = ExitStack().enter_context(
         open_source(

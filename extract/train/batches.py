@@ -182,20 +182,20 @@ class Pictures(Dataset[list[LoadedImage]]):
         loaded_images = [self.load(visit) for visit in visits]
         while not any(image.picture is not None for image in loaded_images) and len(
             loaded_images
-        ) < self.most(visits):
+        ) < self.max_attempts(visits):
             following = (visits[-1].example + 1 + len(loaded_images) - len(visits)) % len(
                 self.examples
             )
             loaded_images.append(self.load(dataclasses.replace(visits[-1], example=following)))
         return loaded_images
 
-    def most(self, visits: Sequence[Visit]) -> int:
+    def max_attempts(self, visits: Sequence[Visit]) -> int:
         """Says how many pictures are tried at most for a step."""
         return len(visits) + min(MOST_FURTHER, len(self.examples) - 1)
 
     def load(self, visit: Visit) -> LoadedImage:
         example = self.examples[visit.example]
-        return load_example(example, self.images.bytes_of(example.row), visit, self.settings)
+        return load_example(example, self.images.read_bytes(example.row), visit, self.settings)
 
 
 def step_pictures(

@@ -34,7 +34,7 @@ def estimate_run(job: TrainJob) -> Estimate:
             "validation": f"{len(held_out):,} pictures",
             "steps": f"{job.settings.steps:,} of {job.settings.batch_size} pictures",
         },
-        least_bytes=run.least_bytes(),
+        min_bytes=run.estimate_min_bytes(),
         seconds=rate.seconds_for(job.settings.steps),
         rate=rate,
         note="output is checkpoints; the time is that of the steps, without validation",
@@ -62,5 +62,5 @@ def measure_steps(run: Run, limit_s: float = SECONDS_MEASURED) -> Rate:
             reject=lambda _: 0,
         )
         with suppress(Stopped):  # at its limit
-            run_steps(run.pictures(), run.training, events, done=0)
+            run_steps(run.steps_of_images(), run.training, events, done=0)
     return compute_rate(times, "steps")

@@ -58,7 +58,7 @@ class Findings:
     attribute_scores: list[Array] = field(default_factory=list)  # [M, L] of the true boxes
     attributes: list[Array] = field(default_factory=list)  # [M, A]
     classes: list[Array] = field(default_factory=list)  # the likeliest of each true box
-    found: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
+    num_recalled: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
     unread: dict[str, tuple[Reason, str]] = field(default_factory=dict)  # pictures, and why
 
 
@@ -84,7 +84,7 @@ def evaluate_detector(
     ) as progress:
         for example in examples:
             try:
-                look(network, example, images.bytes_of(example.row), findings)
+                look(network, example, images.read_bytes(example.row), findings)
             except Rejected as why:
                 findings.unread[example.image_id] = (why.reason, str(why))
             progress.advance(rejects=len(findings.unread) - progress.rejects)
@@ -169,7 +169,7 @@ def count_recalled(proposals: Tensor, boxes: Tensor, findings: Findings) -> None
     overlaps = pairwise_iou(boxes, proposals, 0.0)
     for count in RECALL_AT:
         if len(proposals):
-            findings.found[count] += int((overlaps[:, :count].amax(dim=1) >= FOUND).sum())
+            findings.num_recalled[count] += int((overlaps[:, :count].amax(dim=1) >= FOUND).sum())
 
 
 def describe_truth(
@@ -221,7 +221,7 @@ def compute_metrics(
     total = len(truth.names)
     metrics = {"vg/map": classes.mean, "vg/weighted_map": classes.weighted_mean}
     for count in RECALL_AT:
-        metrics[f"proposals/recall{count}"] = findings.found[count] / max(total, 1)
+        metrics[f"proposals/recall{count}"] = findings.num_recalled[count] / max(total, 1)
     predicted_classes = np.concatenate([np.zeros(0, dtype=np.int64), *findings.classes])
     metrics["boxes/class_accuracy"] = (
         float((predicted_classes == truth.names).mean()) if total else 0.0

@@ -77,7 +77,7 @@ def cards(
     """Shows the first pictures twice: with their true boxes, and with the surest detections."""
     findings, drawn = evaluation.findings, []
     for example, rows in list(zip(findings.examples, findings.coco, strict=True))[:SHOWN_PICTURES]:
-        data = images.bytes_of(example.row)
+        data = images.read_bytes(example.row)
         assert data is not None  # it was looked at
         pixels = decode(data, InputLimits())
         picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))

@@ -41,7 +41,7 @@ from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.cost import require_disk_space
 from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.console.stopping import StopRequest, any_of
+from vlmill.schemas.console.stopping import StopRequest, reduce_flags
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.checkpoints import keep_last, remove_partial
@@ -72,11 +72,11 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
         finished = state is State.FINISHED
         if not finished:
             remove_partial(job.output)
-    if any_of(accelerator, finished):  # all wait here until the folder is ready
+    if reduce_flags(accelerator, finished):  # all wait here until the folder is ready
         return f"{job.output}: finished before; --fresh starts over"
     run = Run(job, accelerator)
     if main:
-        require_disk_space(run.least_bytes(), job.output, force=force)
+        require_disk_space(run.estimate_min_bytes(), job.output, force=force)
         say_examples(run.examples, settings.detector.num_classes, job.names.classes)
         say_left_out(run.validation, "validation boxes")
         say_sizes(settings)
@@ -87,7 +87,7 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
     if main:
         run.finish(inputs)
     accelerator.wait_for_everyone()
-    return f"{job.output}: {settings.name}, {settings.steps} steps; {run.said()}"
+    return f"{job.output}: {settings.name}, {settings.steps} steps; {run.format_summary()}"
 
 
 def say_sizes(settings: TrainingSettings) -> None:
@@ -178,23 +178,23 @@ class Run:
         progress = Progress(
             total=settings.steps, unit="step", label=settings.name, done=self.done, visible=main
         )
-        with log, progress, StopRequest(partial(any_of, accelerator)) as stop:
+        with log, progress, StopRequest(partial(reduce_flags, accelerator)) as stop:
             events = Events(
                 log=log,
                 progress=progress,
                 save=partial(self.save, log),
-                stopping=stop.came,
+                stopping=stop.is_requested,
                 validate=self.validate,
                 reject=self.reject,
             )
             if not settings.steps and not self.done:
                 self.save(log, 0)
                 self.validate(0)
-            run_steps(self.pictures(), self.training, events, done=self.done)
+            run_steps(self.steps_of_images(), self.training, events, done=self.done)
         if self.done and self.done == settings.steps:  # it was killed after its last checkpoint
             self.validate(settings.steps)
 
-    def pictures(self) -> Iterator[list[LoadedImage]]:
+    def steps_of_images(self) -> Iterator[list[LoadedImage]]:
         """Yields this process's pictures of each step that is left."""
         settings, accelerator = self.settings, self.accelerator
         return step_pictures(
@@ -205,7 +205,7 @@ class Run:
             processes=accelerator.num_processes,
         )
 
-    def least_bytes(self) -> int:
+    def estimate_min_bytes(self) -> int:
         """Returns what checkpoints the run still adds: weights and momenta, where most lie there.
 
         One more than is kept while the newest is written.
@@ -279,7 +279,7 @@ class Run:
         unusable = [reject(STAGE, key, *why) for key, why in sorted(self.unusable.items())]
         return [*self.examples.rejects, *self.validation.rejects, *unusable]
 
-    def said(self) -> str:
+    def format_summary(self) -> str:
         """Returns what was used and left out, in a line."""
         count = len(self.examples.examples)
         rejects = rejects_said(Counter(str(row["reason"]) for row in self.rejects()))

@@ -202,7 +202,7 @@ class DetectorStep(nn.Module):
             classes = torch.cat([image_regions.classes for image_regions in regions])
             foreground = classes < config.num_classes
             outputs = class_outputs(classes[foreground], config)
-            attributes = widen(predictor.attributes_of(means[foreground], outputs))
+            attributes = widen(predictor.score_attributes(means[foreground], outputs))
         return Outputs(
             regions=regions,
             features=means,

@@ -38,7 +38,7 @@ class Sample:
     negatives: Int64[Tensor, " Q"]
 
     @property
-    def places(self) -> Int64[Tensor, " S"]:
+    def indices(self) -> Int64[Tensor, " S"]:
         """All of them, the positive ones first."""
         return torch.cat((self.positives, self.negatives))
 
@@ -156,7 +156,7 @@ def sample_regions(
 ) -> Regions:
     """Draws the regions of one picture that the heads are trained on."""
     chosen = sample(matches.labels, rules.matching, draw)
-    indices = chosen.places
+    indices = chosen.indices
     matched = matches.boxes[indices]
     region_classes = classes[matched] if len(classes) else torch.full_like(indices, background)
     region_classes[len(chosen.positives) :] = background

@@ -18,8 +18,8 @@ class Link:
     reference has, where ours has more (None: all).
     """
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    references: tuple[str, ...]
     also: tuple[str, ...] = ()
     rows: int | None = None
 
@@ -87,22 +87,22 @@ def import_state(
     used: set[str] = set()
     for link in links:
         names = _present(link, state)
-        used |= {*link.theirs, *link.also}
+        used |= {*link.references, *link.also}
         if names is None:
-            missing[link.ours] = link.theirs
+            missing[link.name] = link.references
             continue
-        target = targets[link.ours]
+        target = targets[link.name]
         part = target if link.rows is None else target[: link.rows]
         source = _joined([state[name] for name in names])
         if source is None or part.shape != source.shape:
             shapes = [tuple(state[name].shape) for name in names]
-            mismatched[link.ours] = (
+            mismatched[link.name] = (
                 tuple(part.shape),
                 shapes[0] if source is None else tuple(source.shape),
             )
             continue
         part.copy_(source)
-        loaded[link.ours] = names
+        loaded[link.name] = names
     left = sorted(set(state) - used)
     return LoadTable(
         loaded=loaded,
@@ -113,8 +113,8 @@ def import_state(
 
 
 def _present(link: Link, state: Mapping[str, Tensor]) -> tuple[str, ...] | None:
-    if all(name in state for name in link.theirs):
-        return link.theirs
+    if all(name in state for name in link.references):
+        return link.references
     tied = [name for name in link.also if name in state]
     return (tied[0],) if tied else None
 
@@ -132,11 +132,11 @@ def export_state(tensors: Mapping[str, Tensor], links: Iterable[Link]) -> dict[s
     """
     exported: dict[str, Tensor] = {}
     for link in links:
-        if link.ours not in tensors:
+        if link.name not in tensors:
             continue
-        tensor = tensors[link.ours] if link.rows is None else tensors[link.ours][: link.rows]
+        tensor = tensors[link.name] if link.rows is None else tensors[link.name][: link.rows]
         # A scalar cannot be cut, not even into one.
-        parts = tensor.chunk(len(link.theirs)) if len(link.theirs) > 1 else (tensor,)
-        exported |= dict(zip(link.theirs, parts, strict=True))
+        parts = tensor.chunk(len(link.references)) if len(link.references) > 1 else (tensor,)
+        exported |= dict(zip(link.references, parts, strict=True))
         exported |= dict.fromkeys(link.also, tensor)
     return exported

@@ -29,17 +29,19 @@ class Detections:
     """Holds what the network says of P places for regions in each of N pictures, before any
     selection.
 
-    ``taken`` says which places hold a proposal or a given box: pictures have different numbers of
+    ``box_mask`` says which places hold a proposal or a given box: pictures have different numbers of
     them. What stands in the others means nothing.
     """
 
     boxes: Float[Tensor, "N P 4"]  # proposals, not refined
-    taken: Bool[Tensor, "N P"]
+    box_mask: Bool[Tensor, "N P"]
     features: Float[Tensor, "N P D"]
     class_probs: Float[Tensor, "N P K1"]  # background where the family has it
     attribute_probs: Float[Tensor, "N P L1"] | None = None  # None: no attribute head
     box_deltas: Float[Tensor, "N P B4"] | None = None  # None: the family writes proposals
-    whole: Float[Tensor, "N D"] | None = None  # of the regions that are the whole pictures
+    global_features: Float[Tensor, "N D"] | None = (
+        None  # of the regions that are the whole pictures
+    )
 
 
 class DetectorNetwork(nn.Module, ABC):
@@ -170,7 +172,7 @@ class FasterRCNN(DetectorNetwork):
             deltas = widen(predictor.bbox_pred(region_features))
         return Detections(
             boxes=boxes,
-            taken=box_mask,
+            box_mask=box_mask,
             features=region_features,
             class_probs=class_logits.softmax(dim=-1),
             attribute_probs=attributes,

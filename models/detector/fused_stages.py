@@ -89,7 +89,7 @@ class FusedStage(nn.Sequential):
 
         ``cells`` are the values of different windows, and ``index`` says which a bin has.
         """
-        dilation = self.grids_apart() if index.shape[1] % 2 == 0 else 1
+        dilation = self.get_dilation() if index.shape[1] % 2 == 0 else 1
         grids, grid_index = split_grids(index, dilation)
         cells = in_computed_type(cells)
         first, *later = self.folded_blocks(cells)
@@ -108,7 +108,7 @@ class FusedStage(nn.Sequential):
             means.append(grid_means(x, dilation))
         return torch.cat(means)[grid_index].mean(dim=1)
 
-    def grids_apart(self) -> int:
+    def get_dilation(self) -> int:
         """Says into how many grids along each axis the stage's input falls apart: 2 or 1."""
         blocks = self.blocks()
         dilated = all(block.conv2.dilation == block.conv2.padding == (2, 2) for block in blocks)

@@ -40,9 +40,9 @@ class BoxPredictor(nn.Module):
         self, features: Float[Tensor, "*R D"], class_logits: Float[Tensor, "*R K1"]
     ) -> Float[Tensor, "*R L1"]:
         """Scores attributes beside the likeliest class, which may be background, as originally."""
-        return self.attributes_of(features, class_logits.argmax(dim=-1))
+        return self.score_attributes(features, class_logits.argmax(dim=-1))
 
-    def attributes_of(
+    def score_attributes(
         self, features: Float[Tensor, "*R D"], classes: Int64[Tensor, "*R"]
     ) -> Float[Tensor, "*R L1"]:
         """Scores attributes of regions of these classes, numbered as the class outputs are."""

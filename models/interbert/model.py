@@ -77,7 +77,7 @@ class InterBert(PairHeads):
         regions = self.embed_regions(
             inputs.region_features,
             inputs.region_locations,
-            of_captions=inputs.segments is None,
+            for_captions=inputs.segments is None,
         )
         return self.encode(
             inputs.tokens,
@@ -95,14 +95,14 @@ class InterBert(PairHeads):
         features: Float[Tensor, "B R D"],
         locations: Float[Tensor, "B R 5"],
         *,
-        of_captions: bool = True,
+        for_captions: bool = True,
     ) -> Float[Tensor, "B R H"]:
         """Embeds regions as the layers take them, once for all texts of a picture.
 
         [choice] ``modality_segments`` act beside captions alone: texts of two parts (VCR) use the
         segments for these.
         """
-        marked = self.config.modality_segments and of_captions
+        marked = self.config.modality_segments and for_captions
         offset = self.text_embedding.segment.weight[IMAGE_SEGMENT] if marked else None
         embedded: Float[Tensor, "B R H"] = self.region_embedding(features, locations, offset)
         return embedded

@@ -201,7 +201,7 @@ class Compaction(NamedTuple):
             grid = grid.gather(1, cells)
         return grid.masked_fill(~self.real[..., None], 0.0)
 
-    def places(self, slots: Positions) -> Positions:
+    def locate_slots(self, slots: Positions) -> Positions:
         """Says where these slots lie in the compacted grid, without those that are empty."""
         if self.cells is None:
             return slots
@@ -236,4 +236,4 @@ def compact(
     compaction = Compaction(layout, mask, slots, mask.cumsum(dim=1) - 1)
     if read is None:
         return compaction
-    return compaction._replace(layout=layout._replace(read=compaction.places(read)))
+    return compaction._replace(layout=layout._replace(read=compaction.locate_slots(read)))

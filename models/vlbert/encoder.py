@@ -218,7 +218,7 @@ class VlBertBody(nn.Module):
         if self.config.end_visual:
             ends = ends + self.text_visual(text_vectors[:, :1])
         elements = torch.cat([words, regions, ends], dim=1)
-        elements = elements + self._places(token_mask, region_mask, segments)
+        elements = elements + self._embed_positions(token_mask, region_mask, segments)
         compaction = self._compacted(token_mask, region_mask, real, read, pack=pack)
         hidden = self._start(compaction, elements)
         grid = run_layers(self.layers, hidden, compaction.layout)
@@ -277,7 +277,7 @@ class VlBertBody(nn.Module):
         special = self.special_words(tokens.clamp(max=NUM_SPECIAL_WORDS - 1))
         return torch.where((tokens < NUM_SPECIAL_WORDS)[..., None], special, words)
 
-    def _places(
+    def _embed_positions(
         self,
         token_mask: Bool[Tensor, "B T"],
         region_mask: Bool[Tensor, "B R"],

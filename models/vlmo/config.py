@@ -75,7 +75,7 @@ class VlmoConfig:
         """Counts the patches along a side."""
         return self.image_size // self.patch_size
 
-    def experts_of(self, layer: int) -> tuple[str, ...]:
+    def list_experts(self, layer: int) -> tuple[str, ...]:
         """Names the feed-forward parts of a layer, counted from 0 (sec. 3.2)."""
         if not self.modality_experts:
             return (SHARED,)

@@ -60,7 +60,7 @@ class VlmoEncoder(nn.Module):
                 width,
                 config.num_heads,
                 config.intermediate_width,
-                experts=config.experts_of(number),
+                experts=config.list_experts(number),
                 layer_scale=config.layer_scale,
                 drop_path=config.drop_path * number / last,
                 eps=EPS,

@@ -34,7 +34,7 @@ FIRST_SCALE = math.log(1 / 0.07)  # of the contrastive logits, as CLIP (arXiv:21
 class Contrast:
     """Holds unit vectors of one modality, and those of the second contrastive pair if any."""
 
-    own: Float[Tensor, "B H"]
+    unimodal: Float[Tensor, "B H"]
     fused: Float[Tensor, "B H"] | None = None
 
 
@@ -109,7 +109,7 @@ class Vlmo(nn.Module):
             modality, embedded, layout, bias, also_fused=pairs == 2
         )
         return Contrast(
-            own=self._unit(modality, alone),
+            unimodal=self._unit(modality, alone),
             fused=None if fused is None else self._unit(f"fused_{modality}", fused),
         )
 

@@ -43,11 +43,11 @@ class Index:
 
     ranges: dict[str, Ranges]
 
-    def bytes_of(self, archive: str) -> int:
+    def count_bytes(self, archive: str) -> int:
         """How many bytes the records of an archive have."""
         return int(self.ranges[archive][:, 1].sum())
 
-    def renamed(self, get_path: Callable[[str], str]) -> "Index":
+    def rename_archives(self, get_path: Callable[[str], str]) -> "Index":
         """The same records, with other names of the archives; two may become one."""
         parts: dict[str, list[Ranges]] = {}
         for name, ranges in self.ranges.items():

@@ -80,7 +80,7 @@ class Layout:
             max_header_len=max_header,
         )
 
-    def offset_of(self, stream: Any, record: Any) -> int:
+    def get_offset(self, stream: Any, record: Any) -> int:
         """Returns where a record begins; valid until its content is read."""
         # FastWARC's own position is that of the next member if the blank lines are missing.
         offset: int = stream.frame_start_position() if self.packing else record.stream_pos
@@ -175,7 +175,7 @@ def _is_aligned(file: BinaryIO, layout: Layout) -> bool:
     starts: list[int] = []
     try:
         for record in layout.records(stream):
-            starts.append(layout.offset_of(stream, record))
+            starts.append(layout.get_offset(stream, record))
             if len(starts) == 2:
                 break
     except OSError:

@@ -105,7 +105,7 @@ class StoredRecords:
         self._error = ""
         try:
             for record in self.layout.records(stream, self._max_header):
-                offset, length = self.layout.offset_of(stream, record), record.content_length
+                offset, length = self.layout.get_offset(stream, record), record.content_length
                 self._last = offset, length, False
                 block = b""
                 if length <= self.max_bytes and self.wanted(offset, record):

@@ -29,7 +29,9 @@ class Site:
     num_pages: int = 0
     pictures: Counter[str] = field(default_factory=Counter)  # image id -> pages that show it
     texts: Counter[int] = field(default_factory=Counter)  # hash -> pages that say it
-    named: dict[int, set[str]] = field(default_factory=dict)  # hash of an alt text -> pictures
+    images_by_alt: dict[int, set[str]] = field(
+        default_factory=dict
+    )  # hash of an alt text -> pictures
     above: float = 0.0  # evidence that captions stand above their pictures
     below: float = 0.0
 
@@ -44,7 +46,7 @@ class Site:
 
     def is_generic(self, text: str) -> bool:
         """Says whether a picture's own text (alt, title, caption) stands for many pictures."""
-        return len(self.named.get(hash(text), ())) >= _GENERIC_PICTURES
+        return len(self.images_by_alt.get(hash(text), ())) >= _GENERIC_PICTURES
 
     def share_with(self, text: str) -> float:
         """Share of the site's other pages that say the text."""
@@ -80,8 +82,10 @@ def _note_names(joined: JoinedPage, site: Site) -> None:
         if isinstance(archived, Drop):
             continue
         for text in (image.alt, image.title, image.label, image.caption):
-            if text and (len(site.named) < _MAX_COUNTED or hash(text) in site.named):
-                pictures = site.named.setdefault(hash(text), set())
+            if text and (
+                len(site.images_by_alt) < _MAX_COUNTED or hash(text) in site.images_by_alt
+            ):
+                pictures = site.images_by_alt.setdefault(hash(text), set())
                 if len(pictures) < _GENERIC_PICTURES:
                     pictures.add(archived.image_id)
 

@@ -38,7 +38,7 @@ JOB = "crawl"
 
 def run(
     args: argparse.Namespace,
-    manners: PolitenessPolicy,
+    policy: PolitenessPolicy,
     workers: int | None,
     beam_flags: Sequence[str],
 ) -> int:
@@ -52,7 +52,7 @@ def run(
     job = Fetching(
         output=str(output),
         buckets=buckets,
-        manners=manners,
+        policy=policy,
         scope=Scope(
             same_host=args.same_host,
             max_pages_per_host=args.max_pages_per_host,
@@ -62,7 +62,7 @@ def run(
     )
     lines = read_lists(lists, column=args.url_column, follow=args.follow)
     if args.dry_run:
-        return print_estimate(estimate_cost(lines, manners, workers or 1), output)
+        return print_estimate(estimate_cost(lines, policy, workers or 1), output)
     inputs = [file_input("--urls", str(path)) for path in lists]
     settings = read_settings(args, job, inputs)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
@@ -111,7 +111,7 @@ def read_settings(
         "addresses": job.scope.addresses,
         "buckets": job.buckets,
         "warc_bytes": job.part_bytes,
-        **job.manners.as_settings(),
+        **job.policy.as_settings(),
     }
 
 

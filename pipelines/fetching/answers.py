@@ -47,7 +47,7 @@ class Judgement:
     """What an answer comes to."""
 
     outcome: Outcome
-    wanted: Sequence[UrlEntry] = ()
+    entries: Sequence[UrlEntry] = ()
     record: bytes | None = None  # for the archive
 
 
@@ -85,7 +85,7 @@ def _facts(answer: Answer) -> Outcome:
         media_type=headers.get("content-type", "").partition(";")[0].strip().lower()[:100] or None,
         etag=_short(headers.get("etag")),
         modified=_short(headers.get("last-modified")),
-        at=answer.started,
+        fetched_at=answer.started,
         seconds=answer.seconds,
         address=answer.address,
     )
@@ -117,7 +117,7 @@ def _redirect(answer: Answer, turn: QueuedUrl, outcome: Outcome, max_redirects: 
     )
     return Judgement(
         outcome=replace(outcome, outcome=REDIRECTED, target=answer.location),
-        wanted=[target],
+        entries=[target],
         record=_record(answer, turn, PAGE_LEVEL),
     )
 
@@ -151,7 +151,7 @@ def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) ->
         for url in references.links
     ]
     return Judgement(
-        outcome=outcome, wanted=pictures + links, record=_record(answer, turn, PAGE_LEVEL)
+        outcome=outcome, entries=pictures + links, record=_record(answer, turn, PAGE_LEVEL)
     )
 
 

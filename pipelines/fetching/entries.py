@@ -56,7 +56,7 @@ class Outcome:
     sha256: str | None = None
     etag: str | None = None
     modified: str | None = None
-    at: float | None = None  # seconds since 1970
+    fetched_at: float | None = None  # seconds since 1970
     seconds: float | None = None
     address: str | None = None
 

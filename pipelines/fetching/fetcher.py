@@ -269,23 +269,23 @@ class Fetcher:
 
     def _take(self, host: Host, turn: QueuedUrl, answer: Answer) -> None:
         judgement = judge(answer, turn, self._scope, max_redirects=self._manners.max_redirects)
-        for entry in judgement.wanted:
-            self._want(entry)
+        for entry in judgement.entries:
+            self._enqueue(entry)
         record_location = None
         if judgement.record is not None:
-            record_location = self._parts.add(judgement.record, at=answer.started)
-        self._journal.answered(host.row.id, turn.id, judgement.outcome, record_location)
+            record_location = self._parts.add(judgement.record, timestamp=answer.started)
+        self._journal.record_outcome(host.row.id, turn.id, judgement.outcome, record_location)
         self._count(judgement.outcome)
 
     def _keep(self, host: Host, turn: QueuedUrl, outcome: Outcome) -> None:
-        self._journal.answered(host.row.id, turn.id, outcome, None)
+        self._journal.record_outcome(host.row.id, turn.id, outcome, None)
         self._count(outcome)
 
     def _count(self, outcome: Outcome) -> None:
         self._done += 1
         self._rejected += outcome.is_reject
 
-    def _want(self, entry: UrlEntry) -> None:
+    def _enqueue(self, entry: UrlEntry) -> None:
         bucket = assign_bucket(get_host(entry.url), self._buckets)
         if bucket == self._bucket:
             self._journal.add(entry, max_pages=self._scope.max_pages_per_host)

@@ -205,7 +205,7 @@ class Journal:
 
     # What came of them.
 
-    def answered(
+    def record_outcome(
         self, host: int, url: int, outcome: Outcome, record_location: RecordLocation | None
     ) -> None:
         """Keeps the outcome of a URL; it waits no more."""
@@ -216,9 +216,15 @@ class Journal:
             "modified = ?, at = ?, seconds = ?, address = ?, part = ?, offset = ?, length = ? "
             "WHERE id = ?",
             (
-                *(state, int(outcome.at is not None), outcome.outcome, outcome.detail),
+                *(state, int(outcome.fetched_at is not None), outcome.outcome, outcome.detail),
                 *(outcome.status, outcome.target, outcome.media_type, outcome.bytes),
-                *(outcome.sha256, outcome.etag, outcome.modified, outcome.at, outcome.seconds),
+                *(
+                    outcome.sha256,
+                    outcome.etag,
+                    outcome.modified,
+                    outcome.fetched_at,
+                    outcome.seconds,
+                ),
                 *(
                     outcome.address,
                     record_location and record_location.part,
@@ -270,7 +276,7 @@ class Journal:
         """Returns the number of the last pass over failures that was begun; 0 if none was."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
-    def last_place(self) -> RecordLocation | None:
+    def last_location(self) -> RecordLocation | None:
         """Returns where the last record lies that is journalled."""
         row = self._db.execute(
             "SELECT part, offset, length FROM urls WHERE part IS NOT NULL "

@@ -20,12 +20,10 @@ RunRound = Callable[[Sequence[int]], None]
 def run_rounds(job: Fetching, run_round: RunRound) -> None:
     """Runs round after round until no URL waits, then as many passes over what failed."""
     _until_done(job, run_round)
-    for number in range(1, job.manners.retries + 1):
+    for number in range(1, job.policy.retries + 1):
         if failed := retry_failed(job, number):
-            print_status(
-                f"trying {failed} failed URLs once more, in {job.manners.retry_wait_s:g} s"
-            )
-            time.sleep(job.manners.retry_wait_s)
+            print_status(f"trying {failed} failed URLs once more, in {job.policy.retry_wait_s:g} s")
+            time.sleep(job.policy.retry_wait_s)
         _until_done(job, run_round)
 
 
@@ -43,7 +41,7 @@ def rounds_here(job: Fetching, number: int) -> Iterator[RunRound]:
     with open_workers(number, job, fetch_bucket.__module__) as workers:
 
         def run_round(buckets: Sequence[int]) -> None:
-            for _ in workers.each(fetch_bucket, buckets, lambda: require_held(job.output)):
+            for _ in workers.map_units(fetch_bucket, buckets, lambda: require_held(job.output)):
                 pass
 
         yield run_round

@@ -111,7 +111,7 @@ def _rejects(journal: Journal, written: CrawlSummary) -> Iterator[dict[str, obje
 
 
 def _write(job: Fetching, table: Table, bucket: int, rows: Iterable[dict[str, Any]]) -> Shard:
-    producer = {"job": "crawl", "manners": job.manners.as_settings()}
+    producer = {"job": "crawl", "manners": job.policy.as_settings()}
     writer = ShardWriter(job.output, table, bucket, job.buckets, producer=producer)
     with writer:
         group: list[dict[str, Any]] = []

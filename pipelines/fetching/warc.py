@@ -152,11 +152,11 @@ class Parts:
         """Whether the open part is to be finished, once its records are journalled."""
         return self._end >= self._max_bytes
 
-    def add(self, record_bytes: bytes, *, at: float) -> RecordLocation:
+    def add(self, record_bytes: bytes, *, timestamp: float) -> RecordLocation:
         """Appends a record; before it is journalled, :meth:`flush` must have been called."""
         if self._end == 0:
             self._append(
-                info_record(part_name(self._bucket, self.part), self._contact, timestamp=at)
+                info_record(part_name(self._bucket, self.part), self._contact, timestamp=timestamp)
             )
         location = RecordLocation(part=self.part, offset=self._end, length=len(record_bytes))
         self._append(record_bytes)

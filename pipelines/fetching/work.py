@@ -42,20 +42,20 @@ class Fetching:
 
     output: str
     buckets: int
-    manners: PolitenessPolicy
+    policy: PolitenessPolicy
     scope: Scope = field(default_factory=Scope)
     part_bytes: int = 1 << 30
     local: str | None = None  # of an output in a store: a folder here for what grows
 
     @property
-    def kept(self) -> Path:
+    def resume_folder(self) -> Path:
         """Where the journals lie that a killed run goes on from."""
         return to_path(self.output) / WORK / "buckets"
 
     @property
     def folder(self) -> Path:
         """Where the journals and open parts of the buckets lie that are worked on."""
-        return self.kept if self.local is None else Path(self.local, "buckets")
+        return self.resume_folder if self.local is None else Path(self.local, "buckets")
 
     def journal_path(self, bucket: int) -> Path:
         """Where a bucket's journal lies."""
@@ -64,7 +64,7 @@ class Fetching:
     def journal(self, bucket: int) -> Journal:
         """Opens a bucket's journal."""
         path = self.journal_path(bucket)
-        return Journal(path, None if self.local is None else self.kept / path.name)
+        return Journal(path, None if self.local is None else self.resume_folder / path.name)
 
     @contextmanager
     def parts(self, bucket: int, journal: Journal) -> Iterator[Parts]:
@@ -73,9 +73,9 @@ class Fetching:
             to_path(self.output),
             self.folder / f"{bucket:05d}.warc.gz",
             bucket,
-            contact=self.manners.contact,
+            contact=self.policy.contact,
             max_bytes=self.part_bytes,
-            journalled=journal.last_place(),
+            journalled=journal.last_location(),
         )
         try:
             yield parts
@@ -95,9 +95,9 @@ def use_local_scratch(job: Fetching) -> Iterator[Fetching]:
 
 def continued(job: Fetching) -> Fetching:
     """The fetch with as many buckets as an earlier run has begun it with, if one has."""
-    if not has_folder(job.kept):
+    if not has_folder(job.resume_folder):
         return job
-    return replace(job, buckets=len(list(job.kept.glob("*.journal"))))
+    return replace(job, buckets=len(list(job.resume_folder.glob("*.journal"))))
 
 
 def distribute(job: Fetching, lines: Iterable[Line]) -> None:
@@ -132,7 +132,7 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
         for bucket in range(job.buckets):
             with job.journal(bucket) as journal:
                 journal.keep()
-        write_bytes(job.kept / WHOLE, b"")
+        write_bytes(job.resume_folder / WHOLE, b"")
 
 
 def restore(job: Fetching) -> bool:
@@ -140,12 +140,12 @@ def restore(job: Fetching) -> bool:
 
     What was answered since they were kept is forgotten, and its archives are removed.
     """
-    if job.local is None or not has_folder(job.kept):
+    if job.local is None or not has_folder(job.resume_folder):
         return False
     with atomic_folder(job.folder) as folder:
         for bucket in range(job.buckets):
             name = job.journal_path(bucket).name
-            remote = job.kept / name
+            remote = job.resume_folder / name
             assert isinstance(remote, RemotePath)
             remote.download(folder / name)
     sent = {}
@@ -156,7 +156,7 @@ def restore(job: Fetching) -> bool:
     for bucket in range(job.buckets):
         with job.journal(bucket) as journal:
             journal.restored(sent, time.time())
-            last = journal.last_place()
+            last = journal.last_location()
         journalled.update(part_name(bucket, part) for part in range(last.part + 1 if last else 0))
     for path in to_path(job.output).glob(PARTS):
         if path.name not in journalled:
@@ -207,14 +207,14 @@ def fetch_bucket(job: Fetching, bucket: int) -> None:
         progress = stack.enter_context(
             Progress(total=journal.waiting(), unit="URL", label=f"crawl, bucket {bucket}")
         )
-        client = stack.enter_context(Client(job.manners.client_settings()))
+        client = stack.enter_context(Client(job.policy.client_settings()))
         fetcher = Fetcher(
             journal,
             parts,
             client,
             bucket=bucket,
             buckets=job.buckets,
-            policy=job.manners,
+            policy=job.policy,
             scope=job.scope,
             watch=_watch(journal, progress),
         )

@@ -51,7 +51,7 @@ def open_sources(
             require_number(
                 name_lists, reader.producer, what, flag=f"--{what}", regions=f"--regions {regions}"
             )
-            names[what] = ClassNames.of(name_lists)
+            names[what] = ClassNames.from_names(name_lists)
     return Sources(images=None if images is None else ImageReader(images), regions=reader, **names)
 
 
@@ -86,7 +86,7 @@ class FactsReader:
 
     def _look_at(self, row: int) -> PictureLook | None:
         assert self._sources.images is not None
-        data = self._sources.images.bytes_of(row)
+        data = self._sources.images.read_bytes(row)
         return None if data is None else look_at(data, max_pixels=MAX_PIXELS)
 
     def _regions(self, row: int) -> RegionRow:

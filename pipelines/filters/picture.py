@@ -136,7 +136,7 @@ class PictureFilters:
             "realism_threshold": self.realism and self.realism.threshold,
         }
 
-    def drop_of(self, data: bytes, *, max_pixels: int) -> Drop | None:
+    def check_image(self, data: bytes, *, max_pixels: int) -> Drop | None:
         """Says why a picture is dropped, or None. Decodes its ``data`` once, small; never raises.
 
         Racy from the safety model's threshold on, no photograph below the realism model's.

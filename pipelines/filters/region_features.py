@@ -72,7 +72,7 @@ class ClassNames:
     numbers: Mapping[str, frozenset[int]]
 
     @classmethod
-    def of(cls, names: Sequence[Sequence[str]]) -> "ClassNames":
+    def from_names(cls, names: Sequence[Sequence[str]]) -> "ClassNames":
         """Of each class, in the order of their numbers, all its names."""
         numbers: dict[str, set[int]] = {}
         for number, synonyms in enumerate(names):
@@ -82,7 +82,7 @@ class ClassNames:
                     numbers.setdefault(phrase, set()).add(number)
         return cls({phrase: frozenset(classes) for phrase, classes in numbers.items()})
 
-    def named_in(self, phrases: Sequence[str]) -> frozenset[int]:
+    def find_classes(self, phrases: Sequence[str]) -> frozenset[int]:
         """Returns the numbers that some of the phrases name."""
         known = [self.numbers[phrase] for phrase in phrases if phrase in self.numbers]
         return frozenset().union(*known)
@@ -90,7 +90,7 @@ class ClassNames:
     @cached_property
     def people(self) -> frozenset[int]:
         """Returns the classes of people."""
-        return self.named_in(sorted(PEOPLE))
+        return self.find_classes(sorted(PEOPLE))
 
 
 def region_features(
@@ -178,7 +178,7 @@ def _cross(
 ) -> list[float]:
     phrases = make_phrases(words)
     singles = phrases[: len(words)]
-    text_classes = classes.named_in(phrases)
+    text_classes = classes.find_classes(phrases)
     content = [word for word in singles if word not in STOP and word.isalpha()]
     region_classes = frozenset(regions.ids)
     naming = [bool(classes.numbers.get(word, NONE) & region_classes) for word in singles]
@@ -221,7 +221,7 @@ def _attributes(
     """How many regions have an attribute that is named, and are named themselves, too."""
     if regions.attributes is None or names is None:
         return [NAN] * 3
-    text_attributes = names.named_in(phrases)
+    text_attributes = names.find_classes(phrases)
     both = zip(regions.ids, regions.attributes, strict=True)
     return [
         sum(number in text_attributes for number in regions.attributes),

@@ -176,7 +176,7 @@ class HashedShares(Mapping[str, float]):
         self._table = table
 
     @classmethod
-    def counted(cls, texts: Iterable[tuple[str, str | None]]) -> "HashedShares":
+    def from_texts(cls, texts: Iterable[tuple[str, str | None]]) -> "HashedShares":
         """Counts the words of (text, language), of which the MOST_WORDS most frequent stay."""
         counts: Counter[str] = Counter()
         for text, language in texts:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     labels = read_labels(args.labels)
     sources = open_sources(args.images, args.regions, args.classes, args.attributes)
     pairs = labelled_pairs(args.pairs, labels)
-    frequency = HashedShares.counted(islice(read_texts(args.pairs), MOST_TEXTS))
+    frequency = HashedShares.from_texts(islice(read_texts(args.pairs), MOST_TEXTS))
     rows = labelled_rows(pairs, labels, sources, frequency)
     validation = validate(rows, seed=args.seed)
     model = Model(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.captions import Staged, read_arrow
-from vlmill.pipelines.hard_negatives.index import part_of
+from vlmill.pipelines.hard_negatives.index import build_index
 from vlmill.pipelines.hard_negatives.kernel import search
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.state import Rules
@@ -33,7 +33,7 @@ def build_part(plan: Plan, number: int) -> Numbers:
     """Leaves a part of the index, unless it is there."""
     folder = plan.part(number)
     if not has_folder(folder):
-        save(folder, part_of(mapped(plan.bags, Bags), number, plan.parts))
+        save(folder, build_index(mapped(plan.bags, Bags), number, plan.parts))
     return Numbers()
 
 

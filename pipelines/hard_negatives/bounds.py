@@ -52,7 +52,7 @@ def list_reaching(
     the masses of its bits; ``limit`` for each unit of its norm is what it must reach.
     """
     excess, norm, posting_rows = part.excess, part.norm, part.place
-    bounds, passed, row_numbers = scratch.bounds, scratch.passed, scratch.places
+    bounds, passed, row_numbers = scratch.bounds, scratch.passed, scratch.row_numbers
     offset, num = np.uint64(start), np.uint64(count)
     # Whole registers: arrays of postings end with some that count nothing.
     width = (num + np.uint64(WIDTH - 1)) // np.uint64(WIDTH) * np.uint64(WIDTH)

@@ -8,7 +8,7 @@ import numpy as np
 from vlmill.pipelines.hard_negatives.arrays import Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.blocks import search_range
 from vlmill.pipelines.hard_negatives.captions import stage
-from vlmill.pipelines.hard_negatives.index import part_of
+from vlmill.pipelines.hard_negatives.index import build_index
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source, batches
 from vlmill.pipelines.hard_negatives.state import Rules
@@ -64,7 +64,7 @@ def prepare(
     vocabulary = build_vocabulary(work / "words", staged.captions)
     bags = load_bags(work, staged, vocabulary, rules)
     save(work / "bags", bags)
-    save(work / "part-0", part_of(bags))
+    save(work / "part-0", build_index(bags))
     return mapped(work / "bags", Bags), mapped(work / "part-0", Part)
 
 
@@ -77,7 +77,7 @@ def estimate_cost(num_pairs: int, top: int, rate: Rate) -> Estimate:
         note += f"; the rate is among {SAMPLE_CAPTIONS:,} captions, and falls with their number"
     return Estimate(
         inputs={"--pairs": f"{num_pairs:,} pairs"},
-        most_bytes=output_bytes(num_pairs, top),
+        max_bytes=output_bytes(num_pairs, top),
         seconds=seconds,
         rate=rate,
         note=note,

@@ -125,7 +125,7 @@ def _copy(
             norm2[bag] += np.int64(counts[position]) * counts[position] * weights[words[position]]
 
 
-def part_of(bags: Bags, number: int = 0, parts: int = 1) -> Part:
+def build_index(bags: Bags, number: int = 0, parts: int = 1) -> Part:
     """Builds the index of every ``parts``-th bag from ``number`` on, if it has a word."""
     chosen = np.arange(number, bags.start.size - 1, parts)
     chosen = chosen[bags.start[chosen + 1] > bags.start[chosen]]

@@ -129,7 +129,7 @@ def _find(
         query.slots[query.words[slot]] = 0
     size = counters[BEST]
     for k in range(size):
-        state.warm[k] = state.best.places[k]
+        state.warm[k] = state.best.row_numbers[k]
     for k in range(counters[NEAR]):
         state.warm[size + k] = state.near[k]
     counters[WARM] = size + counters[NEAR]
@@ -143,7 +143,7 @@ def _begin(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo) 
     counters[ROUND] += 1
     num = counters[WARM]
     for k in range(num):
-        scratch.places[k] = state.warm[k]
+        scratch.row_numbers[k] = state.warm[k]
     counters[LOOKED_UP] += num
     num = score_bags(part, state, num, info.norm2, info.floor)
     judge(bags, part, rules, state, info, num)
@@ -166,7 +166,7 @@ def _search_list(
         np.sqrt(np.float64(info.norm2)),
     )
     # No product of a bag from here on is larger.
-    reach = np.float64(query.rest[slot]) + (0.0 if in_b else max_count * MOST_EXCESS)
+    reach = np.float64(query.tail_mass[slot]) + (0.0 if in_b else max_count * MOST_EXCESS)
     # The bound is a sum of float32, the limit one product: both err by less than this.
     slack = max(0.0, 1.0 - (info.words + 16) * 2.0**-22)
     while p < end:

@@ -46,7 +46,7 @@ class Plan:
         """What chunks of captions were cut into."""
         return self.work / "words"
 
-    def words_of(self, chunk: int) -> Path:
+    def words_path(self, chunk: int) -> Path:
         """The words of a chunk of captions; what else it leaves is there before them."""
         return self.words / f"words-{chunk:05d}.arrow"
 

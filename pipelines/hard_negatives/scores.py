@@ -54,7 +54,12 @@ def score_bags(part: Part, state: State, count: int, norm2: int, min_score: floa
     that does not fit into a row is scored once in a round, as captions of thousands of words would
     meet in thousands of lists.
     """
-    query, scratch, rows, row_numbers = state.query, state.scratch, part.rows, state.scratch.places
+    query, scratch, rows, row_numbers = (
+        state.query,
+        state.scratch,
+        part.rows,
+        state.scratch.row_numbers,
+    )
     ahead = np.int32(0)
     for k in range(count):  # all of their cache lines are on their way at once
         ahead |= rows[np.uint64(row_numbers[k]), 0]
@@ -96,7 +101,7 @@ def judge(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo, c
     """Judges ``count`` bags that have been scored: among the best, a near duplicate, or neither."""
     scratch, counters, below = state.scratch, state.counters, rules.numerator / rules.denominator
     for k in range(count):
-        row, score = scratch.places[k], scratch.scores[k]
+        row, score = scratch.row_numbers[k], scratch.scores[k]
         if counters[BEST] == rules.top and score < state.best.scores[rules.top - 1]:
             continue
         valid = score < below

@@ -32,7 +32,7 @@ class Query(NamedTuple):
     words: Array  # int32 [1 + words], as the next three
     bits: Array  # int32
     masses: Array  # int64: tf * w; 0 of slot 0
-    rest: Array  # int64 [2 + words] masses of a slot and all after it
+    tail_mass: Array  # int64 [2 + words] masses of a slot and all after it
     bit_mass: Array  # int64 [96]: masses of the words not yet searched, by their bit
 
 
@@ -54,7 +54,7 @@ class Scratch(NamedTuple):
     mask_sizes: Array  # int64 [3] how many there are
     bounds: Array  # float32, of each posting
     passed: Array  # uint8
-    places: Array  # int32, of each bag that is looked up, as the next three
+    row_numbers: Array  # int32, of each bag that is looked up, as the next three
     dots: Array  # int64
     norms: Array  # int64
     scores: Array  # float64
@@ -65,7 +65,7 @@ class Best(NamedTuple):
 
     scores: Array
     numbers: Array
-    places: Array
+    row_numbers: Array
 
 
 class State(NamedTuple):
@@ -88,7 +88,7 @@ def new_state(num_words: int, longest: int, num_long: int, top: int) -> State:
         words=np.zeros(longest + 1, np.int32),
         bits=np.zeros(longest + 1, np.int32),
         masses=np.zeros(longest + 1, np.int64),
-        rest=np.zeros(longest + 2, np.int64),
+        tail_mass=np.zeros(longest + 2, np.int64),
         bit_mass=np.zeros(BITS, np.int64),
     )
     scratch = Scratch(
@@ -97,7 +97,7 @@ def new_state(num_words: int, longest: int, num_long: int, top: int) -> State:
         mask_sizes=np.zeros(3, np.int64),
         bounds=np.zeros(CHUNK, np.float32),
         passed=np.zeros(CHUNK, np.uint8),
-        places=np.zeros(size, np.int32),
+        row_numbers=np.zeros(size, np.int32),
         dots=np.zeros(size, np.int64),
         norms=np.zeros(size, np.int64),
         scores=np.zeros(size, np.float64),
@@ -116,7 +116,7 @@ def new_state(num_words: int, longest: int, num_long: int, top: int) -> State:
 @inlined
 def lay_out(bags: Bags, bag: int, query: Query) -> tuple[int, int]:
     """Lays a bag's words out, heaviest first; (how many, how often the most frequent comes)."""
-    words, masses, tail_mass = query.words, query.masses, query.rest
+    words, masses, tail_mass = query.words, query.masses, query.tail_mass
     begin = bags.start[bag]
     size, max_count = bags.start[bag + 1] - begin, 1
     for k in range(size):

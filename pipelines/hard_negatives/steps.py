@@ -35,7 +35,7 @@ class Step:
     work: Callable[[Any], Numbers]
     units: Sequence[Any] = (None,)
     captions: int = 0  # that it goes through, by which its progress is shown; 0 shows none
-    apart: bool = False  # on this machine, units go to processes; else each has all threads
+    in_processes: bool = False  # on this machine, units go to processes; else each has all threads
 
 
 def staging(plan: Plan) -> list[Step]:
@@ -58,7 +58,7 @@ def has_vectors(plan: Plan) -> bool:
 
 def _vectors(plan: Plan, staged: Staged) -> list[Step]:
     """Words, how many captions have each, and the captions' vectors."""
-    chunks = [k for k in range(staged.chunks) if not plan.words_of(k).exists()]
+    chunks = [k for k in range(staged.chunks) if not plan.words_path(k).exists()]
     share = len(chunks) / max(staged.chunks, 1)  # chunks are of one size, but for the last
     words = Step(
         name="Words",
@@ -66,7 +66,7 @@ def _vectors(plan: Plan, staged: Staged) -> list[Step]:
         work=partial(cut_chunk, plan),
         units=chunks,
         captions=round(staged.rows * share),
-        apart=True,
+        in_processes=True,
     )
     return [words, _single("Vectors", write_vectors, plan, staged)]
 
@@ -108,9 +108,9 @@ def run_here(steps: Sequence[Step], workers: int) -> None:
         progress = Progress(
             total=step.captions, unit="caption", label=step.label, visible=step.captions > 0
         )
-        processes = workers if step.apart else 1
+        processes = workers if step.in_processes else 1
         with progress, open_workers(processes, step.work, __name__) as pool:
-            for numbers in pool.each(_do, step.units, partial(progress.advance, 0)):
+            for numbers in pool.map_units(_do, step.units, partial(progress.advance, 0)):
                 progress.advance(numbers["captions"])
 
 

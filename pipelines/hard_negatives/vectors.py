@@ -46,7 +46,7 @@ def compute_weights(idf: Array) -> Array:
 def cut_chunk(plan: Plan, chunk: int) -> Numbers:
     """Does :func:`count_chunk`, unless its files are there, and returns what was done."""
     numbers = Numbers()
-    if not plan.words_of(chunk).exists():  # it appears after the counts
+    if not plan.words_path(chunk).exists():  # it appears after the counts
         tokenize = make_tokenizer(plan.rules)
         with timed(numbers):
             numbers["captions"] = count_chunk(plan.captions, plan.words, chunk, tokenize)

@@ -77,7 +77,7 @@ class Workers(Generic[Shared]):
         self._number, self._shared, self._module = number, shared, module
         self._workers: list[_Worker[Any]] = []
 
-    def each(
+    def map_units(
         self,
         work: Callable[[Shared, Unit], Answer],
         units: Sequence[Unit],
@@ -99,7 +99,7 @@ class Workers(Generic[Shared]):
         while busy := {w.connection: w for w in self._workers if w.unit is not None}:
             for ready in wait(list(busy), TICK_S):
                 worker = busy[ready]  # type: ignore[index]
-                answer = self._answer_of(worker)
+                answer = self._receive_answer(worker)
                 self._give(worker, work, waiting)
                 yield answer
             idle()
@@ -123,7 +123,7 @@ class Workers(Generic[Shared]):
             except OSError:
                 raise self._ended(worker) from None
 
-    def _answer_of(self, worker: _Worker[Any]) -> Any:
+    def _receive_answer(self, worker: _Worker[Any]) -> Any:
         try:
             answer, error = worker.connection.recv()
         except (EOFError, OSError):

@@ -24,7 +24,7 @@ class FirstRows:
 
     def chunks(self, pool: ThreadPoolExecutor) -> Iterator[int]:
         """Goes on by some rows, and yields their number."""
-        rows = read_rows(self.job.table, self.job.places)
+        rows = read_rows(self.job.table, self.job.column_indices)
         while chunk := list(islice(rows, CHUNK)):
             captions = [c for c in map(self._judged, chunk) if isinstance(c, Caption)]
             self.bytes += sum(len(c.pair["text"].encode()) for c in captions)
@@ -53,7 +53,7 @@ def estimate_cost(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
     about = round(measured_bytes * num_rows / rate.items) if rate.items else 0
     return Estimate(
         inputs={"--input": f"{num_rows:,} rows"},
-        about_bytes=about,
+        expected_bytes=about,
         seconds=rate.seconds_for(num_rows),
         rate=rate,
         note="later rows name more pictures again, which are written once",
@@ -76,8 +76,8 @@ def published_estimate(job: Job) -> Estimate:
     rate = measure_rate(chunks(), "rows", weight=float)
     rows = max(published, read[0])
     return Estimate(
-        inputs={s.said: f"{s.size:,} bytes" for s in job.reading.sources},
-        about_bytes=round(read[1] * rows / read[0]) if read[0] else 0,
+        inputs={s.display_name: f"{s.size:,} bytes" for s in job.reading.sources},
+        expected_bytes=round(read[1] * rows / read[0]) if read[0] else 0,
         seconds=rate.seconds_for(rows),
         rate=rate,
         note="pictures cost the time to decode them, and their bytes",

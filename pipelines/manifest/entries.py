@@ -97,7 +97,7 @@ class Reading:
     the table of images is written if one of them is there, if ``--images`` is given, or if
     ``own_pictures``. ``repeated_bytes``: pictures may be placeholders, the same bytes under many
     ids. ``tables`` narrows those of the data set; ``files`` are small files to write
-    beside the tables, by their names; ``says`` are lines to tell; ``resolved`` are the options as
+    beside the tables, by their names; ``messages`` are lines to tell; ``resolved`` are the options as
     they were resolved from the files (a column that was found by its name).
     """
 
@@ -109,7 +109,7 @@ class Reading:
     repeated_bytes: bool = False
     tables: tuple[Table, ...] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
-    says: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     resolved: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -26,12 +26,12 @@ class Part:
         self,
         output: Path,
         tables: Sequence[Table],
-        place: tuple[int, int | None],
+        position: tuple[int, int | None],
         producer: Mapping[str, Any],
     ) -> None:
         self._stack = ExitStack()
         self._writers = {  # left in the opposite order
-            table.name: ShardWriter(output, table, *place, producer=producer)
+            table.name: ShardWriter(output, table, *position, producer=producer)
             for table in reversed(tables)
         }
         self._rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in tables}

@@ -63,8 +63,8 @@ def estimate_cost(
     work = work_bytes(num_pictures, dim)
     return Estimate(
         inputs={"--regions": f"{num_pictures:,} pictures, vectors of {dim}"},
-        least_bytes=work,
-        most_bytes=work + output_bytes(num_pictures, top),
+        min_bytes=work,
+        max_bytes=work + output_bytes(num_pictures, top),
         seconds=None if seconds is None or search_s is None else seconds + search_s,
         rate=searching,
         note=f"the rate is of a search among {sample:,} pictures; --output also takes the vectors "

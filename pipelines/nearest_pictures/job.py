@@ -184,7 +184,7 @@ def _rows(index: NearestIndex, split: Split, part: Range, top: int) -> Iterator[
     for position, nearest in enumerate(index.search(part.start, part.stop, top), part.start):
         yield {
             "image_id": split.image_ids[position],
-            "neighbour_ids": [split.image_ids[other] for other in nearest.places.tolist()],
+            "neighbour_ids": [split.image_ids[other] for other in nearest.positions.tolist()],
             "distances": nearest.distances.tolist(),
         }
 

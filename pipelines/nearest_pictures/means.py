@@ -34,7 +34,7 @@ def marks_whole_pictures(regions: RegionReader) -> bool:
     """
     has_other_boxes = False
     for number in np.flatnonzero(regions.box_counts()).tolist():
-        group, within = regions.located(number)
+        group, within = regions.locate_row(number)
         boxes = group.boxes(within)
         if not is_whole_picture(boxes[0], *group.size(within)):
             return False
@@ -67,7 +67,7 @@ def picture_mean(regions: RegionReader, number: int, first: int) -> Vectors | No
 
     Raises InputError for a row with boxes and without features.
     """
-    group, within = regions.located(number)
+    group, within = regions.locate_row(number)
     if len(group.boxes(within)) <= first:
         return None
     row = group.row(within, ("features",))

@@ -39,7 +39,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # what products below it lose
 class Nearest:
     """A picture's nearest ones, by their places among the sorted ids, and float32 distances."""
 
-    places: Numbers
+    positions: Numbers
     distances: Distances
 
 
@@ -76,7 +76,7 @@ class NearestIndex:
                 for position, query in zip(positions.tolist(), which.tolist(), strict=True):
                     is_other = lists[query].places != position
                     yield Nearest(
-                        places=lists[query].places[is_other][:top],
+                        positions=lists[query].places[is_other][:top],
                         distances=lists[query].distances[is_other][:top],
                     )
 
@@ -122,7 +122,7 @@ class NearestIndex:
         )
         repeated = np.repeat(distances[near], sizes[near])
         first = np.lexsort((positions, repeated))[:count]
-        return Nearest(places=positions[first], distances=repeated[first])
+        return Nearest(positions=positions[first], distances=repeated[first])
 
     def _distances(self, query: int, candidates: Numbers) -> Distances:
         """Euclidean distances of vectors, computed in float64, rounded to float32."""

@@ -16,7 +16,7 @@ class Labels:
         self._texts: dict[str, str] = {}
         self._named: Mapping[str, LexborNode] | None = None
 
-    def of(self, node: LexborNode) -> str:
+    def find_label(self, node: LexborNode) -> str:
         """Returns the label of a picture or of its link, "" for none."""
         attributes = node.attributes
         if label := attributes.get("aria-label"):

@@ -143,8 +143,8 @@ def _images(
                 alt=fold(attributes.get("alt"), max_chars),
                 title=fold(attributes.get("title"), max_chars)
                 or fold(link.attributes.get("title") if link else "", _MAX_LINK_TEXT),
-                label=fold(labels.of(spot.node), max_chars)
-                or fold(labels.of(link) if link else "", _MAX_LINK_TEXT),
+                label=fold(labels.find_label(spot.node), max_chars)
+                or fold(labels.find_label(link) if link else "", _MAX_LINK_TEXT),
                 caption=captions.get(order) or in_tables.get(spot.node.mem_id, ""),
                 block=bisect.bisect_left(numbers, spot.block),
                 path=spot.path,

@@ -109,7 +109,7 @@ class _Walk:
         parts.clear()
         self.linked = 0
 
-    def see(self, node: LexborNode, open_element: _Open) -> None:
+    def add_image(self, node: LexborNode, open_element: _Open) -> None:
         """Notes a picture's place, in ``open_element``."""
         if len(self.spots) == self.max_images:
             self.num_beyond += 1
@@ -134,7 +134,7 @@ class _Walk:
             )
         )
 
-    def see_listing(self, node: LexborNode, open_element: _Open) -> None:
+    def add_listing(self, node: LexborNode, open_element: _Open) -> None:
         """Takes a listing in ``open_element`` as one block, whatever elements colour its words."""
         if self.parts:
             self.flush(open_element)
@@ -229,7 +229,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
     while node is not None:
         tag = node.tag or ""
         if background_ids and node.mem_id in background_ids and tag not in _SPECIAL:
-            walk.see(node, open_element)
+            walk.add_image(node, open_element)
         if tag == _TEXT:
             # Between blocks there is mostly nothing but white space.
             if parts or not node.is_empty_text_node:
@@ -239,12 +239,12 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                     walk.linked += len(text)
         elif tag in _SPECIAL:
             if tag in _PICTURES or (tag == "video" and node.attributes.get("poster")):
-                walk.see(node, open_element)
+                walk.add_image(node, open_element)
             elif tag == "pre":
-                walk.see_listing(node, open_element)
+                walk.add_listing(node, open_element)
             elif tag == "svg" and has_drawn:
                 for drawn in node.css("image"):
-                    walk.see(drawn, open_element)
+                    walk.add_image(drawn, open_element)
         elif (child := node.child) is not None:
             attributes, around = node.attributes, None
             classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""

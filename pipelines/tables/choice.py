@@ -159,7 +159,7 @@ class RelatedFilter:
         return {Reason.EXCLUDED: ~stays}
 
 
-def about(entry: TableInput, choose: Choose) -> RelatedFilter:
+def make_related_filter(entry: TableInput, choose: Choose) -> RelatedFilter:
     """Returns the pictures and pairs of the main table's rows that stay. Memory: 8 bytes each."""
     images, pairs = [NO_KEYS], [NO_KEYS]
     columns = [name for name in entry.table.schema.names if name not in _LARGE]

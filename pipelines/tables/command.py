@@ -11,8 +11,8 @@ from vlmill.pipelines.tables.choice import (
     ConditionFilter,
     DuplicateFilter,
     SampleFilter,
-    about,
     find_limit,
+    make_related_filter,
 )
 from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inputs
 from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
@@ -158,7 +158,7 @@ def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
 
 
 def _add_related(tables: dict[str, TableInput], name: str, choose: Choose) -> dict[str, Choose]:
-    related = about(tables[name], choose)
+    related = make_related_filter(tables[name], choose)
     return {other: choose if other == name else related for other in tables}
 
 

@@ -109,7 +109,7 @@ class Removal:
             mask |= _match_any(rows.column("image_ids"), self.images)
         return {Reason.EXCLUDED: mask}
 
-    def shortened(self, table: Table, rows: pa.Table) -> pa.Table:
+    def shorten_lists(self, table: Table, rows: pa.Table) -> pa.Table:
         """The rows without removed ids in their lists."""
         if table.name not in LISTS:
             return rows

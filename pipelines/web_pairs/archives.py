@@ -95,7 +95,7 @@ def find_archives(
     Raises Unreachable for an archive on the web that does not answer.
     """
     if pattern.startswith("@"):
-        lines = list(listed(pattern[1:], allowed))
+        lines = list(read_list(pattern[1:], allowed))
         paths = [placed(line, base, pattern[1:]) for line in lines]
         return add_sizes(f"--warc {pattern}", paths, allowed)
     if is_web(pattern) and "*" not in pattern:
@@ -139,7 +139,7 @@ def _matches(pattern: str) -> list[tuple[str, int]]:
     return archives
 
 
-def listed(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
+def read_list(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines of a list that are not blank. Raises InputError for one that is none."""
     argument = f"--warc @{path}"
     try:
@@ -186,7 +186,7 @@ def indexed_archives(pattern: str, base: str | None) -> "Index":
 
     paths = index_files(pattern)
     source = str(paths[0])
-    return read_index(paths, "--index").renamed(lambda name: placed(name, base, source))
+    return read_index(paths, "--index").rename_archives(lambda name: placed(name, base, source))
 
 
 def index_files(pattern: str) -> list[Path]:

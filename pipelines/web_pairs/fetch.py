@@ -65,7 +65,7 @@ def fetch_missing(
     if not (folder / DONE).exists():
         prepare_work(job)
         run_steps(job, MINE)
-        fetching = Fetching(output=str(folder), buckets=all_cores(), manners=policy)
+        fetching = Fetching(output=str(folder), buckets=all_cores(), policy=policy)
         folder.mkdir(parents=True, exist_ok=True)
         with use_local_scratch(continued(fetching)) as fetching:
             distribute(fetching, _missing(job, run_steps))

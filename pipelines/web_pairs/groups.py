@@ -85,7 +85,7 @@ class Groups:
         """The table that a run has left."""
         return cls(np.load(groups_path(folder), mmap_mode="r", allow_pickle=False))
 
-    def of(self, picture: ArchivedImage) -> Membership:
+    def find_membership(self, picture: ArchivedImage) -> Membership:
         """The group of a picture; one that is alone has a group of its own."""
         index = int(np.searchsorted(self._hashes, np.uint64(picture.phash)))
         if index == len(self._hashes) or int(self._hashes[index]) != picture.phash:
@@ -104,7 +104,7 @@ def is_held_out(group: int, share: float) -> bool:
 
 def assign_split(picture: ArchivedImage, groups: Groups, rules: WebPairRules) -> str | Drop:
     """The split of a picture's pair, or why the pair is dropped."""
-    membership = groups.of(picture)
+    membership = groups.find_membership(picture)
     if rules.drop_near_duplicates and not membership.leads:
         return Drop(Reason.NEAR_DUPLICATE, f"hash {picture.phash:016x}: {picture.url}")
     return "val" if is_held_out(membership.group, rules.hold_out) else "train"

@@ -118,7 +118,7 @@ def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple
     """Archives with the bytes that are read of them."""
     if index is None:
         return archives
-    return [(path, index.bytes_of(path)) for path, _ in archives]
+    return [(path, index.count_bytes(path)) for path, _ in archives]
 
 
 def read_settings(

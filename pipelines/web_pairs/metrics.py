@@ -73,7 +73,7 @@ class RejectExamples:
     def __init__(self) -> None:
         self._examples: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
 
-    def seen(self, rejects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def collect(self, rejects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Passes rejects on."""
         for row in rejects:
             kind = (row["stage"], row["reason"])

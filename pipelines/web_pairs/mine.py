@@ -200,7 +200,7 @@ def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> Arc
     )
     if isinstance(facts, Drop):
         return facts
-    if (drop := filters.drop_of(record.body, max_pixels=rules.max_pixels)) is not None:
+    if (drop := filters.check_image(record.body, max_pixels=rules.max_pixels)) is not None:
         return drop
     assert facts.phash is not None
     return ArchivedImage(
@@ -238,7 +238,7 @@ def read_records(
 def mine(job: Job, unit: Unit) -> Result:
     """Mines one archive. Memory: one record and the rows of one run of each spool."""
     archive = job.archives[unit.number]
-    ranges = job.ranges_of(archive)
+    ranges = job.load_ranges(archive)
 
     def path(kind: str) -> Path:
         return job.mined / f"{unit.name}.mined-{kind}.spool"

@@ -47,7 +47,9 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
     samples = content["samples"]
     if scores is not None:
         counts["score"] = scores.counts
-        samples = [sample | {"score": scores.of_samples[sample["pair_id"]]} for sample in samples]
+        samples = [
+            sample | {"score": scores.sample_scores[sample["pair_id"]]} for sample in samples
+        ]
     write_page(
         output / "report.html",
         "Web pairs",
@@ -76,7 +78,7 @@ class Scores:
     """Scores that pairs got after mining: how many by ``score_bin``, and those of the samples."""
 
     counts: Counter[Any]
-    of_samples: Mapping[str, float]
+    sample_scores: Mapping[str, float]
 
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
@@ -91,7 +93,7 @@ def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
                 counts.update(map(score_bin, scores))
                 pairs = zip(pair_ids, scores, strict=True)
                 sample_scores |= {name: score for name, score in pairs if name in ids}
-    return Scores(counts=counts, of_samples=sample_scores)
+    return Scores(counts=counts, sample_scores=sample_scores)
 
 
 def _funnel(funnel: Sequence[Mapping[str, Any]]) -> Markup:

@@ -63,7 +63,7 @@ def write_shard(job: Job, unit: Unit) -> Result:
         shards.append(write_images(job, unit.number, images))
     rejects = sorted_rows([rejects_path], unit.number)
     stream = heapq.merge(ordered_rows(job, "rejects", unit.number), rejects)
-    shards.append(write_rows(job, REJECTS, unit.number, examples.seen(reject_rows(stream))))
+    shards.append(write_rows(job, REJECTS, unit.number, examples.collect(reject_rows(stream))))
     return Result(
         tallies=counts.tallies, shards=shards, metrics={**metrics.as_json(), **examples.as_json()}
     )

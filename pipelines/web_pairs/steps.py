@@ -87,7 +87,7 @@ def run_here(job: Job, workers: int, steps: range = range(len(STEPS))) -> None:
             step = STEPS[number]
             units = step.units(job)
             with UnitProgress(total=len(units), label=f"web pairs, {step.name}") as progress:
-                for numbers in pool.each(partial(_do, number), units, progress.idle):
+                for numbers in pool.map_units(partial(_do, number), units, progress.idle):
                     progress.add(numbers)
 
 

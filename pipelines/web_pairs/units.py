@@ -92,7 +92,7 @@ class Job:
         """The folder of the places that an index names, a file for each archive."""
         return to_path(self.output) / WORK / "index"
 
-    def ranges_of(self, archive: Archive) -> Ranges | None:
+    def load_ranges(self, archive: Archive) -> Ranges | None:
         """The records of an archive that the index names; None for all that it has.
 
         What ``--fetch`` has fetched stands in no index.

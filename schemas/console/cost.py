@@ -36,16 +36,16 @@ class Rate:
 class Estimate:
     """A run's cost. Bytes are of --output.
 
-    ``least_bytes`` is what the run writes in any case: a disk without that room is refused.
-    ``most_bytes`` is what it may write, ``about_bytes`` what it will if all is like the first
+    ``min_bytes`` is what the run writes in any case: a disk without that room is refused.
+    ``max_bytes`` is what it may write, ``expected_bytes`` what it will if all is like the first
     items; None where only the run itself can tell. ``memory``: of the device, in words. ``note``
     says what the figures leave out.
     """
 
     inputs: Mapping[str, str]  # flag or name -> how much there is
-    least_bytes: int = 0
-    most_bytes: int | None = None
-    about_bytes: int | None = None
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    expected_bytes: int | None = None
     seconds: float | None = None
     rate: Rate | None = None
     memory: str = ""
@@ -106,7 +106,7 @@ def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
     if estimate.memory:
         facts.append(("memory", estimate.memory))
     free = "unknown" if free_bytes is None else size_words(free_bytes)
-    shortage = "" if free_bytes is None or estimate.least_bytes <= free_bytes else ": NOT ENOUGH"
+    shortage = "" if free_bytes is None or estimate.min_bytes <= free_bytes else ": NOT ENOUGH"
     facts.append(("free", f"{free} at --output{shortage}"))
     if estimate.note:
         facts.append(("note", estimate.note))
@@ -114,9 +114,9 @@ def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
 
 
 def _output_words(estimate: Estimate) -> str:
-    min_bytes, max_bytes = estimate.least_bytes, estimate.most_bytes
-    if estimate.about_bytes is not None:
-        return f"about {size_words(estimate.about_bytes)}, if all is like the first items"
+    min_bytes, max_bytes = estimate.min_bytes, estimate.max_bytes
+    if estimate.expected_bytes is not None:
+        return f"about {size_words(estimate.expected_bytes)}, if all is like the first items"
     if max_bytes is None:
         return f"at least {size_words(min_bytes)}" if min_bytes else "unknown until it is made"
     if min_bytes == max_bytes:

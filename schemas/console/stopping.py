@@ -38,12 +38,12 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True
 
-    def came(self) -> bool:
+    def is_requested(self) -> bool:
         """Says whether any process was asked; all processes have to call this."""
         return self._any_of(self._came)
 
 
-def any_of(accelerator: "Accelerator", flag: bool) -> bool:
+def reduce_flags(accelerator: "Accelerator", flag: bool) -> bool:
     """Says whether something holds in any process; all processes have to call this."""
     if accelerator.num_processes == 1:
         return flag

@@ -93,7 +93,7 @@ def lock_output(
 
 
 @contextmanager
-def alone(output: str | Path) -> Iterator[None]:
+def wait_for_turn(output: str | Path) -> Iterator[None]:
     """Waits for the other parts of an output that are in such a block; one at a time is."""
     path = Path(output, f"{LOCK}-alone")
     with _hold_lock(path, f"--output {output}", fcntl.LOCK_EX, wait=True):

@@ -76,12 +76,12 @@ class RemotePath(_Base):
         """Bucket and key, or of HDFS the host and the path on it."""
         return PurePosixPath(self.url.partition("://")[2])
 
-    def _at(self, key: object) -> "RemotePath":
+    def _with_key(self, key: object) -> "RemotePath":
         return RemotePath(f"{self.url.partition('://')[0]}://{key}")
 
-    def _named(self, name: str) -> "RemotePath":
+    def _from_listed_name(self, name: str) -> "RemotePath":
         """The path of a name as the store lists it: HDFS's are without their host."""
-        return self._at(f"{self._key.parts[0]}/{name}" if name.startswith("/") else name)
+        return self._with_key(f"{self._key.parts[0]}/{name}" if name.startswith("/") else name)
 
     def __str__(self) -> str:
         return self.url
@@ -102,7 +102,7 @@ class RemotePath(_Base):
         return str(self) < str(other)
 
     def __truediv__(self, name: Any) -> "RemotePath":
-        return RemotePath(str(name)) if is_remote(name) else self._at(self._key / str(name))
+        return RemotePath(str(name)) if is_remote(name) else self._with_key(self._key / str(name))
 
     def __fspath__(self) -> str:
         """Returns the path of a local copy, to be read and never written."""
@@ -123,7 +123,7 @@ class RemotePath(_Base):
 
     @property
     def parent(self) -> "RemotePath":
-        return self._at(self._key.parent) if len(self._key.parts) > 1 else self
+        return self._with_key(self._key.parent) if len(self._key.parts) > 1 else self
 
     def resolve(self, strict: bool = False) -> "RemotePath":
         """Itself: there are no links. NumPy asks before it maps."""
@@ -133,10 +133,10 @@ class RemotePath(_Base):
         """The path beside this one. Raises InputError for a bucket: it stands beside no folder."""
         if len(self._key.parts) < 2:
             raise InputError(f"{self.url} is a bucket; give a folder in it")
-        return self._at(self._key.with_name(name))
+        return self._with_key(self._key.with_name(name))
 
     def with_suffix(self, suffix: str) -> "RemotePath":
-        return self._at(self._key.with_suffix(suffix))
+        return self._with_key(self._key.with_suffix(suffix))
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Asks the store by a method of its fsspec file system, the key first."""
@@ -168,25 +168,27 @@ class RemotePath(_Base):
         return info is not None and info["type"] == "file"
 
     def is_dir(self) -> bool:
-        return bool(self._listed())
+        return bool(self._list_entries())
 
-    def _listed(self) -> list[dict[str, Any]]:
+    def _list_entries(self) -> list[dict[str, Any]]:
         """What lies directly below, without the marks that consoles make of folders."""
         try:
             entries = self.ask("ls", detail=True)
         except FileNotFoundError:
             return []
-        return [entry for entry in entries if self._named(entry["name"].rstrip("/")) != self]
+        return [
+            entry for entry in entries if self._from_listed_name(entry["name"].rstrip("/")) != self
+        ]
 
     def iterdir(self) -> Generator["RemotePath", None, None]:
-        for entry in self._listed():
+        for entry in self._list_entries():
             yield self / PurePosixPath(entry["name"]).name
 
     def entries(self) -> Iterator[tuple["RemotePath", Status]]:
         """The objects directly below, with what the store says of them."""
-        for entry in self._listed():
+        for entry in self._list_entries():
             if entry["type"] == "file":
-                yield self._named(entry["name"]), _status(entry)
+                yield self._from_listed_name(entry["name"]), _status(entry)
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:  # type: ignore[override]
         assert "/" not in pattern and "**" not in pattern, "one level of a folder"
@@ -199,7 +201,7 @@ class RemotePath(_Base):
         except FileNotFoundError:
             return []
         return [
-            (self._named(name), _status(info))
+            (self._from_listed_name(name), _status(info))
             for name, info in sorted(objects.items())
             if not name.endswith("/")
         ]
@@ -210,9 +212,11 @@ class RemotePath(_Base):
             names = self.ask("glob", detail=True)
         except FileNotFoundError:  # of Cloud Storage
             names = {}
-        if not names and not self._at(self._key.parts[0]).exists():
+        if not names and not self._with_key(self._key.parts[0]).exists():
             raise bucket_missing_error(self.url)
-        return sorted(self._named(name) for name, info in names.items() if info["type"] == "file")
+        return sorted(
+            self._from_listed_name(name) for name, info in names.items() if info["type"] == "file"
+        )
 
     def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:
         """A stream to read, in ranges as they are asked for."""
@@ -286,7 +290,7 @@ class RemotePath(_Base):
         uploads = ask("list_multipart_uploads", Prefix=f"{key}/").get("Uploads", [])
         for upload in uploads:
             ask("abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"])
-        return [self._at(f"{bucket}/{upload['Key']}") for upload in uploads]
+        return [self._with_key(f"{bucket}/{upload['Key']}") for upload in uploads]
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing: a folder is there as soon as something lies in it."""

@@ -160,7 +160,7 @@ class Client:
 
     def _name(self) -> None:
         """Goes on with the requests whose hosts have been looked up."""
-        for outcome in self._names.found():
+        for outcome in self._names.take_outcomes():
             for request, url in self._nameless.pop(outcome.host, ()):
                 self._go_on(request, url, outcome)
 

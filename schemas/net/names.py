@@ -60,7 +60,7 @@ class Names:
         self._asked[host] = time.monotonic()
         self._lookup(host, self._end)
 
-    def found(self) -> list[LookupOutcome]:
+    def take_outcomes(self) -> list[LookupOutcome]:
         """Returns the outcomes that have come since the last call, those given up included."""
         outcomes = []
         while self._done:

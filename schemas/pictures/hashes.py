@@ -112,7 +112,7 @@ class Neighbours:
 
     def __init__(self, hashes: Hashes, distance: int) -> None:
         self._distance = distance
-        self._bands = [_Band.of(hashes, shift, mask) for shift, mask in bands(distance)]
+        self._bands = [_Band.from_hashes(hashes, shift, mask) for shift, mask in bands(distance)]
 
     def near(self, phash: int) -> bool:
         """Whether one of the hashes lies within the distance of this one."""
@@ -128,7 +128,7 @@ class _Band(NamedTuple):
     hashes: Hashes
 
     @classmethod
-    def of(cls, hashes: Hashes, shift: int, mask: int) -> "_Band":
+    def from_hashes(cls, hashes: Hashes, shift: int, mask: int) -> "_Band":
         keys = (hashes >> np.uint64(shift)) & np.uint64(mask)
         order = np.argsort(keys, kind="stable")
         return cls(shift, mask, keys[order], hashes[order])

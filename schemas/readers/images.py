@@ -47,15 +47,15 @@ class ImageReader:
     def _open(self) -> None:
         self._shards = [MappedShard(path) for path in self.paths]
         self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
-        self._places = lru_cache(maxsize=CACHED_GROUPS)(self._read_places)
+        self._places = lru_cache(maxsize=CACHED_GROUPS)(self._read_byte_ranges)
         self._group = lru_cache(maxsize=1)(self._read_group)
 
     def _read_footer(self, shard: int) -> Footer:
         return read_footer(self.paths[shard])
 
-    def _read_places(self, group_index: int) -> ByteRanges | None:
+    def _read_byte_ranges(self, group_index: int) -> ByteRanges | None:
         shard, group = self._groups[group_index]
-        return self._footer(shard).places.of(group, "bytes")
+        return self._footer(shard).byte_ranges.of(group, "bytes")
 
     def _read_group(self, group_index: int) -> Any:
         shard, group = self._groups[group_index]
@@ -102,9 +102,9 @@ class ImageReader:
 
     def __getitem__(self, image_id: str) -> bytes | None:
         """A picture's bytes, None where the table has none. KeyError if the id is absent."""
-        return self.bytes_of(self._ids.number(image_id))
+        return self.read_bytes(self._ids.number(image_id))
 
-    def bytes_of(self, number: int) -> bytes | None:
+    def read_bytes(self, number: int) -> bytes | None:
         """The bytes of row ``number``, None where the table has none. InputError if damaged."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
@@ -124,7 +124,7 @@ class ImageReader:
         if size == NULL:
             return None
         if not self._shards[shard].holds(offset, size):
-            raise self._shards[shard].misplaced(
+            raise self._shards[shard].misplaced_error(
                 f"picture {within} of row group {self._groups[group_index][1]}"
             )
         return self._shards[shard].bytes[offset : offset + size].tobytes()

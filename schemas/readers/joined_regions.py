@@ -40,7 +40,7 @@ class JoinedRegions(RegionReader):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_join": None}
 
-    def located_annotated(self, image_id: str) -> tuple[RegionGroup, int]:
+    def locate_annotated(self, image_id: str) -> tuple[RegionGroup, int]:
         """Returns the group of a picture's annotated regions, and its row's number there.
 
         Raises InputError for a picture without such a row.
@@ -50,11 +50,11 @@ class JoinedRegions(RegionReader):
             raise InputError(
                 f"{ANNOTATED}: {image_id} has no row; extract the annotated boxes of all pictures"
             )
-        return self.annotated.located(number)
+        return self.annotated.locate_row(number)
 
     def is_finite(self, number: int) -> bool:
         """Says whether all numbers of a picture's rows in both tables are finite."""
-        annotated = self._annotated_number(self.index.id_of(number))
+        annotated = self._annotated_number(self.index.get_id(number))
         return super().is_finite(number) and (
             annotated == ABSENT or self.annotated.is_finite(annotated)
         )

@@ -47,7 +47,7 @@ class Join:
         self._equal[equal] = True
         for row in equal.tolist() if self._askers else ():
             if row in self._askers:
-                raise self._conflict(self._askers[row], self._index.id_of(row), row)
+                raise self._conflict(self._askers[row], self._index.get_id(row), row)
         for index in np.flatnonzero(numbers == ABSENT).tolist():
             numbers[index] = self._row_by_name(image_ids[index])
         return numbers
@@ -75,7 +75,7 @@ class Join:
 
     def _conflict(self, image_id: str, other: str, row: int) -> InputError:
         return InputError(
-            f"{self._asking}: {image_id} and {other} would both be {self._index.id_of(row)} of "
+            f"{self._asking}: {image_id} and {other} would both be {self._index.get_id(row)} of "
             f"{self._holding}; call pictures by the same ids in both"
         )
 
@@ -94,10 +94,12 @@ class Join:
 
     def samples(self, image_ids: Sequence[str]) -> str:
         """Returns a few ids of both sides, for an error."""
-        return f"{self._asking} has {_few(image_ids)}, {self._holding} has {_few(self._held())}"
+        return (
+            f"{self._asking} has {_few(image_ids)}, {self._holding} has {_few(self._sample_ids())}"
+        )
 
-    def _held(self) -> Sequence[str]:
-        return [self._index.id_of(row) for row in range(min(len(self._index), SAMPLES))]
+    def _sample_ids(self) -> Sequence[str]:
+        return [self._index.get_id(row) for row in range(min(len(self._index), SAMPLES))]
 
 
 def _few(image_ids: Sequence[str]) -> str:

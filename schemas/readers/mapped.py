@@ -13,10 +13,10 @@ from vlmill.schemas.files.places import LENGTH_BYTES, ShardByteRanges, length_pr
 
 
 class Footer(NamedTuple):
-    """A shard's footer has been read: ``file`` reads row groups, ``places`` gives their values."""
+    """A shard's footer has been read: ``file`` reads row groups, ``byte_ranges`` gives their values."""
 
     file: pq.ParquetFile
-    places: ShardByteRanges
+    byte_ranges: ShardByteRanges
 
 
 def read_footer(path: Path) -> Footer:
@@ -50,7 +50,7 @@ class MappedShard:
         before = self._map[max(0, offset - LENGTH_BYTES) : offset]
         return offset + size <= len(self._map) and before == length_prefix(size)
 
-    def misplaced(self, what: str) -> InputError:
+    def misplaced_error(self, what: str) -> InputError:
         """The error for a value that is not where it should be."""
         return InputError(
             f"{self.path} is damaged: {what} is not where its metadata says; write the shard again"

@@ -80,7 +80,7 @@ class RegionGroup:
         self._places: dict[str, tuple[list[int], list[int]]] = {}
         copied = []
         for name in BINARY:
-            byte_ranges = footer.places.of(group, name)
+            byte_ranges = footer.byte_ranges.of(group, name)
             if byte_ranges is None:
                 copied.append(name)
             else:
@@ -163,7 +163,7 @@ class RegionGroup:
             raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
         return boxes
 
-    def place(self, name: str, number: int) -> tuple[int, int] | None:
+    def locate_value(self, name: str, number: int) -> tuple[int, int] | None:
         """Where in the file the bytes of a binary column lie: offset and size.
 
         None where they have to be copied out (compressed), or are missing. InputError where the
@@ -175,7 +175,7 @@ class RegionGroup:
         if size == NULL:
             return None
         if not self._shard.holds(offset, size):
-            raise self._shard.misplaced(f"{name} of {self.image_id(number)}")
+            raise self._shard.misplaced_error(f"{name} of {self.image_id(number)}")
         return offset, size
 
     def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
@@ -183,7 +183,7 @@ class RegionGroup:
         if name in self._copied:
             value = self._copied[name][number]
             return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
-        location = self.place(name, number)
+        location = self.locate_value(name, number)
         return None if location is None else self._shard.bytes[location[0] : sum(location)]
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
@@ -197,9 +197,9 @@ class RegionGroup:
         values = np.frombuffer(data, dtype=kind).reshape(count, width)
         return from_stored(values, self._arrays[like]["dtype"])
 
-    def feature_place(self, number: int) -> tuple[int, int] | None:
+    def locate_features(self, number: int) -> tuple[int, int] | None:
         """Returns :meth:`place` of features. Raises InputError if not as many as boxes."""
-        location = self.place("features", number)
+        location = self.locate_value("features", number)
         if location is not None:
             count = self._sizes["num_boxes"][number]
             self._check_size("features", "features", number, count, location[1])

@@ -159,24 +159,24 @@ class RegionReader:
 
         Raises InputError where the file contradicts itself.
         """
-        group, within = self.located(number)
+        group, within = self.locate_row(number)
         return group.row(within)
 
-    def place(self, name: str, number: int) -> tuple[int, int, int] | None:
+    def locate_value(self, name: str, number: int) -> tuple[int, int, int] | None:
         """Where a row's bytes of ``features`` or ``class_probs`` lie: shard, offset and size.
 
         None where they have to be copied out (compressed shards, or those that do not know), or are
         missing.
         """
-        group, within = self.located(number)
-        location = group.place(name, within)
+        group, within = self.locate_row(number)
+        location = group.locate_value(name, within)
         if location is None:
             return None
         return group.shard_number, *location
 
     def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
         """A row's bytes of a binary column as they are stored; None where they are missing."""
-        group, within = self.located(number)
+        group, within = self.locate_row(number)
         return group.stored_bytes(name, within)
 
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
@@ -192,13 +192,13 @@ class RegionReader:
 
         What the shard's writer does not vouch for is read here, each row once.
         """
-        group = self._group_of(number)
+        group = self._find_group(number)
         if self._marked[self._groups[group][0]]:
             return True
         if self._looked_at is None:
             self._looked_at = np.full(len(self), UNKNOWN, dtype=np.int8)
         if self._looked_at[number] == UNKNOWN:
-            region_group, within = self.located(number)
+            region_group, within = self.locate_row(number)
             self._looked_at[number] = region_group.is_finite(within)
         return bool(self._looked_at[number])
 
@@ -206,14 +206,14 @@ class RegionReader:
         """Returns the first row of each row group: rows of one group lie together in the file."""
         return np.array(self._starts[:-1], dtype=np.int64)
 
-    def _group_of(self, number: int) -> int:
+    def _find_group(self, number: int) -> int:
         if not 0 <= number < self._starts[-1]:
             raise IndexError(f"row {number} of {len(self)}")
         return bisect_right(self._starts, number) - 1
 
-    def located(self, number: int) -> tuple[RegionGroup, int]:
+    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
         """Returns a row's group and its number in it: for what needs some columns only."""
-        group_index = self._group_of(number)
+        group_index = self._find_group(number)
         group = self._cache.get(group_index)
         if group is None:
             shard, row_group = self._groups[group_index]

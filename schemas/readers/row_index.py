@@ -31,7 +31,7 @@ class _Keys:
         self.order = np.argsort(unordered, kind="stable")
         self.keys = unordered[self.order]
 
-    def rows_of(self, text: str) -> Iterator[int]:
+    def find_rows(self, text: str) -> Iterator[int]:
         """Yields the rows whose key is a text's."""
         key = np.uint64(key64(text))
         start = int(np.searchsorted(self.keys, key))
@@ -52,7 +52,7 @@ class IdIndex:
         self._exact = _Keys(self._texts(), len(ids))
 
     @classmethod
-    def of(cls, ids: Sequence[str]) -> "IdIndex":
+    def from_ids(cls, ids: Sequence[str]) -> "IdIndex":
         """Returns the index of a list."""
         return cls(pa.array(ids, pa.large_string()))
 
@@ -71,7 +71,7 @@ class IdIndex:
         ids: list[str] = self._ids.to_pylist()
         return ids
 
-    def id_of(self, row: int) -> str:
+    def get_id(self, row: int) -> str:
         """Returns the id of a row."""
         return str(self._ids[row].as_py())
 
@@ -109,15 +109,15 @@ class IdIndex:
         Only those that differ least: 46.jpg for 46 rather than train/46. Empty if there is none, or
         if so many ids end alike that the last part identifies nothing.
         """
-        rows = list(self._bare.rows_of(without_ending(composed(image_id))))
+        rows = list(self._bare.find_rows(without_ending(composed(image_id))))
         return self._nearest(image_id, rows) or self._nearest(
-            image_id, list(islice(self._cores.rows_of(extract_core(image_id)), MOST_ALIKE + 1))
+            image_id, list(islice(self._cores.find_rows(extract_core(image_id)), MOST_ALIKE + 1))
         )
 
     def _nearest(self, image_id: str, rows: Sequence[int]) -> dict[str, Difference]:
         if len(rows) > MOST_ALIKE:
             return {}
-        ids = [self.id_of(row) for row in rows]
+        ids = [self.get_id(row) for row in rows]
         kinds = {
             candidate: kind
             for candidate in ids

@@ -40,7 +40,7 @@ class Form:
     pictures: list[RequestImage] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
 
-    def one(self, name: str) -> str:
+    def get_word(self, name: str) -> str:
         """Returns the only word of a field. Raises Refused."""
         words = self.words.get(name, [])
         if len(words) != 1:

@@ -66,14 +66,16 @@ class ServiceClient:
 
     def score(self, pictures: Sequence[ImageSource], texts: Sequence[str]) -> list[list[float]]:
         """Returns the score of each picture with each text."""
-        scores: list[list[float]] = self.said("/v1/score", pictures, {"texts": texts})["scores"]
+        scores: list[list[float]] = self.request_json("/v1/score", pictures, {"texts": texts})[
+            "scores"
+        ]
         return scores
 
     def embed(
         self, pictures: Sequence[ImageSource] = (), texts: Sequence[str] = ()
     ) -> dict[str, list[list[float]]]:
         """Returns the vectors of ``pictures`` and of ``texts``."""
-        vectors = self.said("/v1/embed", pictures, {"texts": texts})
+        vectors = self.request_json("/v1/embed", pictures, {"texts": texts})
         return {name: vectors[name] for name in ("pictures", "texts")}
 
     def search(
@@ -81,7 +83,7 @@ class ServiceClient:
     ) -> list[dict[str, Any]]:
         """Returns the nearest rows of the service's index."""
         words = {"top": [str(top)], "text": [] if text is None else [text]}
-        answers: list[dict[str, Any]] = self.said(
+        answers: list[dict[str, Any]] = self.request_json(
             "/v1/search", [] if picture is None else [picture], words
         )["answers"]
         return answers
@@ -89,9 +91,9 @@ class ServiceClient:
     def answer(self, picture: ImageSource, question: str) -> str:
         """Returns the answer to a question about a picture."""
         words = {"question": [question]}
-        return str(self.said("/v1/answer", [picture], words)["answer"])
+        return str(self.request_json("/v1/answer", [picture], words)["answer"])
 
-    def said(
+    def request_json(
         self, path: str, pictures: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
         """Asks, and returns the JSON of the answer."""

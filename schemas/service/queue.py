@@ -75,12 +75,12 @@ class BatchQueue:
                     self._changed.wait_for(lambda: ended() or self.weight >= max_weight, wait)
                     if ended():
                         return []
-                    if batch := self._taken(max_weight):
+                    if batch := self._take_batch(max_weight):
                         return batch
             finally:
                 self._idle.discard(waiting)
 
-    def _taken(self, max_weight: int) -> list[Item]:
+    def _take_batch(self, max_weight: int) -> list[Item]:
         batch: list[Item] = []
         capacity = max_weight
         while self._items and (not batch or self._items[0].weight <= capacity):

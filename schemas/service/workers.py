@@ -110,7 +110,7 @@ class Worker:
         self._thread.start()
 
     @property
-    def most(self) -> int:
+    def max_weight(self) -> int:
         """What a batch may weigh now: what takes no longer than it may, as far as is known."""
         settings = self._settings
         if settings.batch_seconds is None:
@@ -201,7 +201,7 @@ class Worker:
             free_slots.acquire()
             # While one is computed, only a full one goes ahead: others may still be joined.
             batch = self._queue.take(
-                self.most,
+                self.max_weight,
                 self._settings.batch_wait if self._settings.batch > 1 else 0.0,
                 ahead=lambda: bool(sent),
                 ended=has_ended,

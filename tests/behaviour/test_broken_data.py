@@ -58,7 +58,7 @@ def test_features_that_are_not_finite_stop_before_an_update(
 ) -> None:
     tables.write(8)
     path = next(Path(tables.regions).glob("*.parquet"))
-    _, offset, _ = RegionReader(tables.regions).place("features", 3) or (0, 0, 0)
+    _, offset, _ = RegionReader(tables.regions).locate_value("features", 3) or (0, 0, 0)
     data = bytearray(path.read_bytes())
     data[offset : offset + 2] = b"\x00\x7e"  # NaN
     path.write_bytes(data)

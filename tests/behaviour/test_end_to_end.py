@@ -187,7 +187,7 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
         stage=recipe.stages[0],
         stage_number=0,
         seed=0,
-        lexicon=Lexicon.of(tokenizer),
+        lexicon=Lexicon.from_tokenizer(tokenizer),
         regions=regions,
         images=reader,
     )

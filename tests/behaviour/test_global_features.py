@@ -27,7 +27,7 @@ from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Recipe, Stage, change_recipe
 from vlmill.train.run.job import pretrain
 from vlmill.train.tasks.retrieval.inputs import RegionPictures
-from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -71,7 +71,7 @@ def make(tables: Tables, stage: Stage) -> PretrainBatches:
         stage=stage,
         stage_number=0,
         seed=0,
-        lexicon=Lexicon.of(tokenizer),
+        lexicon=Lexicon.from_tokenizer(tokenizer),
         global_features=True,
     )
 
@@ -133,7 +133,7 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
     texts = [np.array(loaded.tokenizer.encode(text).ids) for text in ("a dog", "a cat runs")]
     with torch.no_grad():
         scores = match_scores(
-            scorer_of(model), texts, NAMES[:3], pictures, device=torch.device("cpu"), batch_size=2
+            make_scorer(model), texts, NAMES[:3], pictures, device=torch.device("cpu"), batch_size=2
         )
         shown = pictures.batch(NAMES[:3]).to("cpu").inputs
         tokens = torch.from_numpy(texts[0]).expand(3, -1)

@@ -57,7 +57,7 @@ def boxed(data: bytes, boxes: Array) -> dict[str, Array]:
     count = len(boxes)
     regions = SampledRegions(
         row=row,
-        features=StoredFeatures(num_regions=count, place=None),
+        features=StoredFeatures(num_regions=count, location=None),
         boxes=boxes,
         masks=MaskedRegions.none(count),
         num_shown=count,

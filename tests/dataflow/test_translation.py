@@ -71,7 +71,7 @@ def regions_job(translation: Translation) -> None:
 
 
 def crawl(_: Translation) -> None:
-    job = Fetching(output=OUTPUT, buckets=3, manners=PolitenessPolicy(contact="me@example.org"))
+    job = Fetching(output=OUTPUT, buckets=3, policy=PolitenessPolicy(contact="me@example.org"))
     on_beam.rounds_on_beam(job, beam_options([]))([0, 2])
 
 

@@ -74,8 +74,8 @@ def pixel_results(model: Any, inputs: PixelInputs, pack: bool) -> tuple[dict[str
     out = contrast_and_matching(model, inputs, inputs.tokens, next_pair, pack=pack)
     words = out.masked_text[inputs.token_mask]
     outputs = {
-        "text": out.text.own,
-        "image": out.image.own,
+        "text": out.text.unimodal,
+        "image": out.image.unimodal,
         "match": out.match_logits,
         "words": words,
     }

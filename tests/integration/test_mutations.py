@@ -328,7 +328,7 @@ def read_tables(folder: Path, kind: str) -> None:
     else:
         images = ImageReader(folder)
         for number in range(len(images)):
-            images.bytes_of(number)
+            images.read_bytes(number)
 
 
 @pytest.mark.parametrize("kind", ["pairs", "regions", "images"])

@@ -114,7 +114,7 @@ class Case:
         boxes, taken = given(self[f"out.proposals{self.numbers[number]}"])
         return Detections(
             boxes=boxes,
-            taken=taken,
+            box_mask=taken,
             features=self.of_picture(features, number)[None],
             class_probs=probs[None],
             box_deltas=self.of_picture("out.box_deltas", number)[None],

@@ -261,7 +261,7 @@ def attributes(golden: GoldenSet, results: Results) -> None:
         everyone = torch.cat(classes)
         foreground = everyone < config.num_classes
         case.check("out.embedded_classes", everyone[foreground])
-        logits = predictor.attributes_of(features[foreground], everyone[foreground])
+        logits = predictor.score_attributes(features[foreground], everyone[foreground])
         case.check("out.attribute_logits", logits)
         loss = attribute_loss(logits, targets[foreground]) * roi_rules(keys).attribute_weight
         loss.backward()  # type: ignore[no-untyped-call]

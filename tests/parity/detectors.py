@@ -166,7 +166,7 @@ def original_layers(case: Case) -> None:
     case.check("caffe.pred_boxes", clipped_layers(decoded, frames.picture_limits))
     recorded = Detections(
         boxes=rois,
-        taken=taken,
+        box_mask=taken,
         features=case["out.features"][None],
         class_probs=case["caffe.class_probs"][None],
     )

@@ -252,7 +252,7 @@ def unimodal(
     return fused | {
         f"{name}.hidden": torch.stack(layers[:end]),
         f"{name}.feats": model.encoder.norm(layers[end - 1]),
-        f"{name}.cls_feats": contrast.own,
+        f"{name}.cls_feats": contrast.unimodal,
         f"{name}.cls_vlffn_feats": contrast.fused,
     }
 
@@ -275,7 +275,7 @@ def contrast_outputs(
 ) -> dict[str, Tensor]:
     """Logits and losses of both contrastive pairs."""
     assert text.fused is not None and image.fused is not None
-    logits = scale * image.own @ text.own.T
+    logits = scale * image.unimodal @ text.unimodal.T
     fused = fused_scale * image.fused @ text.fused.T
     return {
         "itc_t2i_logits": logits.T,

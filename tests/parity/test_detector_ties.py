@@ -53,7 +53,7 @@ def drawn_regions(config: DetectorConfig) -> Detections:
     boxes, taken = given(corners.clamp(min=0.0).minimum(LIMITS))
     return Detections(
         boxes=boxes,
-        taken=taken,
+        box_mask=taken,
         features=torch.zeros(1, 40, 3),
         class_probs=(2 * torch.randn(1, 40, 6)).softmax(dim=2),
         box_deltas=0.3 * torch.randn(1, 40, 4 * config.num_regressed),

@@ -307,9 +307,9 @@ def our_names(names: list[str]) -> dict[str, str]:
     elif task == "nlvr2":
         model = VlmoForNlvr2(VlmoNlvr2Config(encoder=encoder))
     return {
-        theirs: link.ours
+        theirs: link.name
         for link in FAMILIES["vlmo"].links(model)
-        for theirs in (*link.theirs, *link.also)
+        for theirs in (*link.references, *link.also)
     }
 
 

@@ -76,7 +76,8 @@ def outputs(
     contrast.loss.backward()  # type: ignore[no-untyped-call]
     for_texts, for_images = contrast.weights(len(inputs.tokens))
     gradients = {
-        f"itc_grad.{link.theirs[0]}": model.get_parameter(link.ours).grad for link in links(model)
+        f"itc_grad.{link.references[0]}": model.get_parameter(link.name).grad
+        for link in links(model)
     }
     return {
         "i2t_logits": contrast.scores.detach(),

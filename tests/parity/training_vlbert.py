@@ -126,7 +126,7 @@ def masked(tokenizer: Tokenizer, ids: Ids, numbers: Any, *, specials: bool = Tru
         [ids],
         [Recorded(numbers.ravel().tolist())],
         MASKING,
-        Lexicon.of(tokenizer),
+        Lexicon.from_tokenizer(tokenizer),
         longest=len(ids),
         specials=specials,
     )
@@ -175,7 +175,7 @@ def caption(
     words = golden.values[f"cases:conceptual_captions_samples.{row}.caption"]
     ids, begins = words_begin(tokenizer, " ".join(words))
     inner = np.arange(len(ids)) % (len(ids) - 1) > 0  # neither [CLS] nor [SEP]
-    numbers = laid_out(begins, inner, draws, MASKING, Lexicon.of(tokenizer).size)
+    numbers = laid_out(begins, inner, draws, MASKING, Lexicon.from_tokenizer(tokenizer).size)
     text = masked(tokenizer, ids, numbers)
     feeding = replace(
         vlbert_feeding(),
@@ -184,7 +184,7 @@ def caption(
         short_side=setting["min_size"],
         long_side=setting["max_size"],
     )
-    group, within = table.located(sample)
+    group, within = table.locate_row(sample)
     # A run that never mirrors asks no number for it.
     of_regions = Recorded([mirror] * bool(feeding.flip) + draws.uniforms, draws.whole)
     regions = sample_regions(group, within, of_regions, feeding, MASKING, list_columns(feeding))
@@ -261,7 +261,9 @@ def text_alone(golden: GoldenSet, results: Results, tokenizer: Tokenizer, case: 
     ids = joined_texts((text for text, _ in texts), longest)
     begins = np.concatenate([flags[1:-1] for _, flags in texts])
     several = begins[: np.flatnonzero(np.cumsum(begins) == len(draws.uniforms))[-1] + 1]
-    numbers = laid_out(several, np.ones_like(several), draws, MASKING, Lexicon.of(tokenizer).size)
+    numbers = laid_out(
+        several, np.ones_like(several), draws, MASKING, Lexicon.from_tokenizer(tokenizer).size
+    )
     draws.finish()
     text = masked(tokenizer, ids, numbers[:longest], specials=False)
     results.check(f"{case}.ids", text.tokens.tolist())

@@ -106,7 +106,7 @@ class HostBatch:
         image_tensors = [self.tensors[name] for name in names if name in self.tensors]
         return not_finite(self.image_ids, *image_tensors, quick=quick)
 
-    def checked(self) -> "HostBatch":
+    def require_finite(self) -> "HostBatch":
         """Returns the batch. Raises InputError for pictures that :meth:`not_finite` names."""
         if bad := self.not_finite(quick=True):
             raise InputError(describe_not_finite(bad))
@@ -119,7 +119,7 @@ class HostBatch:
         are. Elsewhere reading them would make the device wait; the loss tells.
         """
         if torch.device(device).type == "cpu":
-            self.checked()
+            self.require_finite()
         tensors = {k: v.to(device, non_blocking=True) for k, v in self.tensors.items()}
         batch, tokens = len(tensors["tokens"]), tensors["tokens"]
         if "features" in tensors:

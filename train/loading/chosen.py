@@ -38,7 +38,7 @@ class StagePairs:
         visits and that is no caption of the row's; None where that picture has none.
         """
         near = self.table.near
-        pictures = near.of(int(self.table.image_rows[row])) if near is not None else ()
+        pictures = near.find_neighbours(int(self.table.image_rows[row])) if near is not None else ()
         if near is None or not len(pictures):
             return None
         captions = near.captions(int(pictures[draws.integers(0, len(pictures))]))
@@ -55,7 +55,7 @@ def stage_rows(
     picture's), not on the seed, the stage or what else the table holds, and a smaller share is a
     part of every larger one.
     """
-    rows = table.rows_of(stage.sources, stage.feeding.kind, splits)
+    rows = table.select_rows(stage.sources, stage.feeding.kind, splits)
     keys = table.image_keys if stage.feeding.kind == "pictures" else table.pair_keys
     return rows[select_share(keys, rows, stage.share, stage.max_pairs)]
 
@@ -64,7 +64,7 @@ def text_rows(
     table: SampleTable, stage: TrainingStage, splits: Collection[str | None] | None
 ) -> Ids:
     """Returns the rows of the texts that come beside the pairs of a stage: int64 [N], rising."""
-    return table.rows_of(stage.sources, "text", splits)
+    return table.select_rows(stage.sources, "text", splits)
 
 
 def select_share(keys: Keys, rows: Ids, share: float, max_count: int | None) -> Ids:

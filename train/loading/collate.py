@@ -205,7 +205,7 @@ def _distributions(pictures: Sequence[SampledRegions | None], masked: Flags) -> 
     the table has none.
     """
     picked = [
-        (regions.row, regions.features.rows_of(np.flatnonzero(flags)))
+        (regions.row, regions.features.find_positions(np.flatnonzero(flags)))
         for regions, flags in zip(pictures, masked, strict=True)
         if regions
     ]

@@ -52,12 +52,12 @@ class Buffers:
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(shape, dtype=dtype)
-        block = self._taken(size)
+        block = self._take_block(size)
         array = block.numpy()  # a tensor made of it holds on to it, and so do all of its views
         weakref.finalize(array, self._returned.append, block).atexit = False
         return torch.from_numpy(array)[:size].view(dtype).view(shape)
 
-    def _taken(self, size: int) -> Tensor:
+    def _take_block(self, size: int) -> Tensor:
         with self._lock:
             while self._returned:
                 self._free = [*self._free, self._returned.popleft()][-KEPT:]
@@ -102,7 +102,7 @@ def read_features(
         shape = (*tensors["hidden"].shape, reader.feature_dim)
         dtype = STORED[reader.arrays["features"]["dtype"]]
         features = _empty(shape, dtype, pin_memory=pin_memory)
-        fill(features, batch.stored, reader, whole=int(batch.whole_image != "none"))
+        fill(features, batch.stored, reader, region_offset=int(batch.whole_image != "none"))
         tensors["features"] = features
     return dataclasses.replace(batch, tensors=tensors, stored=())
 
@@ -127,7 +127,7 @@ def region_batch(
     may leave them less room than another.
     """
     columns = list_columns(feeding, global_features=global_features)
-    pictures = (take_regions(*reader.located(number), feeding, columns) for number in numbers)
+    pictures = (take_regions(*reader.locate_row(number), feeding, columns) for number in numbers)
     samples = [Sample(pair_id=regions.row.image_id, regions=regions) for regions in pictures]
     batch = collate(samples, feeding, global_features=global_features)
     return read_features(batch, reader, pin_memory=pin_memory)
@@ -138,20 +138,22 @@ def fill(
     stored: Sequence[StoredFeatures],
     reader: RegionReader,
     *,
-    whole: int = 0,
+    region_offset: int = 0,
 ) -> None:
-    """Copies each picture's features into ``features`` [B, R, D], after ``whole`` rows; the rest is
+    """Copies each picture's features into ``features`` [B, R, D], after ``region_offset`` rows; the rest is
     set to zero.
     """
     kind = torch.int16 if features.element_size() == 2 else torch.int32
     flat = features.view(kind).numpy().view(np.uint8).reshape(len(features), -1)
     width = features.shape[2] * features.element_size()
-    first = whole * width
+    first = region_offset * width
     for i, picture in enumerate(stored):
         end = first
         for source in picture.parts:
             start, end = end, end + source.num_regions * width
-            content = source.copied if source.place is None else reader.bytes_at(*source.place)
+            content = (
+                source.copied if source.location is None else reader.bytes_at(*source.location)
+            )
             assert content is not None
             if source.order is None:
                 flat[i, start:end] = content[: end - start]

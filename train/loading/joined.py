@@ -73,11 +73,11 @@ def joined_regions(
     masked, and no class comes along: the two tables' classes may be different lists. Raises
     InputError for tables that give the picture different sizes.
     """
-    tables = [regions.located(row_number)]
+    tables = [regions.locate_row(row_number)]
     rows = [tables[0][0].row(tables[0][1], ())]
     if with_annotated:
         assert isinstance(regions, JoinedRegions)  # `open_examples`
-        tables.append(regions.located_annotated(rows[0].image_id))
+        tables.append(regions.locate_annotated(rows[0].image_id))
         rows.append(tables[1][0].row(tables[1][1], ()))
         require_same_size(*rows)
     counts = len(rows[0].boxes), len(rows[1].boxes) if with_annotated else 0
@@ -139,8 +139,8 @@ def _features(
         part = stored_features(
             *tables[which], len(positions), None if positions[0] == 0 else positions
         )
-        if which and part.place is not None:
-            shard, offset, size = part.place
+        if which and part.location is not None:
+            shard, offset, size = part.location
             part = replace(part, place=(num_shards + shard, offset, size))
         stored.append(part)
     first, *more = stored or [stored_features(*tables[0], 0)]

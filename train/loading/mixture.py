@@ -32,42 +32,42 @@ class SourcePairs:
     """
 
     rule: MixedSource
-    places: Ids
+    positions: Ids
     keys: Keys
     pictures: Ids
 
     @cached_property
-    def in_a_round(self) -> int:
+    def round_visits(self) -> int:
         """Visits of a round: each pair, or of each picture so many as the rule allows."""
         max_captions = self.rule.captions_per_picture
         if max_captions is None:
-            return len(self.places)
+            return len(self.positions)
         first = first_of_each(self.pictures)
         return int(np.minimum(np.diff(first, append=len(self.pictures)), max_captions).sum())
 
     @cached_property
-    def in_last_round(self) -> int:
+    def last_round_visits(self) -> int:
         """Visits of the round that ``weight`` leaves unfinished; a source has one at least."""
-        visits = round(self.rule.weight % 1 * self.in_a_round)
+        visits = round(self.rule.weight % 1 * self.round_visits)
         return max(visits, 1) if self.rule.weight < 1 else visits
 
     @property
-    def in_an_epoch(self) -> int:
+    def epoch_visits(self) -> int:
         """Visits of an epoch."""
-        return int(self.rule.weight) * self.in_a_round + self.in_last_round
+        return int(self.rule.weight) * self.round_visits + self.last_round_visits
 
     def visits(self, seed: int, stage: int, epoch: int) -> Counts:
         """Counts how often an epoch visits each pair: uint16 [N]."""
         num_full_rounds, max_captions = int(self.rule.weight), self.rule.captions_per_picture
         counts = np.full(
-            len(self.places), num_full_rounds if max_captions is None else 0, dtype=np.uint16
+            len(self.positions), num_full_rounds if max_captions is None else 0, dtype=np.uint16
         )
         first_drawn = num_full_rounds if max_captions is None else 0
-        for number in range(first_drawn, num_full_rounds + (self.in_last_round > 0)):
+        for number in range(first_drawn, num_full_rounds + (self.last_round_visits > 0)):
             drawn = _Draws(
                 keys=self.keys, seed=seed, stage=stage, epoch=epoch + number * ROUND_EPOCH
             )
-            positions = np.arange(len(self.places))
+            positions = np.arange(len(self.positions))
             if max_captions is not None:
                 positions = np.flatnonzero(
                     select_captions(self.pictures, drawn.numbers(0), max_captions)
@@ -76,7 +76,7 @@ class SourcePairs:
                 # By other numbers: the least of many captions is smaller than that of few.
                 draws = drawn.numbers(1)[positions]
                 positions = positions[
-                    np.argpartition(draws, self.in_last_round - 1)[: self.in_last_round]
+                    np.argpartition(draws, self.last_round_visits - 1)[: self.last_round_visits]
                 ]
             counts[positions] += 1
         return counts
@@ -137,10 +137,10 @@ class Mixture:
     sources: tuple[SourcePairs, ...]
 
     @cached_property
-    def in_an_epoch(self) -> int:
+    def epoch_visits(self) -> int:
         """Visits of an epoch."""
-        mixed = sum(source.in_an_epoch for source in self.sources)
-        return len(self.rows) - sum(len(source.places) for source in self.sources) + mixed
+        mixed = sum(source.epoch_visits for source in self.sources)
+        return len(self.rows) - sum(len(source.positions) for source in self.sources) + mixed
 
     def epoch(self, seed: int, stage: int, number: int) -> tuple[Ids, Counts]:
         """The rows that an epoch visits, int64, in the order of ``rows``, and which visit of its
@@ -148,7 +148,7 @@ class Mixture:
         """
         counts = np.ones(len(self.rows), dtype=np.uint16)
         for source in self.sources:
-            counts[source.places] = source.visits(seed, stage, number)
+            counts[source.positions] = source.visits(seed, stage, number)
         rows = np.repeat(self.rows, counts)
         if counts.max(initial=0) <= 1:
             return rows, np.zeros(len(rows), dtype=np.uint16)
@@ -168,13 +168,13 @@ def collect_source_pairs(
 ) -> tuple[SourcePairs, ...]:
     """The pairs among ``rows`` that each rule is of; of a rule without any, nothing."""
     sources = (_source_pairs(table, rows, rule) for rule in rules)
-    return tuple(source for source in sources if len(source.places))
+    return tuple(source for source in sources if len(source.positions))
 
 
 def _source_pairs(table: SampleTable, rows: Ids, rule: MixedSource) -> SourcePairs:
-    positions = np.flatnonzero(table.is_of(rule.source)[rows])
+    positions = np.flatnonzero(table.has_source(rule.source)[rows])
     pictures = table.image_rows[rows[positions]]
     if (pictures == ABSENT).all():  # texts alone
         rule = replace(rule, captions_per_picture=None)
     keys = table.pair_keys[rows[positions]]
-    return SourcePairs(rule=rule, places=positions, keys=keys, pictures=pictures)
+    return SourcePairs(rule=rule, positions=positions, keys=keys, pictures=pictures)

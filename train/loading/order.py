@@ -111,7 +111,7 @@ class PairOrder:
     @property
     def count(self) -> int:
         """Visits of an epoch."""
-        return len(self.rows) if self.mixture is None else self.mixture.in_an_epoch
+        return len(self.rows) if self.mixture is None else self.mixture.epoch_visits
 
     @property
     def _bucket(self) -> int:
@@ -201,15 +201,15 @@ class AlternatingOrder:
 
     def batch(self, index: int) -> list[Visit]:
         """Returns the pairs of batch ``index``, counted from 0."""
-        order, order_index = self._own(index)
+        order, order_index = self._find_order(index)
         return order.batch(order_index)
 
     def spares(self, index: int, slot: int, parts: int) -> Iterator[Visit]:
         """Returns the pairs of the same list that may replace one, as `PairOrder.spares` does."""
-        order, order_index = self._own(index)
+        order, order_index = self._find_order(index)
         return order.spares(order_index, slot, parts)
 
-    def _own(self, index: int) -> tuple[PairOrder, int]:
+    def _find_order(self, index: int) -> tuple[PairOrder, int]:
         """Returns whose turn a batch is, and its number in that list."""
         step, part = divmod(index, self.parts)
         turn, which = divmod(step, len(self.orders))

@@ -114,7 +114,7 @@ class PretrainBatches(StageBatches):
     def _regions(self, row_number: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None
         return sample_regions(
-            *self.regions.located(row_number),
+            *self.regions.locate_row(row_number),
             draws,
             self.stage.feeding,
             self.stage.masking,

@@ -77,7 +77,7 @@ class SampledRegions:
         order = None if self.features.more else self.features.order
         return self.row.boxes[: len(self.boxes)] if order is None else self.row.boxes[order]
 
-    def in_order(self, positions: Ids, num_shown: int) -> "SampledRegions":
+    def reorder(self, positions: Ids, num_shown: int) -> "SampledRegions":
         """The same regions in the order ``positions`` [R], which stays within each part of their
         features, the first ``num_shown`` shown. Those that are not count for the whole picture
         still.
@@ -87,7 +87,7 @@ class SampledRegions:
         return replace(
             self,
             row=row,
-            features=self.features.in_order(positions),
+            features=self.features.reorder(positions),
             boxes=self.boxes[positions],
             masks=MaskedRegions(
                 masked=self.masks.masked[positions], zeroed=self.masks.zeroed[positions]

@@ -85,9 +85,9 @@ class StageBatches(Dataset[HostBatch], ABC):
         rows = stage_rows(self.table, self.stage, self.splits)
         turns = [group for group in self.in_turns(rows) if len(group)]
         if len(turns) < 2:
-            return self._order_of(rows, self.stage_number)
+            return self._make_order(rows, self.stage_number)
         orders = [
-            self._order_of(group, self.stage_number + number * TURN_STAGES)
+            self._make_order(group, self.stage_number + number * TURN_STAGES)
             for number, group in enumerate(turns)
         ]
         return AlternatingOrder(orders=tuple(orders), parts=self._parts)
@@ -98,7 +98,7 @@ class StageBatches(Dataset[HostBatch], ABC):
         """
         return (rows,)
 
-    def _order_of(self, rows: Ids, stage: int) -> PairOrder:
+    def _make_order(self, rows: Ids, stage: int) -> PairOrder:
         loading, lengths = self.stage.loading, None
         if loading.bucket > 1:
             regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
@@ -123,7 +123,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @cached_property
     def _block_masking(self) -> BlockMasking:
-        return BlockMasking.of_grid(self.stage.feeding.image_size // PATCH_SIZE)
+        return BlockMasking.for_grid(self.stage.feeding.image_size // PATCH_SIZE)
 
     @cached_property
     def _columns(self) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
         Raises InputError, naming the pictures, if those are not finite: nothing later would tell.
         """
-        return read_features(self[index], self.regions).checked()
+        return read_features(self[index], self.regions).require_finite()
 
     def _num_classes(self) -> int | None:
         about = {} if self.regions is None else self.regions.arrays.get("class_probs", {})
@@ -190,8 +190,8 @@ class StageBatches(Dataset[HostBatch], ABC):
         """
         if self.regions is not None and get_worker_info() is not None:
             for part in (part for stored in batch.stored for part in stored.parts):
-                if part.place is not None:
-                    self.regions.read_ahead(*part.place)
+                if part.location is not None:
+                    self.regions.read_ahead(*part.location)
 
     def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
         """Gives each visit its own random numbers."""
@@ -205,7 +205,7 @@ class StageBatches(Dataset[HostBatch], ABC):
         """A text with the picture of a row of the table, or the ``second`` one, if that can be
         decoded.
         """
-        row_number, image_id = self._picture_of(row, second=second)
+        row_number, image_id = self._find_image(row, second=second)
         kind = self.stage.feeding.kind
         text, regions, pixels, image = sample.text, None, Arrays(), None
         try:
@@ -236,7 +236,7 @@ class StageBatches(Dataset[HostBatch], ABC):
             picture_key=self.table.picture_key(row),
         )
 
-    def _picture_of(self, row: int, *, second: bool) -> tuple[int, str]:
+    def _find_image(self, row: int, *, second: bool) -> tuple[int, str]:
         """Where a row's picture is, and its id."""
         if second:
             get_value = self.table.value
@@ -264,7 +264,7 @@ class StageBatches(Dataset[HostBatch], ABC):
         assert self.images is not None
         image_id = self.table.image_id(row)
         (row_number,) = self._join.find([image_id])
-        return decode(self.images.bytes_of(int(row_number)), image_id)
+        return decode(self.images.read_bytes(int(row_number)), image_id)
 
     def _boxed(self, image: Image.Image, regions: SampledRegions) -> Arrays:
         """The picture with the boxes of its regions, as the model takes them."""
@@ -272,7 +272,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     def _pixels(self, row_number: int, image_id: str, draws: Uniforms) -> Arrays:
         assert self.images is not None
-        content, feeding = self.images.bytes_of(row_number), self.stage.feeding
+        content, feeding = self.images.read_bytes(row_number), self.stage.feeding
         pixels, small = training_pictures(content, image_id, draws, feeding)
         if small is None:
             return {"pixels": pixels}

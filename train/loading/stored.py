@@ -14,14 +14,14 @@ from vlmill.train.loading.arrays import Ids
 class StoredFeatures:
     """The features of ``num_regions`` regions of a row: their place, or the bytes themselves.
 
-    ``place`` is a shard, and an offset and a size in its file; None for a compressed row, whose
+    ``location`` is a shard, and an offset and a size in its file; None for a compressed row, whose
     bytes are in ``copied``. The regions are the row's first, or those at the places ``order``
     [num_regions] of the row, in this order. ``more`` come behind them, of this or another table.
     Of a model that makes its own of pixels none is read.
     """
 
     num_regions: int
-    place: tuple[int, int, int] | None
+    location: tuple[int, int, int] | None
     copied: npt.NDArray[np.uint8] | None = None
     order: Ids | None = None
     more: tuple["StoredFeatures", ...] = ()
@@ -32,16 +32,16 @@ class StoredFeatures:
         """All that is read of the picture, in turn."""
         return (self, *self.more)
 
-    def rows_of(self, regions: Ids) -> Ids:
+    def find_positions(self, regions: Ids) -> Ids:
         """Returns the places in the row of some of the regions, which count from 0."""
         return regions if self.order is None else self.order[regions]
 
-    def in_order(self, positions: Ids) -> "StoredFeatures":
+    def reorder(self, positions: Ids) -> "StoredFeatures":
         """The same regions in the order ``positions``, which stays within each part."""
         parts, end = list[StoredFeatures](), 0
         for part in self.parts:
             start, end = end, end + part.num_regions
-            order = part.rows_of(positions[start:end] - start)
+            order = part.find_positions(positions[start:end] - start)
             parts.append(replace(part, order=order, more=()))
         return replace(parts[0], more=tuple(parts[1:]))
 
@@ -53,20 +53,20 @@ def stored_features(
     ``num_regions`` are asked for.
     """
     if not num_regions:
-        return StoredFeatures(num_regions=0, place=None, copied=np.empty(0, np.uint8))
-    span = group.feature_place(row_number)
+        return StoredFeatures(num_regions=0, location=None, copied=np.empty(0, np.uint8))
+    span = group.locate_features(row_number)
     if span is not None:
         where = (group.shard_number, *span)
-        return StoredFeatures(num_regions=num_regions, place=where, order=order)
+        return StoredFeatures(num_regions=num_regions, location=where, order=order)
     copied = group.stored_bytes("features", row_number)
     if copied is None:
         raise no_features(group.image_id(row_number))
-    return StoredFeatures(num_regions=num_regions, place=None, copied=copied, order=order)
+    return StoredFeatures(num_regions=num_regions, location=None, copied=copied, order=order)
 
 
 def unread_features(num_regions: int, order: Ids | None = None) -> StoredFeatures:
     """Stands for the features of regions whose model makes its own of pixels."""
-    return StoredFeatures(num_regions=num_regions, place=None, order=order, is_read=False)
+    return StoredFeatures(num_regions=num_regions, location=None, order=order, is_read=False)
 
 
 def no_features(image_id: str) -> InputError:

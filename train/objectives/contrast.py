@@ -62,7 +62,7 @@ def global_contrast(
     Pairs of one of the ``picture_keys`` are no negatives of each other; without keys every pair has
     a picture of its own.
     """
-    texts, images = (gather_first(vectors.own, exact=exact) for vectors in (text, image))
+    texts, images = (gather_first(vectors.unimodal, exact=exact) for vectors in (text, image))
     excluded = None if picture_keys is None else same_pictures(gather_first(picture_keys))
     scale = model.log_scale.exp()
     losses = [contrast(texts, images, scale, excluded)]
@@ -154,7 +154,7 @@ def contrast_vectors(
 
 
 def _scaled_vectors(model: Vlmo, text: Contrast, image: Contrast) -> Float[Tensor, "B P 2 H"]:
-    pairs = [torch.stack([model.log_scale.exp().float() * text.own, image.own], 1)]
+    pairs = [torch.stack([model.log_scale.exp().float() * text.unimodal, image.unimodal], 1)]
     fused_scale = model.fused_scale()
     if fused_scale is not None:
         assert text.fused is not None and image.fused is not None

@@ -33,7 +33,7 @@ from vlmill.train.objectives.losses import (
 )
 from vlmill.train.objectives.negatives import Draw, draw_negatives, make_draw
 from vlmill.train.recipes.parts import Objectives
-from vlmill.train.recipes.variants import get_training, named
+from vlmill.train.recipes.variants import get_training, import_object
 
 
 def weighted(weights: Objectives) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def find_losses(model: nn.Module) -> Losses:
     Each is a mean over its labels; means over nothing are 0 with a gradient, not NaN. Raises
     ValueError for an objective that the model has no head for.
     """
-    losses: Losses = named(get_training(find_variant(model)).losses)
+    losses: Losses = import_object(get_training(find_variant(model)).losses)
     return losses
 
 
@@ -127,7 +127,7 @@ def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
     rows = len(inputs.tokens) - pairs
     none = features.new_zeros(rows, num_shown, features.shape[2])
     locations = regions.locations()
-    return inputs.described(
+    return inputs.replace_regions(
         torch.cat([features, none]),
         torch.cat([locations, locations.new_zeros(rows, num_shown, 5)]),
     )

@@ -29,13 +29,13 @@ CALLS = {
 class CardFacts:
     """Holds what a card says beside the checkpoint's own record.
 
-    ``place`` is where it will lie (``hf://owner/name``), ``call`` the method of :data:`CALLS` that
+    ``location`` is where it will lie (``hf://owner/name``), ``call`` the method of :data:`CALLS` that
     it serves, None for weights that only training takes; ``recipe`` its YAML. ``figures`` are the
     numbers of evaluations by the names of their files. ``has_detector``: its file lies beside; None
     for a model that reads no regions.
     """
 
-    place: str
+    location: str
     call: str | None
     recipe: str | None = None
     license: str | None = None
@@ -49,7 +49,7 @@ def card(summary: FolderSummary, facts: CardFacts) -> str:
     training = summary.settings.get("training") or {}
     parts = [
         "\n".join(_front_matter(summary, facts)),
-        f"# {PurePosixPath(facts.place).name}\n\n{_opening(summary, training)}",
+        f"# {PurePosixPath(facts.location).name}\n\n{_opening(summary, training)}",
         "## How to load it\n\n" + "\n".join(_loading(facts)),
         "## What it was trained on\n\n" + "\n".join(_data(summary, training)),
         "## Figures\n\n" + "\n".join(_figures(training, facts)),
@@ -102,12 +102,12 @@ def _loading(facts: CardFacts) -> Iterator[str]:
     yield "```python"
     yield "import vlmill"
     yield ""
-    yield f'model = vlmill.load("{facts.place}"{detector})'
+    yield f'model = vlmill.load("{facts.location}"{detector})'
     yield f"{name} = {call}"
     yield f"print({name})"
     yield "```"
     yield ""
-    yield f'`"{facts.place}@COMMIT"` pins a commit of the repository.'
+    yield f'`"{facts.location}@COMMIT"` pins a commit of the repository.'
 
 
 def _data(summary: FolderSummary, training: Mapping[str, Any]) -> Iterator[str]:

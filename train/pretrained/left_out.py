@@ -24,7 +24,7 @@ from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.tasks.retrieval.checks import body_config
 from vlmill.train.tasks.retrieval.inputs import RegionPictures
 from vlmill.train.tasks.retrieval.job import get_max_elements
-from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def measure_region_effects(model: Pretrained, picture: bytes, text: str) -> Regi
             RegionReader(where), model.feeding, global_features=has_global_features
         )
         scores = match_scores(
-            scorer_of(model.loaded.model, get_max_elements(model.feeding)),
+            make_scorer(model.loaded.model, get_max_elements(model.feeding)),
             tokens,
             [variant.image_id for variant in variants],
             pictures,

@@ -52,7 +52,7 @@ from vlmill.train.tasks.retrieval.checks import (
 )
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
 from vlmill.train.tasks.retrieval.job import get_max_elements
-from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 from vlmill.train.tasks.search.opened import find_embedding_mode
 from vlmill.train.tasks.search.queries import write_images
@@ -84,7 +84,7 @@ class Pretrained:
     detector: Path | None = None
     batch_size: int = 64
     labels: Path | None = None
-    _said: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
         return f"<{self.loaded.variant} of {self.loaded.path} on {self.device}>"
@@ -136,13 +136,13 @@ class Pretrained:
             tokens.append(([every[index] for index in good], good))
             scores.append(np.full((len(members), len(request_texts)), np.nan, dtype=np.float32))
         scorer, faults = (
-            scorer_of(self.loaded.model, get_max_elements(self.feeding)),
+            make_scorer(self.loaded.model, get_max_elements(self.feeding)),
             dict[int, Reason](),
         )
         for start in range(0, len(contents), PICTURES_AT_ONCE):
             with self._tables(contents[start : start + PICTURES_AT_ONCE]) as tables:
                 good_ones = [(name, *positions[start + int(name)]) for name in tables.good]
-                for request, request_entries in groupby(good_ones, lambda place: place[1]):
+                for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
                     names, _, rows = zip(*request_entries, strict=True)
                     logits = match_scores(
                         scorer,
@@ -190,7 +190,7 @@ class Pretrained:
         """Answers questions as :meth:`answer` does, each about its picture; an error in the place
         of one that cannot be answered.
         """
-        return self._asked(ANSWER, answer_questions, requests)
+        return self._run_task(ANSWER, answer_questions, requests)
 
     def ground(self, picture: ImageLike, expression: str) -> Grounded:
         """Finds what an expression names in a picture: the detector's boxes, the best first.
@@ -198,9 +198,9 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for a
         picture that cannot be read, and for an expression without a word.
         """
-        return unwrap_result(self._asked(GROUND, ground_expressions, [(picture, expression)]))
+        return unwrap_result(self._run_task(GROUND, ground_expressions, [(picture, expression)]))
 
-    def _asked(
+    def _run_task(
         self,
         task: str,
         predict: Callable[
@@ -271,8 +271,8 @@ class Pretrained:
                 raise InputError(f"a text is a {type(text).__name__}; give a string")
         longest = longest_text(self.loaded, self.feeding) if longest is None else longest
         encoded_texts = encode_texts(self.loaded.tokenizer, texts, longest)
-        if encoded_texts.cut and "cut" not in self._said:
-            self._said.add("cut")
+        if encoded_texts.cut and "cut" not in self._warned:
+            self._warned.add("cut")
             warn(f"texts are cut at {longest} tokens, as in training")
         tokens = encoded_texts.tokens
         return tokens, [index for index, text in enumerate(tokens) if len(text) > SPECIALS]

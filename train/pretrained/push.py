@@ -114,7 +114,7 @@ def collect_files(
         write_detector(loaded, options.with_detector, folder / DETECTOR)
         files[DETECTOR] = folder / DETECTOR
     facts = CardFacts(
-        place=options.to,
+        location=options.to,
         call=call,
         recipe=recipe,
         license=options.license,

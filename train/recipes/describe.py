@@ -101,7 +101,9 @@ def activations(network: Network, stage: TrainingStage, max_text_tokens: int) ->
     )  # texts alone
     rows = {"texts": text, "pictures": picture, "both": text + picture + extra_text_tokens}
     passes = JOINT_PASSES + 1 if isinstance(stage, Stage) and stage.objectives.itc else 1
-    values = sum(rows[stack.rows] * stack.num_layers * stack.layer.kept for stack in network.stacks)
+    values = sum(
+        rows[stack.rows] * stack.num_layers * stack.layer.activations for stack in network.stacks
+    )
     return passes * values
 
 

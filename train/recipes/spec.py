@@ -206,7 +206,7 @@ class RunSettings:
         training = get_training(self.variant)
         if not training.reads_text:
             return FEWEST_TOKENS
-        return int(training.body_of(self.model).max_text_tokens)
+        return int(training.get_body(self.model).max_text_tokens)
 
     def __post_init__(self) -> None:
         self._check_average()

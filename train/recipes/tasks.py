@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.recipes.spec import RunSettings
-from vlmill.train.recipes.variants import named
+from vlmill.train.recipes.variants import import_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class TaskRecipe(RunSettings):
         for field, known in (("variant", MODELS), ("task", TASKS)):
             if values.get(field) not in known:
                 raise ValueError(f"{field}: {values.get(field)!r} is none of {', '.join(known)}")
-        settings = named(TASKS[values["task"]].settings)
+        settings = import_object(TASKS[values["task"]].settings)
         return hints | {"model": MODELS[values["variant"]].config, "settings": settings}
 
     @property
@@ -111,13 +111,13 @@ def task_recipes() -> dict[str, Callable[[], TaskRecipe]]:
     """The recipes of all tasks, by name."""
     recipes: dict[str, Callable[[], TaskRecipe]] = {}
     for home in TASKS.values():
-        recipes |= named(home.recipes)
+        recipes |= import_object(home.recipes)
     return recipes
 
 
 def make_recipes(task: str) -> list[TaskRecipe]:
     """A task's recipes, in their order."""
-    return [make() for make in named(TASKS[task].recipes).values()]
+    return [make() for make in import_object(TASKS[task].recipes).values()]
 
 
 def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
@@ -134,11 +134,11 @@ def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
         if not fitting:
             raise InputError(
                 f"TASK {name}: no recipe starts from {with_article(variant)}; there are "
-                f"{', '.join(named(TASKS[name].recipes))}"
+                f"{', '.join(import_object(TASKS[name].recipes))}"
             )
         return fitting[0]
     near = difflib.get_close_matches(name, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}"
     if name in TASKS:
-        hint = f"without --init say of which model: {', '.join(named(TASKS[name].recipes))}"
+        hint = f"without --init say of which model: {', '.join(import_object(TASKS[name].recipes))}"
     raise InputError(f"TASK {name}: unknown recipe; {hint}")

@@ -21,7 +21,7 @@ class Layer(NamedTuple):
     """A layer's parameters, and the inputs and outputs of its linear layers for one row."""
 
     parameters: int
-    kept: int
+    activations: int
 
 
 class Stack(NamedTuple):
@@ -35,13 +35,15 @@ class Stack(NamedTuple):
 class Network(NamedTuple):
     """The stacks of layers, and the parameters of embeddings and heads beside them."""
 
-    beside: int
+    other_parameters: int
     stacks: tuple[Stack, ...]
 
     @property
     def parameters(self) -> int:
         """All of them, trained or not."""
-        return self.beside + sum(stack.num_layers * stack.layer.parameters for stack in self.stacks)
+        return self.other_parameters + sum(
+            stack.num_layers * stack.layer.parameters for stack in self.stacks
+        )
 
 
 def linear(inputs: int, outputs: int) -> int:
@@ -230,7 +232,7 @@ def _vlmo(config: VlmoConfig) -> Network:
         other_parameters += _word_head(width, config.vocab_size) + config.vocab_size * width
     scaled = config.layer_scale is not None
     lower, upper = (
-        _pre_norm(width, config.intermediate_width, len(config.experts_of(n)), scaled=scaled)
+        _pre_norm(width, config.intermediate_width, len(config.list_experts(n)), scaled=scaled)
         for n in (0, config.first_vl_layer)
     )
     stacks = (Stack("both", config.first_vl_layer, lower), Stack("both", num_fused, upper))

@@ -47,7 +47,7 @@ class VariantTraining:
     starts_from: tuple[str, ...] = ("bert",)
     start: str = "vlmill.train.run.model.start_region_model"  # takes over the weights of `--init`
 
-    def body_of(self, model_or_config: Any) -> Any:
+    def get_body(self, model_or_config: Any) -> Any:
         """The part of a model, or of its configuration, that has words and regions."""
         return attrgetter(self.body)(model_or_config) if self.body else model_or_config
 
@@ -57,7 +57,7 @@ class VariantTraining:
 
     def with_sizes(self, config: Any, **sizes: int) -> Any:
         """``config`` with other sizes of words and regions."""
-        return self.with_body(config, dataclasses.replace(self.body_of(config), **sizes))
+        return self.with_body(config, dataclasses.replace(self.get_body(config), **sizes))
 
 
 PLAIN = VariantTraining()
@@ -154,7 +154,7 @@ def get_part(model: Any, path: str) -> Any:
     return reduce(lambda part, name: getattr(part, name, None), path.split("."), model)
 
 
-def named(path: str) -> Any:
+def import_object(path: str) -> Any:
     """The function of a dotted path."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)

@@ -40,12 +40,12 @@ class RunBatches:
     learning: Learning
     accelerator: Accelerator
 
-    def of_training(self, run: StageRun, done: int) -> Iterator[HostBatch]:
+    def training_batches(self, run: StageRun, done: int) -> Iterator[HostBatch]:
         """This process's parts of the stage's steps after ``done``, in order."""
         parts = run.stage.accumulation * self.accelerator.num_processes
         return iter(
             batch_loader(
-                self._of(run, PREPARED, self.sources.splits.training, training=True),
+                self._make_batches(run, PREPARED, self.sources.splits.training, training=True),
                 done * parts + self.accelerator.process_index,
                 run.steps * parts,
                 workers=self.recipe.workers,
@@ -54,10 +54,10 @@ class RunBatches:
             )
         )
 
-    def of_validation(self, run: StageRun) -> StageBatches:
+    def validation_batches(self, run: StageRun) -> StageBatches:
         """The held-out pairs as the stage reads them, but for random changes to pictures."""
         plain = dataclasses.replace(run, stage=as_measured(run.stage))
-        return self._of(plain, HELD_OUT, self.sources.splits.validation, training=False)
+        return self._make_batches(plain, HELD_OUT, self.sources.splits.validation, training=False)
 
     def num_held_out(self, run: StageRun) -> int:
         """How many pairs the stage can be validated on; 0 where the recipe never validates."""
@@ -66,7 +66,7 @@ class RunBatches:
         table, splits = SampleTable(self.output / HELD_OUT), self.sources.splits.validation
         return len(stage_rows(table, as_measured(run.stage), splits[run.number]))
 
-    def keys_of(self, run: StageRun) -> tuple[Keys, Keys]:
+    def collect_keys(self, run: StageRun) -> tuple[Keys, Keys]:
         """The hashes of the pairs and of the pictures that the stage is trained on, all that its
         epochs visit; of a stage of pictures alone no pairs.
         """
@@ -87,10 +87,10 @@ class RunBatches:
         count = len(np.unique(rows[rows != ABSENT])) if self.sources.images is not None else 0
         return Tolerance(pictures=count, share=self.recipe.max_bad)
 
-    def _of(
+    def _make_batches(
         self, run: StageRun, folder: str, splits: Sequence[Splits], *, training: bool
     ) -> StageBatches:
-        body = get_training(self.recipe.variant).body_of(self.recipe.model)
+        body = get_training(self.recipe.variant).get_body(self.recipe.model)
         return self.learning.batches(
             run,
             training=training,

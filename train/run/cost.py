@@ -75,5 +75,5 @@ def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) ->
             stopping=lambda: times[-1] - times[0] >= limit_s,
         )
         with suppress(Stopped):  # at its limit
-            run_stage(run, runner.batches.of_training(run, 0), training, events, done=0)
+            run_stage(run, runner.batches.training_batches(run, 0), training, events, done=0)
     return compute_rate(times, "steps")

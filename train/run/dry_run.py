@@ -167,7 +167,7 @@ def estimate_cost(runner: Runner, sources: Sources, num_pairs: int, share: float
     last = "; the rate is the last stage's" if len(runner.stages) > 1 else ""
     return Estimate(
         inputs={name: count for name, count in counts.items() if count},
-        least_bytes=minimum_bytes,
+        min_bytes=minimum_bytes,
         seconds=seconds,
         rate=rate,
         memory=f"about {size_words(step_bytes(runner.recipe))} for a step (`train-vl recipes` says "

@@ -78,7 +78,7 @@ class Sources:
         return self.regions
 
     @property
-    def pictures(self) -> Indexed | None:
+    def joined_images(self) -> Indexed | None:
         """What pairs are joined with; None for texts alone."""
         return self.images if self.regions is None else self.regions
 
@@ -88,7 +88,7 @@ class Sources:
         return self.regions.annotated if isinstance(self.regions, JoinedRegions) else None
 
     @property
-    def beside_regions(self) -> tuple[Indexed, ...]:
+    def other_tables(self) -> tuple[Indexed, ...]:
         """What has to have a pair's picture beside the regions."""
         return tuple(table for table in (self.annotated, self.images) if table is not None)
 

@@ -21,7 +21,7 @@ class Criterion:
     name: str = "loss"
     highest: bool = False
 
-    def of(self, measured: Mapping[str, float]) -> float:
+    def get_value(self, measured: Mapping[str, float]) -> float:
         """The number among those that a validation gives."""
         return measured[f"validation/{self.name}"]
 

@@ -26,7 +26,7 @@ from vlmill.train.loading.store.pairs import PicturesAlone, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
 from vlmill.train.recipes import RECIPES, Recipe, RunSettings
-from vlmill.train.recipes.variants import get_training, named
+from vlmill.train.recipes.variants import get_training, import_object
 from vlmill.train.run.inputs import Sources, same_words
 
 IMAGES_MEASURED, MAX_REGIONS = 1000, 100
@@ -56,7 +56,7 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
             f"--init is {with_article(init.variant)}, the recipe's is {recipe.variant}"
         )
     if init.variant in training.starts_from and not training.shared_sizes:
-        body = flatten(to_plain(training.body_of(recipe.model)))
+        body = flatten(to_plain(training.get_body(recipe.model)))
         _refuse_differences(
             {name: body[name] for name in OF_BERT if name in body}, init_fields, init
         )
@@ -118,7 +118,7 @@ def first_model(recipe: Recipe, sources: Sources, trained_images: Ids) -> nn.Mod
     if init is None:
         return fresh
     try:
-        named(get_training(recipe.variant).start)(fresh, init)
+        import_object(get_training(recipe.variant).start)(fresh, init)
         renumber_classes(fresh, recipe, init)
     except InputError:
         raise
@@ -139,7 +139,7 @@ def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -
     if not recipe_targets or init_target is None or recipe_targets == {init_target}:
         return
     training = get_training(recipe.variant)
-    decoder: nn.Linear | None = training.body_of(fresh).class_decoder
+    decoder: nn.Linear | None = training.get_body(fresh).class_decoder
     if decoder is None:
         return
     with torch.no_grad():
@@ -154,7 +154,7 @@ def _class_targets(init: LoadedCheckpoint) -> str | None:
     """What the checkpoint's head has learned to guess; None for one whose head is new."""
     feeding = init.feeding
     if feeding is None and not init.training.stage:  # published: `convert` names a preset's stage
-        feeding = named(get_training(init.variant).feeding)()
+        feeding = import_object(get_training(init.variant).feeding)()
     if feeding is None or not feeding.reads_regions:
         return None
     return str(feeding.region_targets)

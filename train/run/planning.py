@@ -79,7 +79,7 @@ def count_visits(
     pairs, text_visits = (
         table.sources(rows)
         | {
-            source.rule.source: source.in_an_epoch
+            source.rule.source: source.epoch_visits
             for source in collect_source_pairs(table, rows, stage.mixture)
         }
         for rows in (stage_rows(table, stage, splits), texts)
@@ -93,7 +93,7 @@ def count_share(table: SampleTable, stage: TrainingStage, splits: Splits) -> tup
     """
     if stage.share == 1 and stage.max_pairs is None:
         return None
-    pairs = table.rows_of(stage.sources, stage.feeding.kind, splits)
+    pairs = table.select_rows(stage.sources, stage.feeding.kind, splits)
     return len(stage_rows(table, stage, splits)), len(pairs)
 
 
@@ -137,7 +137,7 @@ def trained_images(recipe: RunSettings, table: SampleTable, plan: SplitPlan) -> 
 def _refuse_without_pairs(
     table: SampleTable, stage: TrainingStage, number: int, splits: Splits, flag: str
 ) -> None:
-    if table.rows_of(stage.sources, stage.feeding.kind, splits).size:
+    if table.select_rows(stage.sources, stage.feeding.kind, splits).size:
         raise InputError(
             f"stages.{number}.share={stage.share} leaves no pair of {flag} for stage "
             f"{stage.name}; give a larger share"

@@ -53,7 +53,7 @@ def prepare(
     settings: dict[str, Any],
     *,
     fresh: bool,
-    form_of: Callable[[Tokenizer], TextForm] = lambda _: AS_IT_IS,
+    make_form: Callable[[Tokenizer], TextForm] = lambda _: AS_IT_IS,
 ) -> Preparation | None:
     """Makes the samples ready to be read, their texts in the form that a task has with the run's
     tokenizer.
@@ -67,7 +67,7 @@ def prepare(
         return before
     learnt, measured = _chosen_rows(recipe, sources)
     tokenizer = make_tokenizer(recipe, sources, learnt)
-    what = _what_to_prepare(recipe, sources, learnt, tokenizer, form_of(tokenizer))
+    what = _what_to_prepare(recipe, sources, learnt, tokenizer, make_form(tokenizer))
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": recipe.job})
     with rejects:
         counts = prepare_samples(output / PREPARED, what, rejects)
@@ -180,8 +180,8 @@ def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> PairSelec
     return PairSelection(
         pairs=sources.inputs.visited,
         rows=rows,
-        pictures=sources.pictures,
-        others=() if sources.regions is None else sources.beside_regions,
+        pictures=sources.joined_images,
+        others=() if sources.regions is None else sources.other_tables,
         takes_pairs=any(feed.kind != "text" for feed in feeds),
         takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
         needs_words=any(feed.kind != "pictures" for feed in feeds),

@@ -31,7 +31,9 @@ class Pretraining:
 
     def batches(self, run: StageRun, *, training: bool, **common: Any) -> StageBatches:
         """Returns the stage's masked pairs."""
-        return PretrainBatches(stage=get_stage(run), lexicon=Lexicon.of(self.tokenizer), **common)
+        return PretrainBatches(
+            stage=get_stage(run), lexicon=Lexicon.from_tokenizer(self.tokenizer), **common
+        )
 
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False

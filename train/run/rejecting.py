@@ -58,7 +58,7 @@ class Rejecting:
         them, where undecodable pictures are too many, and what any of them could not read.
         """
         local_faults = [read] if isinstance(read, InputError) else _collect_faults(read)
-        faults = self._of_all(local_faults)
+        faults = self._gather_faults(local_faults)
         for fault in faults:
             if isinstance(fault, InputError):
                 raise fault
@@ -72,7 +72,7 @@ class Rejecting:
             self._tolerance.check(self.met)
         return len(self.met)
 
-    def _of_all(self, local_faults: Sequence[ReadFault]) -> Sequence[ReadFault]:
+    def _gather_faults(self, local_faults: Sequence[ReadFault]) -> Sequence[ReadFault]:
         """What all processes say, in their order; a number is all that most steps exchange."""
         if self._accelerator.num_processes == 1:
             return local_faults

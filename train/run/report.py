@@ -106,9 +106,9 @@ def loss_chart(
 
 def validation_table(lines: Sequence[Mapping[str, Any]], criterion: Criterion) -> Markup:
     """Returns the first, best and last measurement of the held-out pairs."""
-    best = min(lines, key=lambda line: (criterion.rank(criterion.of(line)), line["step"]))
+    best = min(lines, key=lambda line: (criterion.rank(criterion.get_value(line)), line["step"]))
     rows = [
-        [when, line["step"], f"{criterion.of(line):.4f}"]
+        [when, line["step"], f"{criterion.get_value(line):.4f}"]
         for when, line in (("first", lines[0]), ("best", best), ("last", lines[-1]))
     ]
     return html_table(["", "step", criterion.name], rows)

@@ -13,7 +13,7 @@ from torch import nn
 from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.log import Log, read_log
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.console.stopping import StopRequest, any_of
+from vlmill.schemas.console.stopping import StopRequest, reduce_flags
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.checkpoints.state import num_processes, restore_training_state
@@ -83,7 +83,7 @@ class Runner:
         self.valueless = without_values(self.model)
         self.trainable = {name for name, p in self.model.named_parameters() if p.requires_grad}
         self.measured = [
-            (line["stage"], learning.criterion.of(line))
+            (line["stage"], learning.criterion.get_value(line))
             for line in read_log(output / LOG)
             if line["step"] <= self.done and f"validation/{learning.criterion.name}" in line
         ]
@@ -120,13 +120,13 @@ class Runner:
                 trackers=self.recipe.trackers,
                 settings=flatten(to_plain(self.recipe)),
             ) as log,
-            StopRequest(partial(any_of, self.accelerator)) as stop,
+            StopRequest(partial(reduce_flags, self.accelerator)) as stop,
         ):
             if total == 0 and not self.saving.resumes:
                 self._save(self.stages[0], None, 0, None)
             for run in self.stages:
                 if run.steps and is_first:
-                    self.trained_on = self.trained_on.and_also(*self.batches.keys_of(run))
+                    self.trained_on = self.trained_on.and_also(*self.batches.collect_keys(run))
                 if self.done < run.last and not self.enough(run):
                     self._train_stage(run, log, progress, stop)
 
@@ -154,7 +154,7 @@ class Runner:
 
         def validate() -> dict[str, float]:
             numbers = self._validate(run, training.step_module, held_out)
-            values.append(self.learning.criterion.of(numbers))
+            values.append(self.learning.criterion.get_value(numbers))
             self.measured.append((run.stage.name, values[0]))
             return numbers
 
@@ -174,9 +174,9 @@ class Runner:
             validate_every=self.recipe.validate_every if held_out else 0,
             enough=partial(self.enough, run),
             reject=self.rejecting.note,
-            stopping=stop.came,
+            stopping=stop.is_requested,
         )
-        run_stage(run, self.batches.of_training(run, done), training, events, done=done)
+        run_stage(run, self.batches.training_batches(run, done), training, events, done=done)
 
     def build_training(self, run: StageRun) -> Training:
         """Returns the model wrapped for the devices, with the stage's optimiser."""
@@ -228,7 +228,7 @@ class Runner:
 
     def _validate(self, run: StageRun, module: nn.Module, held_out: int) -> dict[str, float]:
         """Each loss over the held-out pairs, by the averaged weights where there is an average."""
-        batches = self.batches.of_validation(run)
+        batches = self.batches.validation_batches(run)
         pairs = min(held_out, self.recipe.validation_pairs)
         averaged = (
             contextlib.nullcontext() if self.average is None else self.average.applied(self.model)

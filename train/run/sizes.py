@@ -30,7 +30,7 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
     config = continued_config(recipe, init)
     if sources.regions is None:
         return training.with_sizes(recipe.model, **sizes) if config is None else config
-    body = training.body_of(recipe.model if config is None else config)
+    body = training.get_body(recipe.model if config is None else config)
     # Its own network's features are as wide as that makes them.
     width = body.region_width if training.makes_features else sources.reader.feature_dim
     if config is not None:

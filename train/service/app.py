@@ -96,13 +96,13 @@ def search_question(form: Form) -> Question:
 def answer_question(form: Form) -> Question:
     """Reads what is asked about a picture. Raises Refused."""
     picture = form.picture()
-    return Question(method=ANSWER, pictures=[picture.content], texts=[form.one("question")])
+    return Question(method=ANSWER, pictures=[picture.content], texts=[form.get_word("question")])
 
 
 def attend_question(form: Form) -> Question:
     """Reads a picture and a text. Raises Refused."""
     picture = form.picture()
-    return Question(method=ATTEND, pictures=[picture.content], texts=[form.one("text")])
+    return Question(method=ATTEND, pictures=[picture.content], texts=[form.get_word("text")])
 
 
 def contents(form: Form) -> list[bytes]:
@@ -138,7 +138,7 @@ class Pictures:
         """Returns a JPEG of a page's size. Raises Refused for what is not there or is broken."""
         with self.lock:
             (row,) = self.reader.find([image_id])
-            data = None if row == ABSENT else self.reader.bytes_of(int(row))
+            data = None if row == ABSENT else self.reader.read_bytes(int(row))
         if data is None:
             raise RequestRefused(404, "no_picture", "--images has no picture of this image_id")
         try:

@@ -62,7 +62,7 @@ class TaskBatches(StageBatches):
             pad_to=self.stage.loading.pad_to,
             global_features=self.global_features,
         )
-        more = self.task.labelled(self.table, samples)
+        more = self.task.make_label_tensors(self.table, samples)
         return dataclasses.replace(batch, tensors=batch.tensors | dict(more))
 
     def example(
@@ -93,14 +93,14 @@ class TaskBatches(StageBatches):
         """The rows of the stage, each once: int64 [N]."""
         return stage_rows(self.table, self.stage, self.splits)
 
-    def of_rows(
+    def make_batch(
         self, rows: Sequence[int], among: Ids = NOBODY
     ) -> tuple[HostBatch | None, tuple[Undecodable, ...]]:
         """A batch of these rows as they are, and the pictures that it lacks; None of no row.
 
         ``among`` are all that are measured with them.
         """
-        results = self.sampled([self.visit_of(row, among) for row in rows])
+        results = self.sampled([self.make_visit(row, among) for row in rows])
         lacking = tuple(result for result in results if isinstance(result, Undecodable))
         samples = [
             sample for result in results if not isinstance(result, Undecodable) for sample in result
@@ -108,7 +108,7 @@ class TaskBatches(StageBatches):
         return (self.collated(0, samples) if samples else None), lacking
 
     @staticmethod
-    def visit_of(row: int, among: Ids = NOBODY) -> Visit:
+    def make_visit(row: int, among: Ids = NOBODY) -> Visit:
         """A visit of a row outside of training's order."""
         return Visit(epoch=0, row=row, near=among)
 
@@ -125,13 +125,13 @@ class TaskBatches(StageBatches):
                 mirrored=mirrored,
             )
         else:
-            table = self.regions.located(image_row)
+            table = self.regions.locate_row(image_row)
             regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)
-        return self.task.hidden(regions) if self.blind else regions
+        return self.task.hide_regions(regions) if self.blind else regions
 
     def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:
         feeding = self.stage.feeding
-        boxes = self.task.boxes_of(self.table, row)[: feeding.max_regions]
+        boxes = self.task.read_boxes(self.table, row)[: feeding.max_regions]
         mirrored = self._mirrors(draws)
         regions = SampledRegions(
             row=RegionRow(
@@ -143,7 +143,7 @@ class TaskBatches(StageBatches):
             num_shown=len(boxes),
             mirrored=mirrored,
         )
-        return self.task.hidden(regions) if self.blind else regions
+        return self.task.hide_regions(regions) if self.blind else regions
 
     def _mirrors(self, draws: Uniforms) -> bool:
         """Whether a picture is mirrored: by chance, in training alone."""
@@ -166,7 +166,7 @@ class TaskBatches(StageBatches):
         size = self.stage.feeding.image_size
         if self.blind:
             return np.full((3, size, size), 128, dtype=np.uint8)
-        return evaluation_picture(self.images.bytes_of(image_row), image_id, size)
+        return evaluation_picture(self.images.read_bytes(image_row), image_id, size)
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:

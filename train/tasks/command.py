@@ -7,7 +7,7 @@ from vlmill.schemas.console.command import add_lock_seconds, path_or_url
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.recipes.tasks import TASKS
-from vlmill.train.recipes.variants import named
+from vlmill.train.recipes.variants import import_object
 
 EPILOG = """\
 examples:
@@ -122,7 +122,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     find_checkpoint(args.checkpoint)
     home = TASKS[args.task]
     if home.evaluation:
-        status: int = named(home.evaluation)(args)
+        status: int = import_object(home.evaluation)(args)
         return status
     if args.examples is None:
         raise InputError(f"--examples is missing: {args.task} reads {home.examples}")

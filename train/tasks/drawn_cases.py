@@ -52,8 +52,8 @@ def _drawn(case: Case, uri: str) -> dict[str, Any]:
         "height": height,
         "stroke": round(longest / 240, 2),
         "text": text_px,
-        "asked": case.asked,
-        "said": case.said,
+        "asked": case.text,
+        "said": case.prediction,
         "choices": case.choices,
         "about": f"right: {case.right}; score {case.score:.2f}; {case.example_id}"
         + ("" if uri else f"; picture {case.image_id}"),

@@ -80,8 +80,8 @@ class Case:
     example_id: str
     image_id: str
     score: float
-    asked: str
-    said: str
+    text: str
+    prediction: str
     right: str
     boxes: tuple[DrawnBox, ...] = ()
     size: tuple[int, int] = (0, 0)
@@ -115,12 +115,12 @@ def cases_section(
 def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
     case_uris = [uris[name] for name in case.image_ids if name in uris]
     is_whole = len(case_uris) == len(case.image_ids)  # half of two pictures would be taken for both
-    about = [f"said: {case.said}", f"right: {case.right}", f"score {case.score:.2f}"]
+    about = [f"said: {case.prediction}", f"right: {case.right}", f"score {case.score:.2f}"]
     about += [case.example_id]
     if not is_whole:
         about += [f"picture {name}" for name in case.image_ids]
     first, second, *_ = [*(case_uris if is_whole else []), "", ""]
-    return {"uri": first, "second": second, "text": case.asked, "about": "; ".join(about)}
+    return {"uri": first, "second": second, "text": case.text, "about": "; ".join(about)}
 
 
 def read_thumbnails(

@@ -129,7 +129,7 @@ def require_variant(recipe: TaskRecipe, variants: Collection[str]) -> None:
             f"variant={recipe.variant}: it has no head for {recipe.task}; expected one of "
             f"{', '.join(variants)}"
         )
-    num_tasks = getattr(get_training(recipe.variant).body_of(recipe.model), "num_tasks", 0)
+    num_tasks = getattr(get_training(recipe.variant).get_body(recipe.model), "num_tasks", 0)
     if num_tasks and recipe.task != "nlvr2":
         raise InputError(
             f"model: num_tasks={num_tasks}, but {recipe.task} feeds no task token; use a model "
@@ -157,7 +157,7 @@ class LearntTask(ABC):
         """What becomes of its texts' tokens."""
         return AS_IT_IS
 
-    def reading(self, words: Tokenizer) -> Self:
+    def with_vocabulary(self, words: Tokenizer) -> Self:
         """The task of a model that reads this vocabulary."""
         return self
 
@@ -197,13 +197,13 @@ class LearntTask(ABC):
         sample = batches.example(visit.row, draws)
         return sample if isinstance(sample, Undecodable) else (sample,)
 
-    def hidden(self, regions: SampledRegions) -> SampledRegions:
+    def hide_regions(self, regions: SampledRegions) -> SampledRegions:
         """What a blind model is shown of a picture: that there is one, not even how many regions
         it has.
         """
         return dataclasses.replace(without_features(regions), num_shown=0)
 
-    def boxes_of(self, table: SampleTable, row: int) -> Array:
+    def read_boxes(self, table: SampleTable, row: int) -> Array:
         """The boxes [R, 4] that an example itself names, in pixels (``feeding.boxes=examples``).
 
         Raises InputError where the task's examples name none.
@@ -214,7 +214,9 @@ class LearntTask(ABC):
         )
 
     @abstractmethod
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """The tensors that a batch of samples gets beside their texts and pictures, on the host.
 
         Those whose names begin with `batch.LABEL` are in `Batch.labels` under the rest of it.
@@ -243,7 +245,7 @@ class LearntTask(ABC):
         chosen: list[int] = np.sort(rows[permutation(0, len(rows))[:max_rows]]).tolist()
         return chosen
 
-    def at_once(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
+    def validation_batch_size(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
         """How many of the ``rows`` are measured at once, where a step learns from ``size``."""
         return size
 
@@ -263,7 +265,7 @@ class Task(LearntTask):
     """A task whose examples are predicted one by one, which ``train-vl evaluate`` then scores."""
 
     @abstractmethod
-    def score_of(self, outputs: Any, value: Any) -> float:
+    def compute_score(self, outputs: Any, value: Any) -> float:
         """How much the head says for a prediction of the only example of a batch."""
 
     @abstractmethod

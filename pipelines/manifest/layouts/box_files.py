@@ -86,7 +86,7 @@ def tsv_pictures(source: Source) -> Iterator[AnnotatedImage]:
     _, header = next(rows, (0, []))
     if isinstance(header, Drop) or not set(COLUMNS) <= set(header):
         raise InputError(
-            f"{source.said}: the first line must name the columns {', '.join(COLUMNS)} (and "
+            f"{source.display_name}: the first line must name the columns {', '.join(COLUMNS)} (and "
             "attributes, split), divided by tabs"
         )
     pictures: dict[str, AnnotatedImage] = {}
@@ -138,12 +138,12 @@ def coco_categories(source: Source) -> dict[CocoId, str]:
         number = coco_id(category, "id")
         if number is None or not isinstance(category.get("name"), str):
             raise InputError(
-                f"{source.said}: categories[{index}] has no id or no name; give it both"
+                f"{source.display_name}: categories[{index}] has no id or no name; give it both"
             )
         name = category["name"].lower()
         if names.setdefault(number, name) != name:
             raise InputError(
-                f"{source.said}: the categories {names[number]} and {name} share the id "
+                f"{source.display_name}: the categories {names[number]} and {name} share the id "
                 f"{number}; give each its own"
             )
     return dict(sorted(names.items(), key=lambda pair: (isinstance(pair[0], str), pair[0])))

@@ -44,7 +44,7 @@ class Columns:
 
 def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) -> Columns:
     """Returns the columns that the flags name, or that have usual names. Raises InputError."""
-    names, display_name = schema.names, source.said
+    names, display_name = schema.names, source.display_name
     texts = text_columns(names, args.text_column, display_name)
     usual = PICTURES if any(name in names for name in PICTURES) else FILE_NAMES
     if args.image_column is None and not any(name in names for name in usual):
@@ -123,7 +123,7 @@ def split_of_name(source: Source) -> str | None:
     splits = {word.lower(): word for word in known if word is not None}
     if len(splits) > 1:
         raise InputError(
-            f"{source.said}: its name has the splits {' and '.join(splits.values())}; say which "
+            f"{source.display_name}: its name has the splits {' and '.join(splits.values())}; say which "
             "its rows are of, --split NAME, or name a column, --split-column NAME"
         )
     return next(iter(splits.values()), None)

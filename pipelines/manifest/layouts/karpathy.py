@@ -55,7 +55,7 @@ def karpathy_reading(
         entries=lambda: karpathy_entries(file),
         expected={**expected, IMAGE_STAGE: Expected(rows=pictures, source=ARCHIVE)},
         picture_folders=folders,
-        says=messages,
+        messages=messages,
     )
 
 

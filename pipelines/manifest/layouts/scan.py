@@ -50,18 +50,20 @@ def _open_split(
     ids = folder.find(f"{split}_ids.txt")
     if ids is None:
         raise InputError(
-            f"{captions.said} has captions without ids; put {split}_ids.txt beside it, which says "
+            f"{captions.display_name} has captions without ids; put {split}_ids.txt beside it, which says "
             "of which picture each five lines are"
         )
     id_lines = [line if isinstance(line, Drop) else line.strip() for _, line in read_lines(ids)]
     count = sum(1 for _ in read_lines(captions))
     if len(id_lines) == count:  # one for each caption
         if any(id_line != id_lines[i - i % NUM_CAPTIONS] for i, id_line in enumerate(id_lines)):
-            raise InputError(f"{ids.said}: the lines of a picture must be {NUM_CAPTIONS} in a row")
+            raise InputError(
+                f"{ids.display_name}: the lines of a picture must be {NUM_CAPTIONS} in a row"
+            )
         id_lines = id_lines[::NUM_CAPTIONS]
     if count != NUM_CAPTIONS * len(id_lines):
         raise InputError(
-            f"{captions.said} has {count} lines and {ids.said} {len(id_lines)} pictures, want "
+            f"{captions.display_name} has {count} lines and {ids.display_name} {len(id_lines)} pictures, want "
             f"{NUM_CAPTIONS} lines for each: fetch both again"
         )
     image_names = [_name(id_line, names, ids) for id_line in id_lines]
@@ -79,7 +81,7 @@ def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str
     if len(line) <= len(str(NUM_PLACES)) and int(line) < NUM_PLACES:
         if names is None:
             raise InputError(
-                f"{ids.said}: {line} is a place in Karpathy's file; put {MAPPING}, which has the "
+                f"{ids.display_name}: {line} is a place in Karpathy's file; put {MAPPING}, which has the "
                 "names, or dataset_flickr30k.json itself into the folder"
             )
         return Drop(Reason.BAD_REFERENCE, f"picture {line} is not in {MAPPING}")
@@ -93,9 +95,9 @@ def _names_by_position(mapping: Source) -> dict[str, str]:
     try:
         names = parse_json(content, mapping.remarks)
     except ValueError as error:
-        raise InputError(f"{mapping.said} is no JSON: {error}") from None
+        raise InputError(f"{mapping.display_name} is no JSON: {error}") from None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(f"{mapping.said}: want an object of places and file names")
+        raise InputError(f"{mapping.display_name}: want an object of places and file names")
     return {position: name.rpartition("/")[2] for position, name in names.items()}
 
 

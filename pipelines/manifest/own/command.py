@@ -217,7 +217,7 @@ def own_job(args: argparse.Namespace) -> OwnJob:
     return OwnJob(
         table=table,
         columns=columns,
-        places=column_indices,
+        column_indices=column_indices,
         rows=count_table_rows(table, column_indices),
         digest=compute_sha256(table.path),
         output=args.output,

@@ -35,13 +35,13 @@ _WEB = ("http://", "https://")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnJob:
-    """What decides the output. ``places`` are the columns of text, picture, id and split; the last
+    """What decides the output. ``column_indices`` are the columns of text, picture, id and split; the last
     two may be absent. ``rows`` and ``digest`` are those of the whole file.
     """
 
     table: TableFile
     columns: dict[str, str]  # text, image, id, split -> the file's name for it
-    places: tuple[int, ...]
+    column_indices: tuple[int, ...]
     rows: int
     digest: str
     output: Path
@@ -222,7 +222,7 @@ class Parts:
 
     def __init__(self, job: OwnJob, pool: ThreadPoolExecutor, progress: Progress) -> None:
         self.job, self._run, self._progress = job, Run(job, pool), progress
-        self._rows = read_rows(job.table, job.places)
+        self._rows = read_rows(job.table, job.column_indices)
         self.index = 0  # of the part that comes next
 
     def make(self) -> None:

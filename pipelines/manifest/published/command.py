@@ -136,7 +136,7 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
         (args.output / MANIFEST).unlink()
         state = State.PARTIAL
     if state is not State.FINISHED:
-        for line in job.reading.says:
+        for line in job.reading.messages:
             print_status(line)
         with with_fetched(job, args) as job:
             _write(job, settings, data_set, args)

@@ -59,7 +59,7 @@ class FetchedImages:
     def picture(self, url: str) -> bytes | Drop:
         """What came of a URL, or why it gave no picture."""
         target, drop = resolve("", url), Drop(Reason.BAD_URL, "no http(s) URL")
-        for _ in range(self.fetching.manners.max_redirects + 1):
+        for _ in range(self.fetching.policy.max_redirects + 1):
             if target is None or (row := self._row(target)) is None:
                 return drop
             outcome, detail, redirect, part, offset = row
@@ -97,7 +97,7 @@ class FetchedImages:
     def _body(self, bucket: int, part: int, offset: int) -> bytes | Drop:
         path = to_path(self.fetching.output) / part_name(bucket, part)
         with path.open("rb") as file:
-            return next(read_bodies(file, [offset], max_bytes=2 * self.fetching.manners.max_bytes))
+            return next(read_bodies(file, [offset], max_bytes=2 * self.fetching.policy.max_bytes))
 
 
 @lru_cache(maxsize=1_000)
@@ -116,9 +116,9 @@ def fetched_pictures(
     or from an earlier try: they go. Memory is that of a crawl.
     """
     work_folder = output / WORK / FOLDER
-    begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), manners=manners))
+    begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), policy=manners))
     with use_local_scratch(begun) as fetching:
-        if retry and has_folder(fetching.kept):
+        if retry and has_folder(fetching.resume_folder):
             (work_folder / DONE).unlink(missing_ok=True)
         if (work_folder / DONE).exists():
             restore(fetching)
@@ -135,7 +135,7 @@ def fetched_pictures(
 
 
 def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:
-    is_new = not has_folder(fetching.kept)
+    is_new = not has_folder(fetching.resume_folder)
     distribute(fetching, lines)
     if retry and not is_new:
         try_failed_again(fetching)

@@ -59,11 +59,13 @@ class Overlaps:
     ids: tuple[IdList, ...] = ()
     hashes: tuple[HashList, ...] = ()
     train_only: bool = False
-    found: Counter[tuple[str, str]] = field(default_factory=Counter)  # (list, by what) -> pictures
+    match_counts: Counter[tuple[str, str]] = field(
+        default_factory=Counter
+    )  # (list, by what) -> pictures
     _counted: set[int] = field(default_factory=set)
 
     @property
-    def lists(self) -> bool:
+    def has_lists(self) -> bool:
         """Whether there is anything to compare with."""
         return bool(self.ids or self.hashes)
 
@@ -105,7 +107,7 @@ class Overlaps:
         mark = hash((name, picture))
         if mark not in self._counted:
             self._counted.add(mark)
-            self.found[name, kind] += 1
+            self.match_counts[name, kind] += 1
 
     def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> Drop | None:
         """The list that excludes a picture by its content, None if there is none."""
@@ -206,7 +208,9 @@ def overlap_rows(overlaps: Overlaps) -> list[tuple[str, str, int, str]]:
     for name, excludes in excluding.items():
         done = "excluded" if excludes else "kept"
         by_kind = {
-            kind: n for (list_name, kind), n in sorted(overlaps.found.items()) if list_name == name
+            kind: n
+            for (list_name, kind), n in sorted(overlaps.match_counts.items())
+            if list_name == name
         }
         rows += [(name, kind, count, done) for kind, count in by_kind.items()]
         rows += [] if by_kind else [(name, "id and hash", 0, done)]

@@ -79,7 +79,7 @@ def make_funnel(job: Job, tally: Tally) -> list[dict[str, Any]]:
     """What came in, went out and was dropped, by stage and reason, from the rejects written."""
     dropped = rejects_by_stage(job.output)
     funnel: list[dict[str, Any]] = []
-    stages = (ROWS, *((EXCLUDE,) if job.overlaps.lists else ()))
+    stages = (ROWS, *((EXCLUDE,) if job.overlaps.has_lists else ()))
     entered = tally.num_entries
     for stage in (*stages, *((REQUIRE,) if job.require_images else ())):
         funnel.append(funnel_stage(stage, "published rows", entered, dropped[stage]))
@@ -109,7 +109,7 @@ class Run:
         self._own_verdicts: dict[int, Drop] = {}  # of those that one entry alone names
         self._has_verdicts = False
         self._last: ListedImage | None = None  # named before: its entries often stand together
-        self._judges = job.require_images or job.overlaps.lists
+        self._judges = job.require_images or job.overlaps.has_lists
 
     def take(self, entries: Sequence[Entry], part: Part | None) -> int:
         """Judges and writes entries (``part`` None: their part is there). Returns the rejects."""
@@ -170,8 +170,8 @@ class Run:
             return Reject(ROWS, rows)
         if not self._judges:
             return rows
-        verdicts = self._verdicts_of(entry)
-        drop = job.overlaps.judge(entry) if job.overlaps.lists else None
+        verdicts = self._find_verdicts(entry)
+        drop = job.overlaps.judge(entry) if job.overlaps.has_lists else None
         drop = drop or next((v for v in verdicts if v.reason is Reason.EXCLUDED), None)
         if drop is not None and not job.overlaps.stays(entry):
             return Reject(EXCLUDE, drop)
@@ -180,7 +180,7 @@ class Run:
             return Reject(REQUIRE, missing[0])
         return rows
 
-    def _verdicts_of(self, entry: Entry) -> list[Drop]:
+    def _find_verdicts(self, entry: Entry) -> list[Drop]:
         drops = []
         for picture in entry.pictures if self._has_verdicts else ():
             verdicts = self._own_verdicts if picture.alone else self._verdicts

@@ -37,7 +37,9 @@ def _karpathy_images(folder: Folder, name: str) -> Iterator[dict[str, Any]]:
     for number, image in enumerate(JsonLists(source=source).elements("images")):
         keys = {"filename"} | ({"cocoid"} if "coco" in name else set())
         if not isinstance(image, dict) or not keys <= image.keys():
-            raise InputError(f"{source.said}: image {number} lacks {' or '.join(sorted(keys))}")
+            raise InputError(
+                f"{source.display_name}: image {number} lacks {' or '.join(sorted(keys))}"
+            )
         yield image
 
 
@@ -56,7 +58,9 @@ def detector_splits(folder: Folder) -> Iterator[tuple[int, str]]:
             words = [] if isinstance(line, Drop) else line.split()
             stem = words[0].rpartition("/")[2].partition(".")[0] if words else ""
             if words and not (stem.isascii() and stem.isdecimal() and len(stem) <= MAX_DIGITS):
-                raise InputError(f"{source.said}: line {row} begins with no <folder>/<number>.jpg")
+                raise InputError(
+                    f"{source.display_name}: line {row} begins with no <folder>/<number>.jpg"
+                )
             if words:
                 yield int(stem), split
 

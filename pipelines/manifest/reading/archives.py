@@ -67,7 +67,7 @@ class Archive:
             for info in plain_files(tar):
                 yield plain_name(info), info.offset_data, info.size
 
-    def member_of(self, name: str) -> str | None:
+    def find_member(self, name: str) -> str | None:
         """The member with a published name, whatever folders it lies in."""
         if name in self._index:
             return name
@@ -88,7 +88,11 @@ class Archive:
             return None
         offset, size = self._index[name]
         try:
-            content = self._packed(name) if self._zip is not None else self._plain(offset, size)
+            content = (
+                self._read_zip_member(name)
+                if self._zip is not None
+                else self._read_tar_member(offset, size)
+            )
         except DAMAGED as error:
             return Drop(Reason.IMAGE_BROKEN, f"{self.path.name}: {error}")
         if not 0 < len(content) <= MAX_PICTURE:
@@ -96,12 +100,12 @@ class Archive:
             return Drop(reason, f"{len(content)} bytes or more, at most {MAX_PICTURE}")
         return content
 
-    def _packed(self, name: str) -> bytes:
+    def _read_zip_member(self, name: str) -> bytes:
         assert self._zip is not None
         with self._lock, self._zip.open(self._infos[name]) as file:
             return file.read(MAX_PICTURE + 1)
 
-    def _plain(self, offset: int, size: int) -> bytes:
+    def _read_tar_member(self, offset: int, size: int) -> bytes:
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             return os.pread(descriptor, min(size, MAX_PICTURE + 1), offset)

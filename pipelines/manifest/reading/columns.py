@@ -91,7 +91,7 @@ def read_schema(source: Source) -> pa.Schema:
         return pq.read_schema(readable(source.path))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"{source.said} is no readable Parquet file: {reason}") from None
+        raise InputError(f"{source.display_name} is no readable Parquet file: {reason}") from None
 
 
 def num_rows(source: Source) -> int:
@@ -110,4 +110,6 @@ def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[Mapping[str
                     yield row
         except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
-            raise InputError(f"{source.said} is damaged after row {number}: {reason}") from None
+            raise InputError(
+                f"{source.display_name} is damaged after row {number}: {reason}"
+            ) from None

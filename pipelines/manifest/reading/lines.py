@@ -27,7 +27,7 @@ def read_lines(source: Source) -> Iterator[tuple[int, str | Drop]]:
         number = 0
         while line := file.readline(MAX_LINE + 1):
             if number == 0:
-                line = without_mark(line, source.said)
+                line = without_mark(line, source.display_name)
             yield number, _line(line, file)
             number += 1
 

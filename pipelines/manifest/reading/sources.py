@@ -77,7 +77,7 @@ class Source:
     remarks: Remarks = field(default_factory=Remarks, compare=False, repr=False)
 
     @property
-    def said(self) -> str:
+    def display_name(self) -> str:
         """Names the file for a user."""
         return str(self.path) if self.member is None else f"{self.member} in {self.path}"
 
@@ -90,7 +90,9 @@ class Source:
             except InputError:
                 raise
             except DAMAGED as error:
-                raise InputError(f"{self.said} cannot be read ({error}); fetch it again") from None
+                raise InputError(
+                    f"{self.display_name} cannot be read ({error}); fetch it again"
+                ) from None
             yield io.BufferedReader(file, 1 << 20)
 
 
@@ -98,18 +100,20 @@ def _open_source(source: Source, stack: ExitStack) -> Bounded:
     if source.member is None:
         file, is_packed = open_unpacked(source.path, stack)
         max_bytes = max_unpacked_bytes(source.size) if is_packed else MAX_BYTES
-        return Bounded(file, max_bytes, source.said)
+        return Bounded(file, max_bytes, source.display_name)
     if ends(source.path, (".zip",)):
         archive = stack.enter_context(open_zip(source.path))
         info = next(info for info in archive.infolist() if info.filename == source.member)
         if info.flag_bits & 1:
             raise ValueError("it is encrypted")
-        return Bounded(archive.open(info), max_unpacked_bytes(info.compress_size), source.said)
+        return Bounded(
+            archive.open(info), max_unpacked_bytes(info.compress_size), source.display_name
+        )
     tar = stack.enter_context(open_tar(source.path))
     entry = next((e for e in plain_files(tar) if plain_name(e) == source.member), None)
     if entry is None:
         raise ValueError("the archive has changed")
-    return Bounded(member_file(tar, entry), MAX_BYTES, source.said)
+    return Bounded(member_file(tar, entry), MAX_BYTES, source.display_name)
 
 
 # Names that say which image it is only with their folder: row 1000 of SBU is 0001/000.jpg.
@@ -168,7 +172,7 @@ class Folder:
                         return Source(path=path, name=_base(name), size=path.stat().st_size)
         for name in names:
             for archive in self._archives:
-                if (member := archive.member_of(name)) is not None:
+                if (member := archive.find_member(name)) is not None:
                     return Source(
                         path=archive.path,
                         name=_base(name),
@@ -204,7 +208,7 @@ class Folder:
     # Pictures
 
     @cached_property
-    def _places(self) -> list[Path | Archive]:
+    def _locations(self) -> list[Path | Archive]:
         roots: list[Path | Archive] = [self.root, *(a for a in self._archives if a.is_random)]
         return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
@@ -222,7 +226,7 @@ class Folder:
         names = _list_names(paths)
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
-        for location in self._places:
+        for location in self._locations:
             for name in names:
                 content = (
                     location.content(name)
@@ -244,7 +248,7 @@ class Folder:
     def picture_size(self, paths: Sequence[str]) -> int | None:
         """The stored bytes of a picture, by the first of its names; None if there is none."""
         names = _list_names(paths)
-        for location in self._places:
+        for location in self._locations:
             for name in names:
                 if is_unsafe(name):
                     return None

@@ -87,7 +87,7 @@ class _Text:
         """What to raise where the file is no JSON."""
         position = self._used + self.at
         return InputError(
-            f"{self.source.said} is broken or cut at character {position}: {why}; fetch it again"
+            f"{self.source.display_name} is broken or cut at character {position}: {why}; fetch it again"
         )
 
 
@@ -118,7 +118,7 @@ class JsonLists:
                 return
             yield from self._member(text, member)
 
-    def elements_of(self, *members: str) -> Iterator[tuple[str, Any]]:
+    def member_elements(self, *members: str) -> Iterator[tuple[str, Any]]:
         """Yields the elements of several members of the object that the file is, in its order, each
         with the member's name; those that are not there have none. Ends behind the last of them.
         """
@@ -181,7 +181,7 @@ class JsonLists:
 
     def _other_layout(self, layout: str) -> InputError:
         return InputError(
-            f"{self.source.said} is of another layout: it has not {layout}; is it another version "
+            f"{self.source.display_name} is of another layout: it has not {layout}; is it another version "
             "of the file?"
         )
 

@@ -83,7 +83,9 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         entries=lambda: _entries(files),
         expected=expected,
         picture_folders=tuple(f"{prefix}{split}" for split in files for prefix in ("", "images/")),
-        says=tuple(f"note: captions_{s}.json is not there; its split is missing" for s in missing),
+        messages=tuple(
+            f"note: captions_{s}.json is not there; its split is missing" for s in missing
+        ),
     )
 
 
@@ -117,7 +119,7 @@ def _read_pictures(
     yields what is no picture.
     """
     index = -1
-    for member, element in file.elements_of("images", "licenses"):
+    for member, element in file.member_elements("images", "licenses"):
         if member == "licenses":
             if isinstance(element, dict) and isinstance(element.get("url"), str):
                 licenses[str(element.get("id"))] = element["url"]

@@ -62,7 +62,7 @@ def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
         entries=lambda: (e for file in files for e in _entries_3m(file)),
         expected={s.name: Expected(rows=published[s.name], source=PAGE) for s in there.values()},
         picture_folders=FOLDERS,
-        says=tuple(f"note: {name} is not there; its split is missing" for name in missing),
+        messages=tuple(f"note: {name} is not there; its split is missing" for name in missing),
     )
 
 

@@ -143,7 +143,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
         own_pictures=True,
         resolved=resolved_options(columns),
-        says=(format_columns(columns),),
+        messages=(format_columns(columns),),
     )
 
 

@@ -47,7 +47,10 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
         entries=lambda: entries(sources),
         expected={GROUP: expected} if expected is not None else {},
         own_pictures=True,
-        says=(f"note: {len(paths)} {'synsets' if synsets else 'tars'}", *_left_out(folder, paths)),
+        messages=(
+            f"note: {len(paths)} {'synsets' if synsets else 'tars'}",
+            *_left_out(folder, paths),
+        ),
     )
 
 

@@ -219,12 +219,12 @@ def read_refs(source: Source) -> Iterator[Any]:
         content = file.read(MAX_PICKLE + 1)
     if len(content) > MAX_PICKLE:
         raise InputError(
-            f"{source.said}: more than {MAX_PICKLE} bytes, which no published file has"
+            f"{source.display_name}: more than {MAX_PICKLE} bytes, which no published file has"
         )
     try:
         yield from read_pickled_list(content, encoding="bytes")
     except BadPickle as error:
-        raise InputError(f"{source.said} is no pickle of plain data ({error})") from None
+        raise InputError(f"{source.display_name} is no pickle of plain data ({error})") from None
 
 
 def add_split_by(parser: argparse.ArgumentParser) -> None:

@@ -59,14 +59,16 @@ def check_columns(source: Source) -> None:
     file = JsonLists(source=source)
     if file.is_list():
         raise InputError(
-            f"{source.said} is a list of objects; the published file is one object with the lists "
+            f"{source.display_name} is a list of objects; the published file is one object with the lists "
             f"{', '.join(LISTS)} (a list made for img2dataset: read its output by `webdataset`)"
         )
     names = (*LISTS, *(name for name in file.members() if name == USERS))
     counts = {name: sum(1 for _ in file.elements(name)) for name in names}
     if len(set(counts.values())) > 1:
         lengths = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise InputError(f"{source.said}: its lists differ in length ({lengths}); fetch it again")
+        raise InputError(
+            f"{source.display_name}: its lists differ in length ({lengths}); fetch it again"
+        )
 
 
 def check_lines(urls: Source, captions: Source) -> None:
@@ -74,7 +76,7 @@ def check_lines(urls: Source, captions: Source) -> None:
     counts = [sum(1 for _ in read_lines(source)) for source in (urls, captions)]
     if counts[0] != counts[1]:
         raise InputError(
-            f"{urls.said} has {counts[0]} lines and {captions.said} {counts[1]}: line i of one no "
+            f"{urls.display_name} has {counts[0]} lines and {captions.display_name} {counts[1]}: line i of one no "
             "longer belongs to line i of the other; fetch both again"
         )
 

@@ -51,7 +51,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         expected={"books_large": Expected(rows=NUM_BOOK_LINES, source="BookCorpus", verified=False)}
         if books
         else {},
-        says=(note,) if books else (),
+        messages=(note,) if books else (),
     )
 
 

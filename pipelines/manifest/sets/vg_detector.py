@@ -67,7 +67,7 @@ def read_names(source: Source) -> dict[str, int]:
     for number, line in read_lines(source):
         words = [] if isinstance(line, Drop) else [word.strip() for word in line.split(",")]
         if not words or not all(words):
-            raise InputError(f"{source.said}: line {number} has an empty name")
+            raise InputError(f"{source.display_name}: line {number} has an empty name")
         for word in words:
             names.setdefault(word.lower(), number)
     return names
@@ -117,7 +117,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
                 ("attributes.json", vocabulary.attributes),
             )
         },
-        says=(note,) if annotations.name == ANNOTATIONS[1] else (),
+        messages=(note,) if annotations.name == ANNOTATIONS[1] else (),
     )
 
 

@@ -72,7 +72,7 @@ def open_vgqa(folder: Folder, args: argparse.Namespace) -> Reading:
         },
         picture_folders=FOLDERS,
         files={LABELS_FILE: labels},
-        says=(f"labels: {len(labels)} of {args.labels}",),
+        messages=(f"labels: {len(labels)} of {args.labels}",),
     )
 
 

@@ -139,7 +139,7 @@ def open_vqa(version: Version, folder: Folder, args: argparse.Namespace) -> Read
         },
         picture_folders=(*ANNOTATED, TEST),
         files={} if labels is None else {LABELS_FILE: labels},
-        says=messages,
+        messages=messages,
     )
 
 

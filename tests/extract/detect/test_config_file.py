@@ -79,8 +79,8 @@ def test_a_file_counts_over_its_bases(tmp_path: Path) -> None:
     file = read_config_file(path)
     config = file.configuration().config
     assert (config.rpn_nms_threshold, config.depth) == (0.5, 101)
-    assert file.places["MODEL.MASK_ON"] == f"{tmp_path}/zoo/../base.yaml:1"
-    assert file.places["MODEL.RESNETS.DEPTH"] == f"{path}:3"
+    assert file.locations["MODEL.MASK_ON"] == f"{tmp_path}/zoo/../base.yaml:1"
+    assert file.locations["MODEL.RESNETS.DEPTH"] == f"{path}:3"
     before = file.digest
     written(tmp_path, "MODEL: {RPN: {NMS_THRESH: 0.6}, MASK_ON: False}", "base.yaml")
     assert read_config_file(path).digest != before

@@ -131,7 +131,9 @@ def chosen(rule: Selection, probs: torch.Tensor = PROBS, **spec: object) -> Regi
 def detections(boxes: torch.Tensor, probs: torch.Tensor) -> Detections:
     """Of one picture with no free place."""
     taken = torch.ones(1, len(boxes), dtype=torch.bool)
-    return Detections(boxes=boxes[None], taken=taken, features=boxes[None], class_probs=probs[None])
+    return Detections(
+        boxes=boxes[None], box_mask=taken, features=boxes[None], class_probs=probs[None]
+    )
 
 
 def taken_of(chosen: SelectedRegions) -> Regions:
@@ -251,7 +253,7 @@ def test_every_rule_chooses_what_it_does_for_one_picture(
     factors = [1 / (1 + number / 3) for number in range(len(counts))]
     batch = Detections(
         boxes=boxes,
-        taken=torch.arange(places) < torch.tensor(counts)[:, None],
+        box_mask=torch.arange(places) < torch.tensor(counts)[:, None],
         features=boxes,
         class_probs=probs,
         box_deltas=deltas,

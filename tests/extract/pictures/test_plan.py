@@ -292,13 +292,13 @@ def test_given_boxes_meet_pictures_by_name(tmp_path: Path) -> None:
     names = ["46.jpg", "coco/000000132417", "train/7", "val/7"]
     path.write_text("\n".join(json.dumps({"image_id": name, "boxes": []}) for name in names))
     given = read_boxes(path)
-    assert given.key_of("46", "some.tar") == "46.jpg"
-    assert given.key_of("hash", "/data/own/46.jpg") == "46.jpg"
-    assert given.key_of("hash", "val2014/COCO_val2014_000000132417.jpg") == "coco/000000132417"
-    assert given.key_of("hash", "/data/val/7.png") == "val/7"
-    assert given.key_of("hash", "46.png") is None
+    assert given.find_key("46", "some.tar") == "46.jpg"
+    assert given.find_key("hash", "/data/own/46.jpg") == "46.jpg"
+    assert given.find_key("hash", "val2014/COCO_val2014_000000132417.jpg") == "coco/000000132417"
+    assert given.find_key("hash", "/data/val/7.png") == "val/7"
+    assert given.find_key("hash", "46.png") is None
     with pytest.raises(InputError, match=r"--boxes: 7\.png may be train/7 or val/7"):
-        given.key_of("hash", "7.png")
+        given.find_key("hash", "7.png")
 
 
 def test_boxes_are_found_by_id_and_by_name(tmp_path: Path) -> None:
@@ -310,11 +310,11 @@ def test_boxes_are_found_by_id_and_by_name(tmp_path: Path) -> None:
     ]
     path.write_text("\n\n".join(json.dumps(line) for line in lines))
     given = read_boxes(path)
-    assert given.boxes_of("a", "x.jpg").tolist() == [[1, 2, 3, 4], [0, 0, 9.5, 9]]
-    assert given.boxes_of("some-hash", "folder/17.jpg").shape == (0, 4)
+    assert given.get_boxes("a", "x.jpg").tolist() == [[1, 2, 3, 4], [0, 0, 9.5, 9]]
+    assert given.get_boxes("some-hash", "folder/17.jpg").shape == (0, 4)
     for name, reason in {"b": Reason.BAD_BOXES, "c": Reason.NO_GIVEN_BOXES}.items():
         with pytest.raises(Rejected) as rejected:
-            given.boxes_of(name, "x.jpg")
+            given.get_boxes(name, "x.jpg")
         assert rejected.value.reason is reason
     plan = with_missing_boxes([], given, "boxes.jsonl")
     assert [(p.image_id, p.kind) for p in plan] == [(n, "missing") for n in ("a", "17", "b")]
@@ -326,7 +326,7 @@ def test_a_folder_of_vcr_metadata(tmp_path: Path) -> None:
     content = {"boxes": [[1.5, 2, 30, 40, 0.98]], "names": ["person"], "segms": []}
     (folder / "scene@3.json").write_text(json.dumps(content))
     given = read_boxes(tmp_path)
-    assert given.boxes_of("hash", "vcr1images/movie/scene@3.jpg").tolist() == [[1.5, 2, 30, 40]]
+    assert given.get_boxes("hash", "vcr1images/movie/scene@3.jpg").tolist() == [[1.5, 2, 30, 40]]
 
 
 def test_boxes_of_expressions_are_each_object_once(tmp_path: Path) -> None:
@@ -338,15 +338,15 @@ def test_boxes_of_expressions_are_each_object_once(tmp_path: Path) -> None:
     ]
     write_shard(tmp_path / "out", EXPRESSIONS, table_of_rows(rows, EXPRESSIONS))
     given = read_boxes(tmp_path / "out")
-    assert given.upright and given.boxes_of("b", "x.jpg").tolist() == [[0, 0, 9, 9]]
-    assert given.boxes_of("a", "x.jpg").tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert given.upright and given.get_boxes("b", "x.jpg").tolist() == [[0, 0, 9, 9]]
+    assert given.get_boxes("a", "x.jpg").tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 def test_boxes_of_annotations_are_all_of_them(tmp_path: Path) -> None:
     row: dict[str, object] = {"image_id": "a", "width": 9, "height": 9, "class_ids": [1, 1]}
     row["boxes"] = [[1, 2, 3, 4], [1, 2, 3, 4]]
     write_shard(tmp_path / "out", BOXES, table_of_rows([row], BOXES))
-    assert read_boxes(tmp_path / "out").boxes_of("a", "x.jpg").shape == (2, 4)
+    assert read_boxes(tmp_path / "out").get_boxes("a", "x.jpg").shape == (2, 4)
 
 
 def choice(example_id: str, image_id: str, boxes: list[float]) -> dict[str, object]:
@@ -361,7 +361,7 @@ def test_boxes_of_choices_are_the_objects_of_their_picture(tmp_path: Path) -> No
     rows = [choice("a", "p", [1, 2, 3, 4, 1, 2, 3, 4]), choice("b", "p", [1, 2, 3, 4, 1, 2, 3, 4])]
     write_shard(tmp_path / "out", CHOICES, table_of_rows(rows, CHOICES))
     given = read_boxes(tmp_path / "out")
-    assert given.boxes_of("p", "x.jpg").tolist() == [[1, 2, 3, 4], [1, 2, 3, 4]]  # as numbered
+    assert given.get_boxes("p", "x.jpg").tolist() == [[1, 2, 3, 4], [1, 2, 3, 4]]  # as numbered
     rows.append(choice("c", "p", [1, 2, 3, 4]))
     write_shard(tmp_path / "other", CHOICES, table_of_rows(rows, CHOICES))
     with pytest.raises(InputError, match="rows of p have different boxes"):
@@ -381,8 +381,8 @@ def test_layouts_of_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "boxes.json").write_text(text, encoding="utf-8")
     given = read_boxes(tmp_path / "boxes.json")
     assert list(given.entries) == ["a", "9"]
-    assert given.boxes_of("a", "x").tolist() == [[1, 2, 3, 4]]
-    assert given.boxes_of("hash", "COCO_val2014_000000000009.jpg").shape == (0, 4)
+    assert given.get_boxes("a", "x").tolist() == [[1, 2, 3, 4]]
+    assert given.get_boxes("hash", "COCO_val2014_000000000009.jpg").shape == (0, 4)
 
 
 def test_boxes_of_regions_are_all_of_them_upright(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_boxes_of_regions_are_all_of_them_upright(tmp_path: Path) -> None:
     row["boxes"] = [[1.0, 2.0, 3.0, 4.0]]
     write_shard(tmp_path / "out", REGIONS, table_of_rows([row], REGIONS))
     given = read_boxes(tmp_path / "out")
-    assert given.upright and given.boxes_of("a", "x.jpg").tolist() == [[1, 2, 3, 4]]
+    assert given.upright and given.get_boxes("a", "x.jpg").tolist() == [[1, 2, 3, 4]]
 
 
 def test_folders_of_other_files_name_what_reads_them(tmp_path: Path) -> None:
@@ -410,9 +410,9 @@ def test_boxes_of_fractions_among_others_are_rejects(tmp_path: Path) -> None:
     (tmp_path / "boxes").write_text("\n".join(map(json.dumps, lines)))
     given = read_boxes(tmp_path / "boxes")
     with pytest.raises(Rejected, match="fractions") as rejected:
-        given.boxes_of("a", "x")
+        given.get_boxes("a", "x")
     assert rejected.value.reason is Reason.BAD_BOXES
-    assert len(given.boxes_of("b", "x")) == 1
+    assert len(given.get_boxes("b", "x")) == 1
 
 
 def test_boxes_outside_by_more_than_a_pixel_are_rejected() -> None:

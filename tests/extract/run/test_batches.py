@@ -127,7 +127,7 @@ def test_rows_of_pictures_that_the_device_resizes(
     for there in (False, True):
         monkeypatch.setattr(engine, "resizes_pixels", lambda _, there=there: there)
         job = job_of(mixed, tmp_path / str(there), detector, batched)
-        assert run(job, crew=WorkerSettings(workers=workers)) == (17, 3)
+        assert run(job, worker_settings=WorkerSettings(workers=workers)) == (17, 3)
         outputs.append(tables_of(job.output))
     assert outputs[0] == outputs[1]
 

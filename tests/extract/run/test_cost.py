@@ -46,8 +46,8 @@ def test_the_estimate_is_below_what_is_written(
     run(job)
     shard = read_manifest(tmp_path)["shards"][0]
     features = pq.read_table(tmp_path / shard.name, columns=["features"])
-    assert estimate.least_bytes == estimate.most_bytes
-    assert features.nbytes <= estimate.least_bytes <= shard.bytes
+    assert estimate.min_bytes == estimate.max_bytes
+    assert features.nbytes <= estimate.min_bytes <= shard.bytes
     assert list_remaining(job, range(job.num_shards)) == []
 
 
@@ -56,7 +56,7 @@ def test_pictures_that_cannot_be_read_take_no_room(
 ) -> None:
     plan = [InputImage(path="a.jpg"), InputImage(path="a.jpg", kind="repeated")]
     job = Job(plan=plan, output=tmp_path, detector=detector, config=config)
-    assert estimate_cost(job, plan).least_bytes == estimate_cost(job, plan[:1]).least_bytes
+    assert estimate_cost(job, plan).min_bytes == estimate_cost(job, plan[:1]).min_bytes
     assert estimate_cost(job, plan).inputs["of these"].startswith("1 repeated")
 
 

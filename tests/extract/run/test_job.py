@@ -21,7 +21,7 @@ from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run import job as run_module
-from vlmill.extract.run.duplicates import settled
+from vlmill.extract.run.duplicates import get_unique_row
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import row_problems, verify
 from vlmill.schemas.errors import InputError
@@ -126,7 +126,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     job: MakeJob, first_run: Path, monkeypatch: pytest.MonkeyPatch, pictures_done: int
 ) -> None:
     calls = 0
-    original = settled
+    original = get_unique_row
 
     def interrupted(*arguments: Any) -> object:
         nonlocal calls

@@ -139,5 +139,5 @@ def test_mistakes(images: Path, tmp_path: Path, shared_pictures: Path) -> None:
 
 
 def test_shares_are_every_shard_once() -> None:
-    shares = [Share(number=number, count=3).of(8) for number in (1, 2, 3)]
+    shares = [Share(number=number, count=3).select_shards(8) for number in (1, 2, 3)]
     assert list(map(list, shares)) == [[0, 3, 6], [1, 4, 7], [2, 5]]

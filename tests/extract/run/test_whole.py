@@ -16,7 +16,7 @@ from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.run import job as run_module
 from vlmill.extract.run.devices import WorkerSettings
-from vlmill.extract.run.duplicates import settled
+from vlmill.extract.run.duplicates import get_unique_row
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import verify
 from vlmill.extract.whole.crop import middle
@@ -87,7 +87,7 @@ def test_each_row_has_its_own_pictures_vectors(
 
 def test_workers_change_nothing_and_batches_hardly(job: MakeJob) -> None:
     run(job("alone"))
-    run(job("workers"), crew=WorkerSettings(workers=2))
+    run(job("workers"), worker_settings=WorkerSettings(workers=2))
     assert rows_of(job("alone").output) == rows_of(job("workers").output)
     run(job("batches", batch_size=4))
     pairs = zip(RegionReader(job("alone").output), RegionReader(job("batches").output), strict=True)
@@ -101,7 +101,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_with_no_other_networks(
 ) -> None:
     run(job("whole"))
     calls = 0
-    original = settled
+    original = get_unique_row
 
     def interrupted(*arguments: object) -> object:
         nonlocal calls
@@ -115,9 +115,9 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_with_no_other_networks(
         with pytest.raises(KeyboardInterrupt):
             run(job())
     started = job()
-    assert started.detector.whole is not None
+    assert started.detector.global_networks is not None
     fewer = dataclasses.replace(
-        started.detector.whole, networks=started.detector.whole.networks[:1]
+        started.detector.global_networks, networks=started.detector.global_networks.networks[:1]
     )
     for whole in (None, fewer):
         other = dataclasses.replace(started.detector, whole=whole)

@@ -71,8 +71,8 @@ def test_a_sample_is_never_too_large_and_of_its_labels(labels: list[int], seed: 
     generator = torch.Generator().manual_seed(seed)
     given_labels = torch.tensor(labels, dtype=torch.int64)
     chosen = sample(given_labels, RULE, lambda n: torch.randperm(n, generator=generator))
-    assert len(chosen.places) <= RULE.batch and len(chosen.positives) <= RULE.most_positives
-    assert len(set(chosen.places.tolist())) == len(chosen.places)
+    assert len(chosen.indices) <= RULE.batch and len(chosen.positives) <= RULE.most_positives
+    assert len(set(chosen.indices.tolist())) == len(chosen.indices)
     assert (given_labels[chosen.positives] == 1).all()
     assert (given_labels[chosen.negatives] == 0).all()
 

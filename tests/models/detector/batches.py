@@ -46,7 +46,7 @@ def each_picture(batch: Detections) -> list[Detections]:
                 for field in dataclasses.fields(batch)
             },
         )
-        for number in range(len(batch.taken))
+        for number in range(len(batch.box_mask))
     ]
 
 
@@ -55,7 +55,7 @@ def picture_of(values: Tensor | None, number: int, batch: Detections) -> Any:
     if values is None:
         return None
     own = values[number : number + 1]
-    return own if values is batch.whole else own[:, batch.taken[number]]
+    return own if values is batch.global_features else own[:, batch.box_mask[number]]
 
 
 def given(boxes: Tensor) -> tuple[Tensor, Tensor]:

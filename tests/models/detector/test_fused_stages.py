@@ -73,7 +73,7 @@ def test_equal_grids_are_computed_once(name: str, apart: int) -> None:
     features = plain.backbone(picture())
     index = pooling_windows(boxes, 1 / 16, 14, *features.shape[2:]).index
     stage = fast.roi_heads.res5
-    assert isinstance(stage, FusedStage) and stage.grids_apart() == apart
+    assert isinstance(stage, FusedStage) and stage.get_dilation() == apart
     grids, grid_of = split_grids(index, apart)
     assert len(grids) == (1 + 4 if apart == 2 else 2)
     assert torch.equal(grid_of[0], grid_of[2])

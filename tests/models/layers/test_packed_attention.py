@@ -151,7 +151,7 @@ def test_vlmo_asks_no_device(known: bool) -> None:
         inputs = PixelInputs(**values, pixels=inputs.pixels)
     out = contrast_and_matching(model, inputs, inputs.tokens)
     torch.stack(
-        [t.sum() for t in (out.match_logits, out.masked_text, out.text.own)]
+        [t.sum() for t in (out.match_logits, out.masked_text, out.text.unimodal)]
     ).sum().backward()  # type: ignore[no-untyped-call]
     text = model.encode_text(inputs.tokens, inputs.token_mask, real=inputs.real_tokens)
     assert text.shape == (3, 7, config.width)

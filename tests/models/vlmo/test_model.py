@@ -138,7 +138,7 @@ def test_which_experts_a_pass_goes_through() -> None:
 
 def contrast_sum(contrast: Contrast) -> torch.Tensor:
     assert contrast.fused is not None
-    return contrast.own[:, 0] + contrast.fused[:, 0]
+    return contrast.unimodal[:, 0] + contrast.fused[:, 0]
 
 
 def test_the_padding_words_row_is_read_and_never_learns() -> None:

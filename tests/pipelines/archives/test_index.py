@@ -45,7 +45,7 @@ def test_lines(form: str, packed: bool, tmp_path: Path) -> None:
     text = FORMS[form].encode()
     (tmp_path / "index").write_bytes(gzip.compress(text) if packed else text)
     index = read_index([tmp_path / "index"], "--index")
-    assert said(index) == PLACES and index.bytes_of(WARC) == 17
+    assert said(index) == PLACES and index.count_bytes(WARC) == 17
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_tables(names: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_archives_may_be_called_otherwise(tmp_path: Path) -> None:
     (tmp_path / "index").write_text(FORMS["json"])
-    index = read_index([tmp_path / "index"], "--index").renamed(lambda name: "one")
+    index = read_index([tmp_path / "index"], "--index").rename_archives(lambda name: "one")
     assert said(index) == {"one": [[0, 3], [5, 10], [40, 7]]}
 
 

@@ -57,12 +57,12 @@ def judged(
 def test_a_picture_is_archived() -> None:
     judgement = judged(content=JPEG, headers={"content-type": "text/html", "etag": '"1"'})
     assert judgement.outcome.outcome == "fetched" and judgement.outcome.etag == '"1"'
-    assert judgement.record is not None and not judgement.wanted
+    assert judgement.record is not None and not judgement.entries
 
 
 def test_of_a_page_its_pictures_are_wanted() -> None:
     judgement = judged(content=PAGE, headers=HTML)
-    assert [(w.url, w.source, w.follow) for w in judgement.wanted] == [
+    assert [(w.url, w.source, w.follow) for w in judgement.entries] == [
         ("http://a.org/x/a.jpg", "fetch_pictures", -1),
         ("http://a.org/x/c.jpg", "fetch_pictures", -1),
         ("http://a.org/a2.jpg", "fetch_pictures", -1),
@@ -71,7 +71,7 @@ def test_of_a_page_its_pictures_are_wanted() -> None:
 
 def test_links_are_wanted_where_they_are_followed() -> None:
     def links(**scope: bool) -> list[tuple[str, int]]:
-        wanted = judged(content=PAGE, headers=HTML, follow=2, scope=Scope(**scope)).wanted
+        wanted = judged(content=PAGE, headers=HTML, follow=2, scope=Scope(**scope)).entries
         return [(w.url, w.follow) for w in wanted if w.source == "fetch_links"]
 
     assert links() == [("http://a.org/next", 1), ("http://b.org/", 1)]
@@ -80,7 +80,7 @@ def test_links_are_wanted_where_they_are_followed() -> None:
 
 def test_a_page_may_ask_not_to_be_followed() -> None:
     content = PAGE.replace(b"<body>", b"<meta name=ROBOTS content='nofollow'><body>")
-    wanted = judged(content=content, headers=HTML, follow=1).wanted
+    wanted = judged(content=content, headers=HTML, follow=1).entries
     assert {w.source for w in wanted} == {"fetch_pictures"}
 
 
@@ -109,7 +109,7 @@ def test_what_is_not_kept(
 ) -> None:
     judgement = judged(content=content, headers=headers, follow=follow)
     assert judgement.outcome.outcome == reason
-    assert judgement.record is None and not judgement.wanted and not judgement.outcome.may_retry
+    assert judgement.record is None and not judgement.entries and not judgement.outcome.may_retry
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_failures(failure: Reason, may_retry: bool) -> None:
 
 def test_a_redirect_leads_on() -> None:
     judgement = judged(302, location="http://b.org/", follow=1)
-    (target,) = judgement.wanted
+    (target,) = judgement.entries
     assert (target.url, target.hops, target.follow, target.referrer) == ("http://b.org/", 1, 1, URL)
     assert judgement.outcome.outcome == "redirected" and judgement.record is not None
 

@@ -88,7 +88,7 @@ def run(tmp_path: Path, journal: Journal) -> Run:
             0,
             contact="me@example.org",
             max_bytes=1 << 20,
-            journalled=journal.last_place(),
+            journalled=journal.last_location(),
         )
         Fetcher(
             journal,

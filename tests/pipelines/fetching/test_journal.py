@@ -17,7 +17,7 @@ from vlmill.pipelines.fetching.journal import Journal
 from vlmill.pipelines.fetching.warc import RecordLocation
 from vlmill.schemas.rejects import Reason
 
-GONE = Outcome(outcome="timed_out", may_retry=True, at=1.0)
+GONE = Outcome(outcome="timed_out", may_retry=True, fetched_at=1.0)
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def test_what_is_answered_waits_no_more(journal: Journal) -> None:
     host = only_host(journal)
     (turn,) = waiting_of(journal, host)
     place = RecordLocation(part=1, offset=20, length=30)
-    journal.answered(host.id, turn.id, Outcome(outcome=FETCHED, at=5.0), place)
-    assert journal.waiting() == 0 and journal.last_place() == place
+    journal.record_outcome(host.id, turn.id, Outcome(outcome=FETCHED, fetched_at=5.0), place)
+    assert journal.waiting() == 0 and journal.last_location() == place
     assert not waiting_of(journal, host)
 
 
@@ -96,7 +96,7 @@ def test_nothing_counts_before_it_is_committed(tmp_path: Path) -> None:
         host = only_host(journal)
         journal.commit()
         (turn,) = waiting_of(journal, host)
-        journal.answered(host.id, turn.id, Outcome(outcome=FETCHED), None)
+        journal.record_outcome(host.id, turn.id, Outcome(outcome=FETCHED), None)
     with Journal(path) as journal:  # as a kill leaves it
         assert journal.waiting() == 1
         assert not journal.take_hosts(5)
@@ -119,14 +119,14 @@ def test_a_pass_lets_failures_wait_once(journal: Journal) -> None:
     host = only_host(journal)
     journal.keep_origin(host.id, OriginRow(origin="http://a.org", robots=b"said"))
     one, two = waiting_of(journal, host)
-    journal.answered(host.id, one.id, GONE, None)
-    journal.answered(host.id, two.id, Outcome(outcome="bad_status"), None)
+    journal.record_outcome(host.id, one.id, GONE, None)
+    journal.record_outcome(host.id, two.id, Outcome(outcome="bad_status"), None)
     assert journal.retry_failed(1) == 1
     assert [turn.attempts for turn in waiting_of(journal, host)] == [1]
     origin = journal.origin("http://a.org")
     assert origin is not None and origin.robots is None  # asked again, too
     assert journal.retry_failed(1) == 0  # as after a kill: this pass has begun
-    journal.answered(host.id, one.id, GONE, None)
+    journal.record_outcome(host.id, one.id, GONE, None)
     assert journal.retry_failed(2) == 1
 
 

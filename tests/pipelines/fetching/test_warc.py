@@ -79,11 +79,11 @@ def test_another_reader_finds_every_digest_right(
 
 def test_what_the_journal_does_not_know_is_cut_off(tmp_path: Path) -> None:
     parts = parts_of(tmp_path)
-    first = parts.add(packed(b"1"), at=0)
-    parts.add(packed(b"2"), at=0)
+    first = parts.add(packed(b"1"), timestamp=0)
+    parts.add(packed(b"2"), timestamp=0)
     parts.close()
     again = parts_of(tmp_path, at=first)
-    third = again.add(packed(b"3"), at=0)
+    third = again.add(packed(b"3"), timestamp=0)
     assert third.offset == first.offset + first.length
     again.finish()
     again.close()
@@ -99,7 +99,7 @@ def test_parts_end_when_they_are_full(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, max_bytes=500)
     places = []
     for _ in range(3):
-        places.append(parts.add(packed(bytes(400)), at=0))
+        places.append(parts.add(packed(bytes(400)), timestamp=0))
         assert parts.is_full
         parts.finish()
     assert not list(tmp_path.glob("crawl-00003-00003*"))
@@ -112,11 +112,11 @@ def test_parts_end_when_they_are_full(tmp_path: Path) -> None:
 
 def test_a_kill_behind_the_rename_is_no_loss(tmp_path: Path) -> None:
     parts = parts_of(tmp_path)
-    last = parts.add(packed(), at=0)
+    last = parts.add(packed(), timestamp=0)
     parts.finish()
     parts.close()
     again = parts_of(tmp_path, at=last)
-    assert again.add(packed(), at=0).part == 1
+    assert again.add(packed(), timestamp=0).part == 1
     again.close()
     assert urls_in(tmp_path / part_name(3, 0)) == [None, URL]
 

@@ -24,7 +24,7 @@ LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]
 @pytest.fixture
 def job(tmp_path: Path) -> Fetching:
     return Fetching(
-        output=str(tmp_path), buckets=3, manners=PolitenessPolicy(contact="me@example.org")
+        output=str(tmp_path), buckets=3, policy=PolitenessPolicy(contact="me@example.org")
     )
 
 
@@ -87,7 +87,7 @@ def test_journals_that_a_store_has_kept_at_different_times_lose_nothing(
             journal.keep()
 
     manners = PolitenessPolicy(contact="me@example.org")
-    first = Fetching(output=f"{bucket}/out", buckets=2, manners=manners, local=str(tmp_path / "a"))
+    first = Fetching(output=f"{bucket}/out", buckets=2, policy=manners, local=str(tmp_path / "a"))
     distribute(first, lines(*LISTED))
     sends(first, "http://z.org/1")
     keeps(first, 0)

@@ -22,8 +22,8 @@ from vlmill.pipelines.filters.scorer import (
 from vlmill.schemas.readers.regions import RegionRow
 
 NAMES_OF_CLASSES = [["dog", "puppy"], ["tennis racket"], ["man", "person"], ["tree"]]
-CLASSES = ClassNames.of(NAMES_OF_CLASSES)
-COLOURS = ClassNames.of([["red"], ["wooden"]])
+CLASSES = ClassNames.from_names(NAMES_OF_CLASSES)
+COLOURS = ClassNames.from_names([["red"], ["wooden"]])
 WORDS = Vocabularies(classes=CLASSES, attributes=COLOURS)
 
 
@@ -114,8 +114,8 @@ def test_a_picture_without_boxes_is_none_of_missing_regions() -> None:
 
 
 def test_names_of_classes() -> None:
-    assert CLASSES.named_in(["puppy", "racket", "tennis racket"]) == {0, 1}
-    assert CLASSES.people == {2} and CLASSES.named_in(["cat"]) == frozenset()
+    assert CLASSES.find_classes(["puppy", "racket", "tennis racket"]) == {0, 1}
+    assert CLASSES.people == {2} and CLASSES.find_classes(["cat"]) == frozenset()
     plurals = ["dogs", "ponies", "boxes", "men", "glass", "bus", "buses", "is"]
     assert [singular(w) for w in plurals] == [
         *("dog", "pony", "box", "man", "glass", "bus", "buse", "is"),
@@ -134,7 +134,7 @@ def test_a_look_at_a_picture() -> None:
 
 
 def test_shares_of_words() -> None:
-    shares = HashedShares.counted([("the cat", "en"), ("The dog", "en")])
+    shares = HashedShares.from_texts([("the cat", "en"), ("The dog", "en")])
     assert shares["the"] == 0.5 and shares["cat"] == 0.25 and shares["horse"] == 0
     assert len(shares) == 3
     values = named(PairFacts(pair=pair("The horse")), Vocabularies(frequency=shares))

@@ -73,18 +73,18 @@ def test_the_mining_job_is_told_what_to_drop(models: Path) -> None:
     )
     reasons: dict[str, Reason | None] = {}
     for name, draw in {"photograph": photograph, "chart": chart, "skin": skin}.items():
-        drop = filters.drop_of(encoded(draw(rng)), max_pixels=10**6)
+        drop = filters.check_image(encoded(draw(rng)), max_pixels=10**6)
         reasons[name] = None if drop is None else drop.reason
     assert reasons == {
         "photograph": None,
         "chart": Reason.UNREALISTIC_IMAGE,
         "skin": Reason.RACY_IMAGE,
     }
-    unreadable = filters.drop_of(b"no picture", max_pixels=10**6)
+    unreadable = filters.check_image(b"no picture", max_pixels=10**6)
     assert unreadable is not None and unreadable.reason == Reason.UNSUPPORTED_FORMAT
     assert filters.settings() == {"safety_threshold": 0.5, "realism_threshold": 0.5}
     none = PictureFilters.load({"--safety-model": None, "--realism-model": None})
-    assert none.drop_of(b"no picture", max_pixels=1) is None
+    assert none.check_image(b"no picture", max_pixels=1) is None
 
 
 def test_a_table_gives_the_same_model_as_a_folder(models: Path, tmp_path: Path) -> None:

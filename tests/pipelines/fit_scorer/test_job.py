@@ -76,7 +76,7 @@ def test_the_scorer_finds_what_regions_say(fitted: Fit) -> None:
 def test_groups_without_a_value_are_left_out(world: World) -> None:
     labels = described(world)
     pairs = labelled_pairs(str(world.output), labels)
-    rows = labelled_rows(pairs, labels, Sources(), HashedShares.counted([]))
+    rows = labelled_rows(pairs, labels, Sources(), HashedShares.from_texts([]))
     assert set(rows.groups) == {"text_form", "text_words", "text_signs", "place"}
     assert rows.features.shape == (160, len(NAMES)) and rows.names == NAMES
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part
 from vlmill.pipelines.hard_negatives.blocks import search_range
-from vlmill.pipelines.hard_negatives.index import build_bags, part_of
+from vlmill.pipelines.hard_negatives.index import build_bags, build_index
 from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.pipelines.hard_negatives.vectors import compute_idf, compute_weights
 
@@ -49,7 +49,7 @@ def answer(
     """The lists of all captions in one part."""
     bags = bags_from(corpus)
     rules = Rules(top, below.numerator, below.denominator)
-    part, num = read_only(part_of(bags)), len(corpus)
+    part, num = read_only(build_index(bags)), len(corpus)
     numbers, scores = search_range(bags, part, rules, 0, num, np.zeros(num), threads)
     return lists_of(bags.members, numbers, scores)
 

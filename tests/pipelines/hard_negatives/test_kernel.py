@@ -18,7 +18,7 @@ from tests.pipelines.hard_negatives.corpora import (
 )
 
 from vlmill.pipelines.hard_negatives.blocks import search_range
-from vlmill.pipelines.hard_negatives.index import part_of
+from vlmill.pipelines.hard_negatives.index import build_index
 from vlmill.pipelines.hard_negatives.scores import is_below
 from vlmill.pipelines.hard_negatives.state import Rules
 
@@ -77,7 +77,7 @@ def test_parts_and_threads_do_not_change_the_answer() -> None:
     bags, num = bags_from(corpus), len(corpus)
     rules, lists = Rules(30, 1, 2), []
     for number in range(3):
-        part = read_only(part_of(bags, number, 3))
+        part = read_only(build_index(bags, number, 3))
         lists.append(search_range(bags, part, rules, 0, num, np.zeros(num), 2))
     numbers, scores = (np.concatenate(kind, axis=1) for kind in zip(*lists, strict=True))
     order = np.lexsort((numbers, -scores), axis=1)[:, :30]
@@ -89,7 +89,7 @@ def test_a_floor_hides_only_what_lies_below_it() -> None:
     corpus = CORPORA["like language"]
     bags, num = bags_from(corpus), len(corpus)
     floors = np.linspace(0.0, 0.4, num)
-    part = read_only(part_of(bags))
+    part = read_only(build_index(bags))
     numbers, scores = search_range(bags, part, Rules(30, 1, 2), 0, num, floors, 1)
     whole = brute_force(corpus)
     for caption, floor, row in zip(bags.members, floors, range(num), strict=True):

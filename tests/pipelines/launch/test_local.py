@@ -69,7 +69,7 @@ def pool() -> Iterator[Workers[int]]:
 
 
 def test_processes_do_units_and_stay_for_the_next_step(pool: Workers[int]) -> None:
-    answers = [list(pool.each(twice, range(20))) for _ in range(2)]
+    answers = [list(pool.map_units(twice, range(20))) for _ in range(2)]
     assert [sorted(value for _, value in step) for step in answers] == [list(range(0, 200, 10))] * 2
     processes = [{process for process, _ in step} for step in answers]
     assert os.getpid() not in processes[0] | processes[1]
@@ -83,14 +83,14 @@ def test_processes_have_the_environment_of_who_starts_them(
     for value in ("before", "after"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", value)
         with open_workers(2, "AWS_ENDPOINT_URL", MODULE) as pool:
-            assert set(pool.each(variable, [1, 2])) == {value}
+            assert set(pool.map_units(variable, [1, 2])) == {value}
 
 
 def test_one_unit_or_one_worker_needs_no_process(pool: Workers[int]) -> None:
-    assert list(pool.each(twice, [3])) == [(os.getpid(), 30)]
-    assert list(pool.each(twice, [])) == []
+    assert list(pool.map_units(twice, [3])) == [(os.getpid(), 30)]
+    assert list(pool.map_units(twice, [])) == []
     with open_workers(1, 2, MODULE) as one:
-        assert list(one.each(twice, [1, 2])) == [(os.getpid(), 2), (os.getpid(), 4)]
+        assert list(one.map_units(twice, [1, 2])) == [(os.getpid(), 2), (os.getpid(), 4)]
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -100,7 +100,7 @@ def test_errors_come_as_they_were(kind: type[Exception], number: int) -> None:
         pytest.raises(kind, match="No space left") as caught,
         open_workers(number, kind, MODULE) as workers,
     ):
-        list(workers.each(fail, range(5)))
+        list(workers.map_units(fail, range(5)))
     if kind is OSError:
         assert caught.value.errno == errno.ENOSPC  # type: ignore[attr-defined]
     if kind is ZeroDivisionError and number == 2:  # a bug's place is told
@@ -109,7 +109,7 @@ def test_errors_come_as_they_were(kind: type[Exception], number: int) -> None:
 
 def test_an_error_that_cannot_be_sent_is_told() -> None:
     with pytest.raises(RuntimeError, match="Local: told"), open_workers(2, None, MODULE) as workers:
-        list(workers.each(fail_strangely, range(2)))
+        list(workers.map_units(fail_strangely, range(2)))
 
 
 def test_a_process_that_was_ended_from_outside_is_told() -> None:
@@ -117,12 +117,12 @@ def test_a_process_that_was_ended_from_outside_is_told() -> None:
         pytest.raises(ChildProcessError, match=r"status -9; memory\?\) at 2; the same command"),
         open_workers(2, None, MODULE) as workers,
     ):
-        list(workers.each(die, range(4)))
+        list(workers.map_units(die, range(4)))
 
 
 def test_what_others_have_half_written_goes_with_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="stopped"), open_workers(2, tmp_path, MODULE) as workers:
-        list(workers.each(write_slowly, range(2)))
+        list(workers.map_units(write_slowly, range(2)))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -145,8 +145,8 @@ def vg(root: Path, picture: Picture) -> None:
     ]
     box = {"x": 4, "y": 5, "width": 20, "height": 50}
 
-    def region(number: int, phrase: str, image: int = 7, **other: int) -> dict[str, Any]:
-        return {"region_id": number, "image_id": image, "phrase": phrase, **box, **other}
+    def region(number: int, phrase: str, image_id: int = 7, **other: int) -> dict[str, Any]:
+        return {"region_id": number, "image_id": image_id, "phrase": phrase, **box, **other}
 
     regions = [
         {"id": 7, "regions": [
@@ -156,8 +156,8 @@ def vg(root: Path, picture: Picture) -> None:
             region(14, ""),
             region(12, "a tall clock"),
         ]},
-        {"id": 8, "regions": [region(21, "a tall clock", image=8, width=900)]},
-        {"id": 9, "regions": [region(31, "of no picture", image=9)]},
+        {"id": 8, "regions": [region(21, "a tall clock", image_id=8, width=900)]},
+        {"id": 9, "regions": [region(31, "of no picture", image_id=9)]},
     ]  # fmt: skip
     write_json(root / "image_data.json", images)
     write_json(root / "region_descriptions.json", regions)

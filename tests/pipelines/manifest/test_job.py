@@ -309,7 +309,9 @@ def test_rows_of_mutated_tables_are_judged(tmp_path: Path, ending: str) -> None:
             assert "\n" not in str(error)
             outcomes.add("refused")
             continue
-        job = OwnJob(table=table, columns=columns, places=places, rows=0, digest="", output=path)
+        job = OwnJob(
+            table=table, columns=columns, column_indices=places, rows=0, digest="", output=path
+        )
         ledger = Ledger()
         for _, fields in rows:
             judged = fields if isinstance(fields, Drop) else ledger.judge(job, fields)

@@ -152,7 +152,7 @@ def test_which_row_0_is_a_whole_picture(
         features = {"b": np.ones((1, 2))}
         shutil.rmtree(tmp_path)
         regions = RegionReader(write_features(tmp_path, features, whole=True))
-    group, within = regions.located(len(regions) - 1)
+    group, within = regions.locate_row(len(regions) - 1)
     actual = type(group).boxes
 
     def changed(self: object, number: int) -> np.ndarray:
@@ -260,7 +260,7 @@ def test_a_row_with_boxes_and_without_features_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     regions = many(tmp_path / "r", 3)
-    row = RegionReader(regions).located(0)[0]
+    row = RegionReader(regions).locate_row(0)[0]
     monkeypatch.setattr(type(row), "stored_bytes", lambda *_: None)
     assert run(regions, tmp_path / "out") == 2
     assert "has boxes and no features" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def index_of(vectors: Array, folder: Path, *, threads: int = 1) -> NearestIndex:
 def searched(vectors: Array, folder: Path, top: int) -> list[list[tuple[float, int]]]:
     index = index_of(vectors, folder)
     return [
-        list(zip(nearest.distances.tolist(), nearest.places.tolist(), strict=True))
+        list(zip(nearest.distances.tolist(), nearest.positions.tolist(), strict=True))
         for nearest in index.search(0, len(index), top)
     ]
 
@@ -125,7 +125,7 @@ def test_blocks_parts_and_threads_change_nothing(
     monkeypatch.setattr(search, "ROWS_AT_ONCE", 11)
     index = index_of(vectors, tmp_path, threads=3)
     parts = [*index.search(0, 100, 12), *index.search(100, len(index), 12)]
-    assert [n.places.tolist() for n in parts] == [[p for _, p in row] for row in whole]
+    assert [n.positions.tolist() for n in parts] == [[p for _, p in row] for row in whole]
 
 
 def test_one_picture_has_no_neighbour(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def mined(tmp_path: Path) -> str:
     scores = [0.9, 0.1, None, 0.6, 0.7]
     names = ["a", "a", "b", "c", None]
     rows = [
-        pair(n, picture, score=score, image_url=f"http://x/{picture}.jpg", language="en")
-        for n, (picture, score) in enumerate(zip(names, scores, strict=True))
+        pair(n, image_name, score=score, image_url=f"http://x/{image_name}.jpg", language="en")
+        for n, (image_name, score) in enumerate(zip(names, scores, strict=True))
     ]
     negatives = [{"pair_id": "p0", "negative_pair_ids": ["p3", "p2"], "similarities": [0.4, 0.3]}]
     return folder(

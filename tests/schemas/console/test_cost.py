@@ -62,11 +62,11 @@ def test_times_in_words(seconds: float, words: str) -> None:
     ("estimate", "output"),
     [
         (Estimate(inputs={}), "unknown until it is made"),
-        (Estimate(inputs={}, least_bytes=10), "at least 10 bytes"),
-        (Estimate(inputs={}, least_bytes=10, most_bytes=10), "10 bytes"),
-        (Estimate(inputs={}, least_bytes=10, most_bytes=20), "10 bytes to 20 bytes"),
-        (Estimate(inputs={}, most_bytes=20), "up to 20 bytes"),
-        (Estimate(inputs={}, about_bytes=20), "about 20 bytes, if all is like the first items"),
+        (Estimate(inputs={}, min_bytes=10), "at least 10 bytes"),
+        (Estimate(inputs={}, min_bytes=10, max_bytes=10), "10 bytes"),
+        (Estimate(inputs={}, min_bytes=10, max_bytes=20), "10 bytes to 20 bytes"),
+        (Estimate(inputs={}, max_bytes=20), "up to 20 bytes"),
+        (Estimate(inputs={}, expected_bytes=20), "about 20 bytes, if all is like the first items"),
     ],
 )
 def test_output_in_words(estimate: Estimate, output: str) -> None:
@@ -76,7 +76,7 @@ def test_output_in_words(estimate: Estimate, output: str) -> None:
 def test_the_table_says_all_that_is_known() -> None:
     rate = Rate(items=4, seconds=2.0, unit="pictures")
     estimate = Estimate(
-        inputs={"INPUT": "40 pictures"}, least_bytes=3000, seconds=20.0, rate=rate, note="a note"
+        inputs={"INPUT": "40 pictures"}, min_bytes=3000, seconds=20.0, rate=rate, note="a note"
     )
     assert estimate_lines(estimate, 2000) == [
         "input      INPUT 40 pictures",

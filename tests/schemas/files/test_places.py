@@ -167,7 +167,7 @@ def test_pictures_of_few_bytes_are_read_and_verified(
     assert verify_folder(folder) == []
     reader = ImageReader(path)
     values = [value for group in groups for value in group]
-    assert [reader.bytes_of(i) for i in range(len(reader))] == values
+    assert [reader.read_bytes(i) for i in range(len(reader))] == values
 
 
 # What strangers may write where the places stand.
@@ -239,7 +239,7 @@ def test_places_that_do_not_fit_the_footer_are_not_used(
     with_places(path, change)
     expected = [value for group in GROUPS for value in group]
     reader = ImageReader(path)
-    assert [reader.bytes_of(i) for i in range(len(expected))] == expected
+    assert [reader.read_bytes(i) for i in range(len(expected))] == expected
     assert "values of bytes are not where its metadata says" in verify_folder(tmp_path)[0]
 
 
@@ -258,10 +258,10 @@ def test_a_value_of_another_length_than_its_place_is_an_error(tmp_path: Path) ->
     with_places(path, swap)
     reader = ImageReader(path)
     with pytest.raises(InputError, match="picture 0 of row group 0 is not where its metadata says"):
-        reader.bytes_of(0)
+        reader.read_bytes(0)
     with pytest.raises(InputError, match="picture 2 of row group 0 is not where its metadata says"):
-        reader.bytes_of(2)
-    assert reader.bytes_of(4) == GROUPS[1][0]
+        reader.read_bytes(2)
+    assert reader.read_bytes(4) == GROUPS[1][0]
     assert "row group 0: values of bytes" in verify_folder(tmp_path)[0]
 
 
@@ -282,7 +282,7 @@ def test_places_that_cannot_be_read_are_named(tmp_path: Path, said: str) -> None
     with_places(path, lambda sizes, gaps: said)
     reader = ImageReader(path)
     with pytest.raises(InputError, match=r"its metadata vlmill\.places cannot be read"):
-        reader.bytes_of(0)
+        reader.read_bytes(0)
     assert "cannot be read" in verify_folder(tmp_path)[0]
 
 

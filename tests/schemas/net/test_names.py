@@ -50,7 +50,7 @@ def until(asked: Names, woken: threading.Event, num: int) -> list[LookupOutcome]
     while len(outcomes) < num:
         assert woken.wait(20)
         woken.clear()
-        outcomes += asked.found()
+        outcomes += asked.take_outcomes()
     return outcomes
 
 
@@ -107,12 +107,12 @@ def test_a_name_that_nobody_answers_is_given_up_and_answered_late() -> None:
     dns = Dns()
     asked, woken = make(dns, patience=0.0)
     asked.ask("slow.org")
-    (late,) = asked.found()
+    (late,) = asked.take_outcomes()
     assert (late.host, late.addresses, late.is_late) == ("slow.org", (), True)
     assert asked.next_deadline() is None and asked.remembered("slow.org") == late
     dns.answer()
     assert woken.is_set()
-    assert asked.found() == []  # nobody waits for it any more
+    assert asked.take_outcomes() == []  # nobody waits for it any more
     assert asked.remembered("slow.org") == dns.found("slow.org")
 
 

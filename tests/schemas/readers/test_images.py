@@ -36,7 +36,7 @@ def test_bytes_by_id_and_by_row(tmp_path: Path, compression: str) -> None:
     with pytest.raises(KeyError):
         reader["x"]
     with pytest.raises(IndexError):
-        reader.bytes_of(4)
+        reader.read_bytes(4)
 
 
 def test_an_id_with_two_rows_is_refused(tmp_path: Path) -> None:

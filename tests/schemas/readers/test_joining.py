@@ -8,11 +8,11 @@ from vlmill.schemas.readers.row_index import ABSENT, MOST_ALIKE, IdIndex
 
 
 def join(ids: list[str]) -> Join:
-    return Join(IdIndex.of(ids), asking="--pairs", holding="--regions")
+    return Join(IdIndex.from_ids(ids), asking="--pairs", holding="--regions")
 
 
 def test_equal_ids_are_all_that_is_looked_at() -> None:
-    index = IdIndex.of(["b", "a", "a.jpg"])
+    index = IdIndex.from_ids(["b", "a", "a.jpg"])
     exact = Join(index, asking="--pairs", holding="--regions")
     assert exact.find(["a", "b", "a", "a.jpg"]).tolist() == [1, 0, 1, 2]
     assert exact.summary() == ""

@@ -94,7 +94,7 @@ def test_a_batch_takes_no_longer_than_it_may() -> None:
         settings = ServiceSettings(batch=64, batch_seconds=limit)
         worker = Worker(plan, BatchQueue(8), settings, watcher)
         worker.seconds_per_weight = each
-        assert worker.most == most
+        assert worker.max_weight == most
 
 
 def test_who_computes_leaves_what_idle_ones_can_take() -> None:
@@ -174,7 +174,7 @@ def test_a_service_is_started_again_at_its_port(many: ThreadPoolExecutor) -> Non
     def ask() -> None:
         while not stopped.is_set():
             try:
-                client.said("/v1/echo", (), {"do": ["sleep 0.02"]})
+                client.request_json("/v1/echo", (), {"do": ["sleep 0.02"]})
                 answered.append(1)
             except (OSError, ServiceError):  # nobody listens, or it is stopping
                 stopped.wait(0.1)

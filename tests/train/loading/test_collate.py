@@ -44,7 +44,7 @@ def sample(
         text=MaskedTokens(original=tokens, tokens=np.where(flags, 4, tokens), masked=flags),
         regions=SampledRegions(
             row=row,
-            features=StoredFeatures(num_regions=regions, place=None),
+            features=StoredFeatures(num_regions=regions, location=None),
             boxes=row.boxes,
             masks=MaskedRegions(masked=region_flags, zeroed=region_flags),
             num_shown=regions,

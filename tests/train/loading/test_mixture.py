@@ -22,14 +22,14 @@ def source(per_picture: list[int], first: int = 0, **rule: float | None) -> Sour
     keys = np.array([key64(f"{first + i}") for i in range(len(pictures))], dtype=np.uint64)
     return SourcePairs(
         rule=MixedSource(source="vg", **rule),  # type: ignore[arg-type]
-        places=np.arange(first, first + len(pictures)),
+        positions=np.arange(first, first + len(pictures)),
         keys=keys,
         pictures=pictures,
     )
 
 
 def mixture(num_other: int, *sources: SourcePairs) -> Mixture:
-    count = num_other + sum(len(one.places) for one in sources)
+    count = num_other + sum(len(one.positions) for one in sources)
     return Mixture(rows=np.arange(100, 100 + count), sources=sources)
 
 
@@ -41,8 +41,8 @@ def test_an_epoch_visits_what_weight_and_captions_say(
     pairs = source(per_picture, weight=weight, captions_per_picture=most)
     counts = pairs.visits(0, 0, epoch)
     in_a_round = sum(min(most or count, count) for count in per_picture)
-    assert counts.sum() == pairs.in_an_epoch
-    assert abs(pairs.in_an_epoch - weight * in_a_round) <= 1 and pairs.in_an_epoch >= 1
+    assert counts.sum() == pairs.epoch_visits
+    assert abs(pairs.epoch_visits - weight * in_a_round) <= 1 and pairs.epoch_visits >= 1
     whole = int(weight)
     assert counts.max() <= whole + 1
     of_pictures = np.bincount(pairs.pictures, weights=counts)
@@ -82,7 +82,7 @@ def test_visits_of_a_pair_are_counted_and_other_sources_come_once() -> None:
     rows, visits = mixed.epoch(0, 0, 0)
     assert rows.tolist() == [100, 101, 102, 103, 104, 104, 104, 105, 105, 105]
     assert visits.tolist() == [0, 0, 0, 0, 0, 1, 2, 0, 1, 2]
-    assert mixed.in_an_epoch == 10
+    assert mixed.epoch_visits == 10
 
 
 @settings(max_examples=40, deadline=None)

@@ -143,7 +143,7 @@ def test_pairs_that_an_epoch_repeats_leave_all_others_as_spares() -> None:
     """An epoch of 90 visits: row 0 comes 81 times, and the nine others once each."""
     rule = MixedSource(source="vg", weight=81)
     often = SourcePairs(
-        rule=rule, places=np.arange(1), keys=np.zeros(1, dtype=np.uint64), pictures=np.arange(1)
+        rule=rule, positions=np.arange(1), keys=np.zeros(1, dtype=np.uint64), pictures=np.arange(1)
     )
     mixed = replace(order(10, 2), mixture=Mixture(rows=np.arange(10), sources=(often,)))
     assert {spare.row for spare in mixed.spares(0, 0, 1)} == set(range(10))

@@ -64,7 +64,7 @@ def prepared(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
         stage=stage,
         stage_number=0,
         seed=0,
-        lexicon=Lexicon.of(tokenizer),
+        lexicon=Lexicon.from_tokenizer(tokenizer),
     )
 
 
@@ -200,7 +200,7 @@ def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables
     path = next(Path(tables.regions).glob("*.parquet"))
     data = bytearray(path.read_bytes())
     assert batches.regions is not None
-    _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
+    _, offset, _ = batches.regions.locate_value("features", 0) or (0, 0, 0)
     data[offset : offset + 2] = b"\x00\xfe"  # -NaN
     path.write_bytes(data)
     made = list(batch_loader(batches, 0, 3, workers=1))
@@ -215,7 +215,7 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
     path = next(Path(tables.regions).glob("*.parquet"))
     data = bytearray(path.read_bytes())
     assert batches.regions is not None
-    _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
+    _, offset, _ = batches.regions.locate_value("features", 0) or (0, 0, 0)
     data[offset - 4 : offset] = b"\xff" * 4  # the length of the value
     path.write_bytes(data)
     sent = dataclasses.replace(batches, regions=RegionReader(tables.regions))

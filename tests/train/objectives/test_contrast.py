@@ -97,7 +97,7 @@ def test_shapes_of_a_pretraining_step(paper: bool) -> None:
     assert made.match_logits.shape == (12, 2)
     assert made.masked_text.shape == (4, 6, 24)
     assert (made.text.fused is None) == (model.fused_scale() is None) == paper
-    torch.testing.assert_close(made.image.own.norm(dim=1), torch.ones(4))
+    torch.testing.assert_close(made.image.unimodal.norm(dim=1), torch.ones(4))
     torch.testing.assert_close(model.log_scale.exp(), torch.tensor(1 / 0.07))
     encoded = model(batch)
     assert encoded.regions.shape == (4, 10, 24)
@@ -148,9 +148,9 @@ def test_a_step_is_its_passes_one_by_one(paper: bool) -> None:
     on_masked = model(PixelInputs(**(vars(batch) | {"tokens": masked})))
     torch.testing.assert_close(made.masked_text, on_masked.text, atol=1e-5, rtol=1e-4)
     vectors = model.text_vectors(batch.tokens, batch.token_mask)
-    torch.testing.assert_close(made.text.own, vectors, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(made.text.unimodal, vectors, atol=1e-5, rtol=1e-4)
     vectors = model.image_vectors(batch.pixels)
-    torch.testing.assert_close(made.image.own, vectors, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(made.image.unimodal, vectors, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(model.match_logit(passes[0].pooled), logits[:4, 1] - logits[:4, 0])
 
 
@@ -202,7 +202,9 @@ def test_what_nobody_asks_for_is_not_computed() -> None:
     )
     assert without_matching.match_logits.shape == (0, 2)
     contrast = contrast_and_matching(model, batch, None, never, match=False)
-    assert torch.equal(contrast.text.own, whole.text.own) and len(contrast.masked_text) == 0
+    assert (
+        torch.equal(contrast.text.unimodal, whole.text.unimodal) and len(contrast.masked_text) == 0
+    )
 
 
 def test_captions_of_one_picture_are_no_negatives_of_each_other() -> None:
@@ -297,7 +299,7 @@ def test_logits_are_of_float32_under_autocast() -> None:
     made = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            one = global_contrast(model, Contrast(own=texts), Contrast(own=images))
+            one = global_contrast(model, Contrast(unimodal=texts), Contrast(unimodal=images))
             made.append((one.scores, one.loss, *one.weights(8)))
     for plain, half in zip(*made, strict=True):
         assert torch.equal(plain, half)

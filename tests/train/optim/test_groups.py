@@ -63,7 +63,7 @@ def test_the_inverted_decay_is_that_of_the_scripts(name: str) -> None:
     """Tensor by tensor, the parts of joined ones each; co-attention's norms have other names."""
     model = VARIANTS[name.removesuffix("-small")].model(preset(name))
     links = FAMILIES[name.removesuffix("-small")].links(model)
-    theirs = {link.ours: link.theirs for link in links}
+    theirs = {link.name: link.references for link in links}
     for ours, parameter in model.named_parameters():
         decays = {scripts_decay(part) for part in theirs[ours]}
         assert decays == {is_decayed(ours, parameter, "inverted")}, (ours, theirs[ours])
@@ -134,7 +134,7 @@ def test_vlmo_and_beit_are_decayed_as_in_their_codes() -> None:
     beit = Beit(preset("beit-base", num_visual_tokens=5, **sizes, **positions))
     for family, model, rule in (("vlmo", vlmo, vlmo_decays), ("beit", beit, beit_decays)):
         links = FAMILIES[family].links(model)
-        theirs = {link.ours: link.theirs[0] for link in links}
+        theirs = {link.name: link.references[0] for link in links}
         for name, parameter in model.named_parameters():
             decays = rule(theirs[name], parameter)
             assert is_decayed(name, parameter, family) == decays, (name, theirs[name])

@@ -119,7 +119,7 @@ def make(
         stage=dataclasses.replace(of_test, feeding=feeding, masking=masking, **stage),
         stage_number=0,
         seed=0,
-        lexicon=Lexicon.of(tokenizer),
+        lexicon=Lexicon.from_tokenizer(tokenizer),
         regions=regions,
         images=images,
     )
@@ -285,8 +285,8 @@ def test_vlmo_pairs_texts_and_pictures(tables: Tables, tmp_path: Path) -> None:
     text = alone.assembled(0).to("cpu")
     assert text.pixels is None and len(text.inputs.tokens) == 4
 
-    pictures = feeds.vlmo_pictures_feeding(image_size=32, token_size=16)
-    batch = make(tables, pictures, feeds.vlmo_masking(), images=images).assembled(0).to("cpu")
+    images_alone = feeds.vlmo_pictures_feeding(image_size=32, token_size=16)
+    batch = make(tables, images_alone, feeds.vlmo_masking(), images=images).assembled(0).to("cpu")
     assert batch.pixels is not None and batch.token_pixels is not None
     assert batch.pixels.shape == (4, 3, 32, 32) and batch.token_pixels.shape == (4, 3, 16, 16)
     assert batch.patch_mask is not None and batch.patch_mask.shape == (4, 2, 2)

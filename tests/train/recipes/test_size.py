@@ -78,7 +78,7 @@ def test_formulas_count_what_the_model_holds(name: str) -> None:
     assert network.parameters == sum(p.numel() for p in model.parameters())
     kept: Counter[str] = Counter()
     for stack in network.stacks:
-        kept[stack.rows] += stack.num_layers * stack.layer.kept
+        kept[stack.rows] += stack.num_layers * stack.layer.activations
     assert +kept == kept_by(model)
 
 

@@ -14,7 +14,7 @@ from vlmill.models.registry import MODELS, VARIANTS, Variant, find_variant
 from vlmill.schemas.console.log import read_log
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe
-from vlmill.train.recipes.variants import PLAIN, TRAININGS, get_training, named
+from vlmill.train.recipes.variants import PLAIN, TRAININGS, get_training, import_object
 from vlmill.train.run.job import pretrain
 from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
@@ -51,7 +51,7 @@ def test_rows_belong_to_variants_and_name_what_is_there() -> None:
     assert TRAININGS.keys() <= MODELS.keys()
     assert get_training("none of them") is get_training(None) is PLAIN
     for row in (PLAIN, *TRAININGS.values()):
-        assert all(callable(named(path)) for path in (row.losses, row.feeding, row.start))
+        assert all(callable(import_object(path)) for path in (row.losses, row.feeding, row.start))
         assert set(row.starts_from) <= VARIANTS.keys()
 
 

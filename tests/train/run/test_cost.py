@@ -85,7 +85,7 @@ def test_a_dry_run_measures_steps_and_writes_nothing(
     counts = dict(estimate.inputs)
     assert counts["--pairs"] == "12 pairs" and counts["steps"] == "6"
     assert estimate.rate is not None and estimate.rate.items == 5  # the first one is apart
-    assert estimate.least_bytes > 0 and estimate.seconds is not None
+    assert estimate.min_bytes > 0 and estimate.seconds is not None
     assert estimate.memory.startswith("about ") and "accumulation=N" in estimate.memory
 
 

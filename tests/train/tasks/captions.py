@@ -76,7 +76,7 @@ def retrieval_start(folder: Path, name: str, variant: str | None = None) -> str:
     """A checkpoint of what a recipe starts from, with random weights; pictures are smaller."""
     recipe = tiny(name)
     variant = variant or recipe.starts_from[0]
-    config = get_training(recipe.variant).body_of(recipe.model)
+    config = get_training(recipe.variant).get_body(recipe.model)
     words = train_vocabulary([caption(n) for n in range(80)], 200)
     sizes: dict[str, Any] = {"vocab_size": words.get_vocab_size()}
     if variant == "vlmo":

@@ -16,8 +16,8 @@ def drawn(*boxes: DrawnBox, size: tuple[int, int] = (200, 100)) -> str:
         example_id="e",
         image_id="p",
         score=0.0,
-        asked="the <red> one",
-        said="box 1 of 2",
+        text="the <red> one",
+        prediction="box 1 of 2",
         right="10, 20, 60, 80",
         boxes=boxes,
         size=size,
@@ -53,7 +53,9 @@ def test_a_label_at_the_right_edge_ends_with_its_box() -> None:
 
 
 def test_a_picture_that_is_not_there_has_a_frame() -> None:
-    case = Case(example_id="e", image_id="p", score=0.0, asked="", said="", right="", size=(64, 48))
+    case = Case(
+        example_id="e", image_id="p", score=0.0, text="", prediction="", right="", size=(64, 48)
+    )
     body = str(drawn_section("Worst", "", [case], {}).body)
     assert "<rect width='64' height='48'" in body and "<image" not in body
 

@@ -115,7 +115,7 @@ def test_boxes_outlines_and_pixels_are_of_one_picture(
 ) -> None:
     task = trained[0]
     batches = opened_batches(trained, tmp_path, flip=flip)
-    host, _ = batches.of_rows([0])
+    host, _ = batches.make_batch([0])
     assert host is not None
     batch = read_features(host, batches.regions).to("cpu")
     pictures = batch.picture_regions
@@ -145,7 +145,7 @@ def test_named_objects_alone_have_pixels_and_outlines(tmp_path: Path) -> None:
     inputs = dataclasses.replace(inputs, examples=write_choices(tmp_path / "second", rows))
     finetune(tiny("vcr", "steps=1", "settings.objects=named"), inputs, tmp_path / "run")
     batches = opened_batches(("vcr", inputs, tmp_path / "run"), tmp_path)
-    host, _ = batches.of_rows([0])
+    host, _ = batches.make_batch([0])
     assert host is not None
     batch = read_features(host, batches.regions).to("cpu")
     pictures = batch.picture_regions
@@ -162,7 +162,7 @@ def test_a_blind_model_is_shown_no_pixel(
     trained: tuple[str, TaskInputs, Path], tmp_path: Path
 ) -> None:
     batches = dataclasses.replace(opened_batches(trained, tmp_path), blind=True)
-    host, _ = batches.of_rows([0, 1])
+    host, _ = batches.make_batch([0, 1])
     assert host is not None
     pictures = read_features(host, batches.regions).to("cpu").picture_regions
     assert pictures is not None and pictures.pictures.abs().max() < 1

@@ -22,8 +22,8 @@ def case(example_id: str, score: float) -> Case:
         example_id=example_id,
         image_id=f"p{example_id}",
         score=score,
-        asked="what is <this>?",
-        said="a cat",
+        text="what is <this>?",
+        prediction="a cat",
         right="dog",
     )
 

@@ -26,7 +26,7 @@ class BlockMasking:
     aspect: float = 0.3
 
     @staticmethod
-    def of_grid(grid: int) -> "BlockMasking":
+    def for_grid(grid: int) -> "BlockMasking":
         """The same shares of another grid; of 14 x 14 these values."""
         like = BlockMasking()
         share = (grid / like.grid) ** 2

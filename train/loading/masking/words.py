@@ -46,7 +46,7 @@ class Replacement:
     to_mask: float = 0.8
     to_random: float = 0.1
 
-    def of(self, token: int, fate: float, draws: Draws) -> int:
+    def replace_token(self, token: int, fate: float, draws: Draws) -> int:
         """What the model sees of a masked token whose ``fate`` was drawn from [0, 1)."""
         if fate < self.to_mask:
             return self.mask_id
@@ -95,7 +95,7 @@ def replace_masked(
     """Tokens [T] of which ``masked`` were chosen before: one number for each, in their order."""
     input_tokens = tokens.astype(np.int64)
     for i in np.flatnonzero(masked).tolist():
-        input_tokens[i] = replacement.of(int(tokens[i]), draws.random(), draws)
+        input_tokens[i] = replacement.replace_token(int(tokens[i]), draws.random(), draws)
     return MaskedTokens(original=tokens, tokens=input_tokens, masked=masked.astype(np.bool_))
 
 
@@ -170,7 +170,7 @@ class Lexicon:
     specials: frozenset[int]
 
     @staticmethod
-    def of(tokenizer: Tokenizer) -> "Lexicon":
+    def from_tokenizer(tokenizer: Tokenizer) -> "Lexicon":
         """Makes the lexicon of a tokenizer."""
         size = tokenizer.get_vocab_size()
         words = [tokenizer.id_to_token(i) or "" for i in range(size)]

@@ -38,7 +38,7 @@ def boxed_picture(
     if mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     image_box = np.array([[0, 0, size.width - 1, size.height - 1]], dtype=np.float32)
-    shown_rows = regions.features.rows_of(np.arange(regions.num_shown))
+    shown_rows = regions.features.find_positions(np.arange(regions.num_shown))
     boxes = np.concatenate([image_box, row.boxes[shown_rows]])
     return {
         "picture": planes(np.asarray(image)[..., ::-1]),

@@ -94,7 +94,7 @@ def join_neighbours(
     return JoinedNeighbours(
         num_pictures=len(rows_met) + len(lacking),
         num_met=len(rows_met),
-        lacking=tuple(index.id_of(row) for row in lacking[:NAMED].tolist()),
+        lacking=tuple(index.get_id(row) for row in lacking[:NAMED].tolist()),
         samples=join.samples(ids),
     )
 
@@ -132,7 +132,7 @@ class NearPictures:
         self._order = np.argsort(image_rows, kind="stable")
         self._owners = image_rows[self._order]
 
-    def of(self, picture: int) -> Ids:
+    def find_neighbours(self, picture: int) -> Ids:
         """Returns a picture's neighbours, the nearest first; maybe none."""
         index = int(np.searchsorted(self._pictures, picture))
         if index == len(self._pictures) or self._pictures[index] != picture:

@@ -43,7 +43,7 @@ class Examples:
     ``as_pairs`` gives the ``COLUMNS`` of the rows of a batch, and those of ``labels``. A task that
     ``takes_empty`` also has examples without a word and pictures without a box. Where examples have
     ``two_pictures``, the labels are `SECOND`'s, too: the other one's id, and its row, which is
-    filled in. ``fault_of`` says what is wrong with a row, if anything is.
+    filled in. ``find_fault`` says what is wrong with a row, if anything is.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Examples:
     labels: pa.Schema = field(default_factory=lambda: NO_COLUMNS)
     takes_empty: bool = False
     two_pictures: bool = False
-    fault_of: FaultFinder = no_fault
+    find_fault: FaultFinder = no_fault
 
 
 PairTable = str | PicturesAlone | Examples

@@ -43,11 +43,11 @@ class TextForm:
     many.
     """
 
-    of: Callable[[list[int]], list[int]]
+    apply: Callable[[list[int]], list[int]]
     adds: int = 0
 
 
-AS_IT_IS = TextForm(of=list)
+AS_IT_IS = TextForm(apply=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +118,16 @@ def prepare_samples(
         for batch in pair_batches(what.pairs, [*COLUMNS, *labels.names]):
             rows = batch.to_pylist()
             encodings = tokenizer.encode_batch([row["text"] for row in rows])
-            rows_by_pair = pair_filter.places(rows)
+            rows_by_pair = pair_filter.find_image_rows(rows)
             accepted, rejected = [], []
             for row, encoding, image_rows in zip(rows, encodings, rows_by_pair, strict=True):
-                fault = pair_filter.fault_of(row, len(encoding.ids), image_rows)
+                fault = pair_filter.find_fault(row, len(encoding.ids), image_rows)
                 counts["kept" if fault is None else fault.reason.value] += 1
                 if fault is None:
                     tokens = _cut(encoding.ids, what.longest(row) - what.form.adds)
                     row["second_row"] = image_rows[-1]
                     num_regions = sum(map(pair_filter.num_regions, image_rows))
-                    accepted.append((row, what.form.of(tokens), image_rows[0], num_regions))
+                    accepted.append((row, what.form.apply(tokens), image_rows[0], num_regions))
                     counts["cut"] += bool(encoding.overflowing) or len(tokens) < len(encoding.ids)
                 else:
                     rejected.append(

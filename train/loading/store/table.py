@@ -91,7 +91,7 @@ class SampleTable:
         values = self._hard[position // ROWS].column("negatives")[position % ROWS].values
         return np.asarray(values, dtype=np.int64)
 
-    def rows_of(
+    def select_rows(
         self,
         sources: tuple[str, ...],
         kind: str = "regions",
@@ -105,14 +105,14 @@ class SampleTable:
         """
         rows = np.flatnonzero((self.image_rows == ABSENT) == (kind == "text"))
         if sources:
-            rows = rows[self.is_of(*sources)[rows]]
+            rows = rows[self.has_source(*sources)[rows]]
         if splits is not None:
             rows = rows[self.is_among("split", splits)[rows]]
         if kind == "pictures":
             return rows[np.unique(self.image_rows[rows], return_index=True)[1]]
         return rows[np.argsort(self.image_rows[rows], kind="stable")]
 
-    def is_of(self, *sources: str) -> Flags:
+    def has_source(self, *sources: str) -> Flags:
         """Says of every row whether its source is one of these, of which ``null`` is a missing one:
         bool [N].
         """

@@ -59,7 +59,7 @@ def unit_keys(which: PairSelection) -> Keys:
             rows = batch.to_pylist()
             usable = (
                 unit_key(row)
-                for row, image_rows in zip(rows, pair_filter.places(rows), strict=True)
+                for row, image_rows in zip(rows, pair_filter.find_image_rows(rows), strict=True)
                 if pair_filter.fault_without_text(row, image_rows) is None
             )
             keys.append(np.fromiter(usable, np.uint64))
@@ -129,22 +129,22 @@ class PairFilter:
         examples = which.pairs if isinstance(which.pairs, Examples) else None
         self._takes_empty = examples is not None and examples.takes_empty
         self._two_pictures = examples is not None and examples.two_pictures
-        self._fault_of_row: FaultFinder = no_fault if examples is None else examples.fault_of
+        self._fault_of_row: FaultFinder = no_fault if examples is None else examples.find_fault
         self._joins = [
             Join(table.index, asking=get_flag(which.pairs), holding=pictures_flag(table))
             for table in tables
         ]
         self._came: set[str] = set()
 
-    def places(self, rows: list[dict[str, Any]]) -> list[ImageRows]:
+    def find_image_rows(self, rows: list[dict[str, Any]]) -> list[ImageRows]:
         """Returns the rows of each pair's pictures: of one, or of two."""
-        firsts = self._places([row["image_id"] for row in rows])
+        firsts = self._find_image_rows([row["image_id"] for row in rows])
         if not self._two_pictures:
             return [(image_row,) for image_row in firsts]
-        seconds = self._places([row["second_image_id"] for row in rows])
+        seconds = self._find_image_rows([row["second_image_id"] for row in rows])
         return list(zip(firsts, seconds, strict=True))
 
-    def _places(self, image_ids: list[str | None]) -> list[int]:
+    def _find_image_rows(self, image_ids: list[str | None]) -> list[int]:
         if not self._joins:
             return [ABSENT] * len(image_ids)
         ids = [image_id or "" for image_id in image_ids]
@@ -173,7 +173,9 @@ class PairFilter:
     def num_regions(self, image_row: int) -> int:
         return 0 if self._counts is None or image_row == ABSENT else int(self._counts[image_row])
 
-    def fault_of(self, row: dict[str, Any], num_tokens: int, image_rows: ImageRows) -> Fault | None:
+    def find_fault(
+        self, row: dict[str, Any], num_tokens: int, image_rows: ImageRows
+    ) -> Fault | None:
         """Returns why a pair is left out; asked once for each pair, in their order."""
         if self._came_before(row["pair_id"]):
             return Fault(Reason.DUPLICATE, row["image_id"])
@@ -195,11 +197,11 @@ class PairFilter:
             return Fault(Reason.NO_PICTURE, row["image_id"])
         names = ("image_id", "second_image_id")
         for name, image_row in zip(names, image_rows, strict=False):
-            if (reason := self._fault_of_picture(image_row)) is not None:
+            if (reason := self._find_image_fault(image_row)) is not None:
                 return Fault(reason, row[name])
         return None
 
-    def _fault_of_picture(self, image_row: int) -> Reason | None:
+    def _find_image_fault(self, image_row: int) -> Reason | None:
         if image_row == ABSENT:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
         if self._counts is not None and not self._counts[image_row] and not self._takes_empty:

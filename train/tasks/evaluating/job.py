@@ -111,7 +111,7 @@ def weigh_best_example(
             chosen,
         )
     case = cases.get(batches.table.pair_id(chosen.row))
-    caption = "" if case is None else f"{case.asked} {case.said}"
+    caption = "" if case is None else f"{case.text} {case.prediction}"
     return weigh_example(setup, batches, chosen, caption)
 
 
@@ -122,7 +122,7 @@ def prepare_batches(setup: EvaluationSetup, folder: Path, rejects: ShardWriter) 
     what = PreparationInputs(
         pairs=sources.inputs.visited,
         rows=Rows(splits=frozenset(sources.pairs.splits)),
-        pictures=sources.pictures,
+        pictures=sources.joined_images,
         takes_pairs=stage.feeding.kind != "text",
         takes_texts=stage.feeding.kind == "text",
         total=sources.pairs.count,
@@ -159,7 +159,7 @@ def predict_all(
     try:
         with Progress(total=len(rows), unit="example", label=options.task) as progress:
             for part in in_parts(rows, options.batch_size):
-                host, lacking = batches.of_rows(part)
+                host, lacking = batches.make_batch(part)
                 undecodable += lacking
                 if host is not None:
                     batch = read_features(host, batches.regions).to(setup.device)

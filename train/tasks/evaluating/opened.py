@@ -22,7 +22,7 @@ from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.recipes.parts import Optimizer
 from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, make_recipes
-from vlmill.train.recipes.variants import get_training, named
+from vlmill.train.recipes.variants import get_training, import_object
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.validation import as_measured
 from vlmill.train.tasks.task import Task
@@ -76,7 +76,7 @@ class EvaluationSetup:
     def global_features(self) -> bool:
         """Whether the model takes features of whole pictures."""
         return bool(
-            get_global_widths(get_training(self.loaded.variant).body_of(self.loaded.config))
+            get_global_widths(get_training(self.loaded.variant).get_body(self.loaded.config))
         )
 
 
@@ -92,8 +92,8 @@ def open_evaluation(
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     loaded = load_checkpoint(options.checkpoint) if loaded is None else loaded
     recipe = apply_options(find_recipe(loaded, options.task), options)
-    make: Callable[..., Task] = named(TASKS[options.task].task)
-    task = make(recipe, options.examples, options.labels, loaded).reading(loaded.tokenizer)
+    make: Callable[..., Task] = import_object(TASKS[options.task].task)
+    task = make(recipe, options.examples, options.labels, loaded).with_vocabulary(loaded.tokenizer)
     require_head(loaded, task, options)
     examples = task.examples(options.examples)
     if options.split is not None:
@@ -140,7 +140,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
     if feeding.kind == "pixels":  # the weights' own: a converted checkpoint's may be another
-        side = get_training(loaded.variant).body_of(loaded.config).image_size
+        side = get_training(loaded.variant).get_body(loaded.config).image_size
         feeding = dataclasses.replace(feeding, image_size=side)
     stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
     settings = recipe.settings
@@ -162,7 +162,7 @@ def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
         variant=loaded.variant,
         model=loaded.config,
         stages=(stage,),
-        settings=named(TASKS[task].settings)(),
+        settings=import_object(TASKS[task].settings)(),
         starts_from=(),
     )
 

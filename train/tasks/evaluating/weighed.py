@@ -21,7 +21,7 @@ def weigh_example(
     """
     if batches.regions is None or batches.blind:
         return None
-    (samples,) = batches.sampled([batches.visit_of(predicted.row)])
+    (samples,) = batches.sampled([batches.make_visit(predicted.row)])
     assert isinstance(samples, tuple)
     regions = samples[0].regions
     assert regions is not None
@@ -31,7 +31,7 @@ def weigh_example(
     def score(region_mask: RegionMask) -> float:
         rows = np.concatenate([np.ones(num_whole, dtype=np.bool_), region_mask])
         outputs = setup.task.outputs(setup.loaded.model, only_rows(batch, rows))
-        return setup.task.score_of(outputs, predicted.value)
+        return setup.task.compute_score(outputs, predicted.value)
 
     return WeighedPicture(
         image_id=regions.row.image_id,

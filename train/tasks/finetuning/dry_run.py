@@ -33,7 +33,9 @@ def estimate_finetuning(recipe: TaskRecipe, inputs: TaskInputs) -> Estimate:
         preparation = prepare_examples(recipe, sources, task, output, {}, fresh=False)
         assert preparation is not None  # a new folder holds no finished run
         words = Tokenizer.from_str(preparation.tokenizer)
-        runner = open_task_runner(recipe, sources, output, words, task.reading(words), accelerator)
+        runner = open_task_runner(
+            recipe, sources, output, words, task.with_vocabulary(words), accelerator
+        )
         say_what_never_peaks(runner.stages)
         run_estimate = estimate_cost(runner, sources, sources.pairs.count, 1.0)
     if runs == 1:
@@ -44,6 +46,6 @@ def estimate_finetuning(recipe: TaskRecipe, inputs: TaskInputs) -> Estimate:
             **run_estimate.inputs,
             "steps": f"{run_estimate.inputs['steps']} for each of {runs} seeds",
         },
-        least_bytes=runs * run_estimate.least_bytes,
+        least_bytes=runs * run_estimate.min_bytes,
         seconds=run_estimate.seconds and runs * run_estimate.seconds,
     )

@@ -21,7 +21,7 @@ from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe
-from vlmill.train.recipes.variants import named
+from vlmill.train.recipes.variants import import_object
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.job import carry_out, describe_finished, prepare_once
 from vlmill.train.run.planning import plan_stages, trained_images
@@ -74,7 +74,9 @@ def finetune(
     if preparation is None:
         return describe_finished(output)
     words = Tokenizer.from_str(preparation.tokenizer)
-    runner = open_task_runner(recipe, sources, output, words, task.reading(words), accelerator)
+    runner = open_task_runner(
+        recipe, sources, output, words, task.with_vocabulary(words), accelerator
+    )
     return carry_out(runner, preparation, settings, force=force)
 
 
@@ -94,7 +96,7 @@ def open_task(
         )
     if speaks:
         _say_what_is_not_read(recipe, inputs)
-    make: MakeTask = named(TASKS[recipe.task].task)
+    make: MakeTask = import_object(TASKS[recipe.task].task)
     task = make(recipe, inputs.examples, inputs.labels, init)
     run_inputs = Inputs(
         examples=task.examples(inputs.examples),
@@ -141,7 +143,7 @@ def prepare_examples(
         output,
         settings,
         fresh=fresh,
-        form_of=lambda words: task.reading(words).form,
+        make_form=lambda words: task.with_vocabulary(words).form,
     )
 
 

@@ -92,7 +92,9 @@ class FineTuning:
         """The losses and the task's metrics of so many held-out examples, the same every time."""
         assert isinstance(batches, TaskBatches)
         chosen = self.task.held_out(batches.table, batches.rows(), examples)
-        parts = in_parts(chosen, self.task.at_once(batches.table, chosen, batches.size))
+        parts = in_parts(
+            chosen, self.task.validation_batch_size(batches.table, chosen, batches.size)
+        )
         among = np.array(chosen, dtype=np.int64)
         module.eval()
         process_parts: list[tuple[list[Prediction], dict[str, tuple[float, int]]]] = []
@@ -135,7 +137,7 @@ def measure_part(
     """What the model says of some rows, ``among`` all that are measured, and each loss as a sum
     with the number of its labels.
     """
-    host, _ = batches.of_rows(rows, among)
+    host, _ = batches.make_batch(rows, among)
     if host is None:
         return [], {}
     counts = task.count_labels(host)

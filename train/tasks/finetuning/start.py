@@ -48,7 +48,7 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
             f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
         )
     trunk = get_body(init)
-    recipe_body = get_training(recipe.variant).body_of(recipe.model)
+    recipe_body = get_training(recipe.variant).get_body(recipe.model)
     if init.variant != "bert" and type(trunk) is not type(recipe_body):
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)} over {type(trunk).__name__}, "
@@ -58,7 +58,7 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
 
 def get_body(init: LoadedCheckpoint) -> Any:
     """The configuration of what a checkpoint has of words and pictures."""
-    return get_training(init.variant).body_of(init.config)
+    return get_training(init.variant).get_body(init.config)
 
 
 def task_config(
@@ -70,7 +70,7 @@ def task_config(
     Raises InputError for changes of the recipe that the checkpoint's weights do not allow.
     """
     training, init = get_training(recipe.variant), sources.init
-    recipe_body, model = training.body_of(recipe.model), recipe.model
+    recipe_body, model = training.get_body(recipe.model), recipe.model
     # A BERT has the sizes of its checkpoint, another model that starts from BERT its own.
     if init is None or (init.variant == "bert" and not isinstance(recipe_body, BertConfig)):
         data_sizes = {"vocab_size": vocab_size}
@@ -157,9 +157,9 @@ def first_task_model(
     refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = MODELS[recipe.variant].model(recipe.model)
-    init, body = sources.init, get_training(recipe.variant).body_of(recipe.model)
+    init, body = sources.init, get_training(recipe.variant).get_body(recipe.model)
     if recipe.standardise_features and (init is None or init.variant == "bert"):
-        trunk = get_training(recipe.variant).body_of(fresh)
+        trunk = get_training(recipe.variant).get_body(fresh)
         trunk.standardise_regions(*feature_statistics(sources.reader, trained_images))
     if init is None:
         return fresh
@@ -187,7 +187,7 @@ Labels = Sequence[Sequence[int]]
 
 def start_trunk(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
     """Takes the trunk of a pretrained model, or of one that was fine-tuned; heads are new."""
-    trunk = get_training(init.variant).body_of(init.model)
+    trunk = get_training(init.variant).get_body(init.model)
     fresh.trunk.load_state_dict(trunk.state_dict())
     say_what_is_new(sorted(n for n, _ in fresh.named_parameters() if not n.startswith("trunk.")))
 
@@ -221,7 +221,7 @@ def start_vlmo_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
 
 def start_same(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels) -> None:
     """Goes on with the whole model of pretraining, its heads included."""
-    fresh.load_state_dict(get_training(init.variant).body_of(init.model).state_dict())
+    fresh.load_state_dict(get_training(init.variant).get_body(init.model).state_dict())
 
 
 def start_vlmo_dual(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:

@@ -63,7 +63,7 @@ def evaluate_predictions(
     lacking = dict[str, str]()
     for (split, task), part in read_parts(examples, settings.task, values).items():
         name = f"glue/{split}/{task}"
-        files.append(partial(write_predictions, task=task, said_of=part.said))
+        files.append(partial(write_predictions, task=task, predictions=part.said))
         metrics = [INTERBERT.get(settings.task, "accuracy"), *(TASKS[task].metrics or ())]
         headline += [f"{name}/{metric}" for metric in dict.fromkeys(metrics)]
         if not part.labels:
@@ -117,9 +117,9 @@ def read_parts(
     return parts
 
 
-def write_predictions(folder: Path, *, task: str, said_of: Mapping[str, float]) -> None:
+def write_predictions(folder: Path, *, task: str, predictions: Mapping[str, float]) -> None:
     """Writes the server's file. Raises InputError for ids that do not end in the row's number."""
-    numbers = {key.rpartition("/")[2]: value for key, value in said_of.items()}
+    numbers = {key.rpartition("/")[2]: value for key, value in predictions.items()}
     if other := [number for number in numbers if not number.isdecimal()]:
         raise InputError(
             f"{TASKS[task].file}.tsv needs ids that end in a row's number, as glue/rte/test/0; "
@@ -146,8 +146,8 @@ def make_case(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case
         example_id=row["example_id"],
         image_id="",
         score=score,
-        asked=text,
-        said=prediction,
+        text=text,
+        prediction=prediction,
         right=right,
     )
 

@@ -92,7 +92,7 @@ class Glue(Task):
 
     # Input
 
-    def reading(self, words: Tokenizer) -> Self:
+    def with_vocabulary(self, words: Tokenizer) -> Self:
         """Parts its texts itself, as two of them are cut together."""
         return dataclasses.replace(self, tokenizer=words)
 
@@ -109,10 +109,10 @@ class Glue(Task):
             as_pairs=self._as_pairs,
             labels=LABELS,
             takes_empty=True,
-            fault_of=self._fault_of,
+            find_fault=self._reject_reason,
         )
 
-    def _fault_of(self, row: Mapping[str, Any]) -> Reason | None:
+    def _reject_reason(self, row: Mapping[str, Any]) -> Reason | None:
         """A class that the task does not have, or no score from 0 to 5."""
         if self.classes:
             is_known = -1 <= row["label_id"] < len(self.classes)
@@ -151,7 +151,9 @@ class Glue(Task):
         assert not isinstance(sample, Undecodable)  # there is no picture
         return (TextSample(**(vars(sample) | {"num_first": num_first})),)
 
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """Where each row's second segment begins, and its class (-100: not public) or its score
         (not a number: none).
         """
@@ -199,7 +201,7 @@ class Glue(Task):
         values: list[list[float]] = logits.tolist()
         return values
 
-    def score_of(self, outputs: Float[Tensor, "B C"], value: list[float]) -> float:
+    def compute_score(self, outputs: Float[Tensor, "B C"], value: list[float]) -> float:
         """The highest logit, or the score."""
         return max(value)
 
@@ -267,9 +269,9 @@ def glue(
 
 def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     """How many tokens are read: what the recipe feeds, as far as the model has positions."""
-    configs = [get_training(recipe.variant).body_of(recipe.model)]
+    configs = [get_training(recipe.variant).get_body(recipe.model)]
     if init is not None:
-        configs.append(get_training(init.variant).body_of(init.config))
+        configs.append(get_training(init.variant).get_body(init.config))
     # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]

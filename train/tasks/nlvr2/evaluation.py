@@ -29,7 +29,7 @@ class Split:
     """Holds the statements of a split that were predicted, and their public labels."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    said: dict[str, str] = field(default_factory=dict)
+    predictions: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 
 
@@ -54,7 +54,7 @@ def evaluate_predictions(examples: str, values: Mapping[str, Sequence[float]]) -
             continue
         if unscored := len(split.rows) - len(split.labels):
             notes.append(f"{unscored} statements of {name} have no label and are not scored.")
-        right = verdicts({key: split.said[key] for key in split.labels}, split.labels)
+        right = verdicts({key: split.predictions[key] for key in split.labels}, split.labels)
         subsets = {
             subset: {
                 key
@@ -89,7 +89,7 @@ def read_splits(examples: str, values: Mapping[str, Sequence[float]]) -> dict[st
             split = splits.setdefault(SPLITS.get(name, name), Split())
             key = get_identifier(row["example_id"])
             split.rows.append(row)
-            split.said[key] = WORDS[int(np.argmax(values[row["example_id"]]))]
+            split.predictions[key] = WORDS[int(np.argmax(values[row["example_id"]]))]
             if row["label_id"] >= 0:
                 split.labels[key] = WORDS[row["label_id"]]
     return splits
@@ -97,8 +97,8 @@ def read_splits(examples: str, values: Mapping[str, Sequence[float]]) -> dict[st
 
 def write_split(folder: Path, *, name: str, split: Split) -> None:
     """Writes ``nlvr2_SPLIT.csv``, which the data set's scripts read."""
-    predictions = {key: word == WORDS[1] for key, word in split.said.items()}
-    write_predictions(folder / f"nlvr2_{name}.csv", predictions, list(split.said))
+    predictions = {key: word == WORDS[1] for key, word in split.predictions.items()}
+    write_predictions(folder / f"nlvr2_{name}.csv", predictions, list(split.predictions))
 
 
 def make_case(row: Mapping[str, Any], value: Sequence[float]) -> Case:
@@ -111,7 +111,7 @@ def make_case(row: Mapping[str, Any], value: Sequence[float]) -> Case:
         image_id=first,
         score=float(odds[row["label_id"]] / odds.sum()),
         second_id=second,
-        asked=row["text_a"],
-        said=WORDS[int(np.argmax(value))],
+        text=row["text_a"],
+        prediction=WORDS[int(np.argmax(value))],
         right=WORDS[row["label_id"]],
     )

@@ -103,7 +103,7 @@ class Nlvr2(Task):
             as_pairs=as_pairs,
             labels=LABELS,
             two_pictures=True,
-            fault_of=reject_reason,
+            find_fault=reject_reason,
         )
 
     @property
@@ -113,15 +113,17 @@ class Nlvr2(Task):
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """The statement with the left picture, then with the right one."""
-        made = list[Sample]()
+        new_samples = list[Sample]()
         for second in (False, True):
             sample = batches.example(visit.row, draws, second=second)
             if isinstance(sample, Undecodable):
                 return sample
-            made.append(sample)
-        return tuple(made)
+            new_samples.append(sample)
+        return tuple(new_samples)
 
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """Each statement's class (-100: not public), and where its tokens stand in a batch of
         statements, for a model that reads them once.
         """
@@ -158,7 +160,7 @@ class Nlvr2(Task):
         values: list[list[float]] = logits.tolist()
         return values
 
-    def score_of(self, outputs: Float[Tensor, "S 2"], value: list[float]) -> float:
+    def compute_score(self, outputs: Float[Tensor, "S 2"], value: list[float]) -> float:
         """The higher logit."""
         return max(value)
 

@@ -27,7 +27,7 @@ CANDIDATES = (5, 10, 20)
 class Split:
     """Holds the expressions of a split of a data set: their pictures and texts."""
 
-    asked: dict[str, tuple[str, str]] = field(default_factory=dict)
+    expressions: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def evaluate_predictions(
@@ -36,7 +36,7 @@ def evaluate_predictions(
     """Scores groundings by expression_id."""
     figures, headline, cases = Figures(), list[str](), list[Case]()
     for name, split in read_splits(examples, groundings).items():
-        split_groundings = {key: groundings[key] for key in split.asked}
+        split_groundings = {key: groundings[key] for key in split.expressions}
         figures |= refcoco_metrics(split_groundings, name, rule)
         figures |= by_kind(name, split, split_groundings, rule)
         headline.append(f"{name}/accuracy")
@@ -64,14 +64,14 @@ def read_splits(examples: str, groundings: Mapping[str, Grounding]) -> dict[str,
             key = row["expression_id"]
             if key in groundings:
                 name = f"{row['source'] or NO_SOURCE}/{row['split'] or NO_SPLIT}"
-                splits.setdefault(name, Split()).asked[key] = (row["image_id"], row["text"])
+                splits.setdefault(name, Split()).expressions[key] = (row["image_id"], row["text"])
     return splits
 
 
 def by_kind(name: str, split: Split, groundings: Mapping[str, Grounding], rule: IouRule) -> Figures:
     """``NAME/accuracy/words/...`` and ``.../candidates/...``: where a model goes wrong."""
     right = {key: float(choose(grounding, rule).right) for key, grounding in groundings.items()}
-    words = {key: find_group(len(split.asked[key][1].split()), LENGTHS) for key in groundings}
+    words = {key: find_group(len(split.expressions[key][1].split()), LENGTHS) for key in groundings}
     counts = {
         key: find_group(len(grounding.candidates), CANDIDATES)
         for key, grounding in groundings.items()
@@ -93,7 +93,7 @@ def find_group(number: int, ends: tuple[int, ...]) -> str:
 
 def make_case(key: str, split: Split, grounding: Grounding, rule: IouRule) -> Case:
     """An expression as a report shows it: its score is how far the chosen box overlaps."""
-    image_id, text = split.asked[key]
+    image_id, text = split.expressions[key]
     chosen = choose(grounding, rule).chosen
     boxes = [DrawnBox(box=grounding.reference, label="right", kind="right")]
     prediction, score = "(no box)", 0.0
@@ -106,8 +106,8 @@ def make_case(key: str, split: Split, grounding: Grounding, rule: IouRule) -> Ca
         example_id=key,
         image_id=image_id,
         score=score,
-        asked=text or "(empty)",
-        said=prediction,
+        text=text or "(empty)",
+        prediction=prediction,
         right=", ".join(f"{corner:.0f}" for corner in grounding.reference),
         boxes=tuple(boxes),
         size=grounding.size,

@@ -24,7 +24,7 @@ class IouRule:
     """How a code measures overlap, and from where it calls a box right."""
 
     extra: float = 0.0  # added to every width and height: 1 counts the outer edge as a pixel
-    least: float = 0.0  # an overlap no wider or no higher than this many pixels is none
+    min_side: float = 0.0  # an overlap no wider or no higher than this many pixels is none
     strict: bool = False  # right above one half, not at it
     dtype: type[np.floating[Any]] = np.float64
 
@@ -38,7 +38,7 @@ RULES = {
     "exact": IouRule(),  # ours: that of the data set's authors but for slivers
     "released": IouRule(extra=1.0, strict=True, dtype=np.float32),  # ViLBERT's code
     "vlbert": IouRule(extra=1.0),
-    "mattnet": IouRule(least=1.0),
+    "mattnet": IouRule(min_side=1.0),
 }
 
 
@@ -50,7 +50,7 @@ def iou(box: Boxes, boxes: Boxes, rule: IouRule = RULES["exact"]) -> NDArray[np.
     corners, many = box.astype(rule.dtype), boxes.astype(rule.dtype).reshape(-1, 4)
     extra = rule.dtype(rule.extra)
     sides = np.minimum(corners[2:], many[:, 2:]) - np.maximum(corners[:2], many[:, :2]) + extra
-    sides = np.where((sides > rule.least).all(axis=1, keepdims=True), sides, rule.dtype(0))
+    sides = np.where((sides > rule.min_side).all(axis=1, keepdims=True), sides, rule.dtype(0))
     shared = sides[:, 0] * sides[:, 1]
     area = (corners[2] - corners[0] + extra) * (corners[3] - corners[1] + extra)
     areas = (many[:, 2] - many[:, 0] + extra) * (many[:, 3] - many[:, 1] + extra)

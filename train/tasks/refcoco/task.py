@@ -95,7 +95,7 @@ class Refcoco(Task):
 
     # Input
 
-    def reading(self, words: Tokenizer) -> Self:
+    def with_vocabulary(self, words: Tokenizer) -> Self:
         """Knows the vocabulary's left and right."""
         return dataclasses.replace(self, sides=find_sides(words))
 
@@ -112,7 +112,7 @@ class Refcoco(Task):
         """The head means the same for all data."""
         return TaskRecord(name=self.name)
 
-    def hidden(self, regions: SampledRegions) -> SampledRegions:
+    def hide_regions(self, regions: SampledRegions) -> SampledRegions:
         """A blind model is shown where the boxes are: it could choose none without."""
         return without_features(regions)
 
@@ -135,7 +135,9 @@ class Refcoco(Task):
             sample = dataclasses.replace(sample, text=text)
         return (sample,)
 
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """What each region is taught, and the boxes as they are stored: those of the regions, the
         named one, how many regions there are, and the pictures' sizes.
         """
@@ -219,7 +221,7 @@ class Refcoco(Task):
                 reference=references[i],
                 candidates=boxes[i, first:count],
                 scores=logits[i, first:count],
-                reference_index=self._place_of(references[i], boxes[i, first:count]),
+                reference_index=self._find_reference(references[i], boxes[i, first:count]),
                 size=(int(sizes[i, 0]), int(sizes[i, 1])),
             )
             for i, count in enumerate(counts)
@@ -230,7 +232,7 @@ class Refcoco(Task):
         require_finite(scores, "--checkpoint")
         return groundings
 
-    def _place_of(self, reference: Boxes, boxes: Boxes) -> int | None:
+    def _find_reference(self, reference: Boxes, boxes: Boxes) -> int | None:
         """Which annotated box is the named one; None among others, or if it is not there."""
         if self.feeding.boxes != "annotated" or not len(boxes):
             return None
@@ -238,7 +240,7 @@ class Refcoco(Task):
         nearest = int(distances.argmin())
         return nearest if distances[nearest] <= SAME_PX else None
 
-    def score_of(self, outputs: Float[Tensor, "B R"], value: Grounding) -> float:
+    def compute_score(self, outputs: Float[Tensor, "B R"], value: Grounding) -> float:
         """The chosen region's logit."""
         return float(value.scores.max(initial=-np.inf))
 

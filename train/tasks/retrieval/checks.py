@@ -11,7 +11,7 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.variants import get_part, get_training, named
+from vlmill.train.recipes.variants import get_part, get_training, import_object
 from vlmill.train.tasks.retrieval.base import NAME
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS
@@ -76,7 +76,7 @@ def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
 
 def body_config(loaded: LoadedCheckpoint) -> Any:
     """The configuration of the part that reads texts and pictures, below a task's heads."""
-    return get_training(loaded.variant).body_of(loaded.config)
+    return get_training(loaded.variant).get_body(loaded.config)
 
 
 def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
@@ -87,7 +87,7 @@ def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Fe
     """
     feeding = loaded.feeding
     if feeding is None:
-        feeding = named(get_training(loaded.variant).feeding)()
+        feeding = import_object(get_training(loaded.variant).feeding)()
         if not getattr(body_config(loaded), "global_region", True):
             feeding = dataclasses.replace(feeding, whole_image="none")
     if max_regions is not None:

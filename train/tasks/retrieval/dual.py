@@ -63,7 +63,9 @@ class DualEncoder(RetrievalTask):
         same = self.settings.same_picture_negatives
         self.contrast = StepContrast(same_picture_negatives=same)
 
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """Nothing: the pairs say which belong together."""
         return {}
 

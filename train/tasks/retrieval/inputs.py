@@ -167,7 +167,7 @@ class PixelPictures:
 
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
         """Returns a picture's pixels [3, S, S], or what is wrong with it."""
-        data = self._reader.bytes_of(int(self.join.find([image_id])[0]))
+        data = self._reader.read_bytes(int(self.join.find([image_id])[0]))
         if not data:
             return Reason.EMPTY
         try:
@@ -186,9 +186,9 @@ class PixelPictures:
         good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():
             raise InputError(f"--images: {image_id} is {loaded[image_id]}; leave its pairs out")
-        return self.together(good)
+        return self.collate_pixels(good)
 
-    def together(self, loaded: Mapping[str, NDArray[np.uint8]]) -> HostBatch:
+    def collate_pixels(self, loaded: Mapping[str, NDArray[np.uint8]]) -> HostBatch:
         """Returns a batch of pixels, by image_id."""
         samples = [Sample(pair_id=name, pixels={"pixels": loaded[name]}) for name in loaded]
         return read_features(collate(samples, self._feeding), None)

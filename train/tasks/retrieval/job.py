@@ -50,7 +50,7 @@ from vlmill.train.tasks.retrieval.first_stage import (
 )
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
 from vlmill.train.tasks.retrieval.kept import open_score_cache
-from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import (
     ImageVectors,
     RankScores,
@@ -263,11 +263,11 @@ def rank(setup: RetrievalSetup, candidates: Candidates, vectors: ImageVectors | 
                 batch_size=size,
                 advance=progress.advance,
             )
-        scores = vectors.of(candidates.image_ids) @ text_matrix.T
+        scores = vectors.stack(candidates.image_ids) @ text_matrix.T
     if options.rerank is None:
         return RankScores(by_text=scores, by_image=scores)
     setup.notes += notes_on_many(options.rerank, scores.shape)
-    shortlists = Shortlists.of(scores, options.rerank)
+    shortlists = Shortlists.from_scores(scores, options.rerank)
     return rerank_scores(
         scores, shortlists, compute_match_logits(setup, candidates, shortlists.either)
     )
@@ -300,7 +300,7 @@ def compute_match_logits(
     done = len(cache.known)
     with Progress(total=count, unit="pair", label="retrieval", done=done) as progress:
         return match_scores(
-            scorer_of(setup.loaded.model, get_max_elements(setup.feeding)),
+            make_scorer(setup.loaded.model, get_max_elements(setup.feeding)),
             candidates.tokens,
             candidates.image_ids,
             setup.pictures,

@@ -202,10 +202,10 @@ SCORERS: dict[str | None, Callable[..., PairScorer]] = {
 }
 
 
-def scorer_of(model: Any, max_elements: int | None = None) -> PairScorer:
+def make_scorer(model: Any, max_elements: int | None = None) -> PairScorer:
     """Returns the scorer of a model with a head that ranks, or with such a model inside."""
     training = get_training(find_variant(model))
-    body, logit = training.body_of(model), get_part(model, training.match_logit)
+    body, logit = training.get_body(model), get_part(model, training.match_logit)
     if max_elements is not None:  # how long a text is depends on the picture: none is read ahead
         return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
     return SCORERS.get(find_variant(body), EncodeScorer)(model=body, logit=logit)

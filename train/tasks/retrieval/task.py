@@ -84,22 +84,22 @@ class CandidateRetrieval(RetrievalTask):
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """A caption's candidates, its own pair first; of a held-out one, all pictures."""
-        made = list[Sample]()
+        new_samples = list[Sample]()
         for candidate in self._candidates(batches, visit, draws):
             text = batches.text(candidate.text_row)
             sample = batches.example(candidate.image_row, draws, text)
             if isinstance(sample, Undecodable):
                 return sample
-            made.append(
+            new_samples.append(
                 dataclasses.replace(
                     sample,
                     pair_id=batches.table.pair_id(visit.row),
                     source=batches.table.source(visit.row),
                     row=visit.row,
-                    matching=not made,
+                    matching=not new_samples,
                 )
             )
-        return tuple(made)
+        return tuple(new_samples)
 
     def _candidates(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> list[Candidate]:
         row = visit.row
@@ -110,7 +110,9 @@ class CandidateRetrieval(RetrievalTask):
         other_rows = other_rows[keys[other_rows] != keys[row]]
         return [Candidate(row, row), *(Candidate(row, other) for other in other_rows.tolist())]
 
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """The place of each caption's own pair in the batch, which its candidates follow."""
         firsts = [index for index, sample in enumerate(samples) if sample.matching]
         return {f"{LABEL}firsts": torch.tensor(firsts)}
@@ -133,7 +135,7 @@ class CandidateRetrieval(RetrievalTask):
 
     # Metric
 
-    def at_once(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
+    def validation_batch_size(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
         """As many pairs as a step has, of captions with all pictures; one caption at least."""
         num_pictures = len(one_row_each(table, np.array(rows, dtype=np.int64)))
         return max(size * self.settings.num_candidates // max(num_pictures, 1), 1)

@@ -52,7 +52,7 @@ class ImageVectors:
     vectors: dict[str, NDArray[np.float32]]
     faults: dict[str, Reason]
 
-    def of(self, image_ids: Sequence[str]) -> NDArray[np.float32]:
+    def stack(self, image_ids: Sequence[str]) -> NDArray[np.float32]:
         """Returns the vectors of some pictures, [I, H]."""
         return np.stack([self.vectors[image_id] for image_id in image_ids])
 
@@ -86,7 +86,7 @@ def image_vectors(
                 if not isinstance(picture, Reason)
             }
             if good:
-                pixels = pictures.together(good).to(device).pixels
+                pixels = pictures.collate_pixels(good).to(device).pixels
                 assert pixels is not None
                 embedded = model.image_vectors(pixels).float().cpu().numpy()
                 vectors |= dict(zip(good, embedded, strict=True))
@@ -124,7 +124,7 @@ class Shortlists:
     by_image: NDArray[np.bool_]
 
     @staticmethod
-    def of(scores: NDArray[np.float32], count: int) -> "Shortlists":
+    def from_scores(scores: NDArray[np.float32], count: int) -> "Shortlists":
         """Returns the ``count`` best pictures of each text and texts of each picture."""
         return Shortlists(by_text=shortlist(scores.T, count).T, by_image=shortlist(scores, count))
 

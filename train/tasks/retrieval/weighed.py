@@ -7,7 +7,7 @@ from vlmill.train.tasks.report import WeighedPicture
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.inputs import RegionPictures, text_batches
 from vlmill.train.tasks.retrieval.job import RetrievalSetup, get_max_elements
-from vlmill.train.tasks.retrieval.matching import scorer_of
+from vlmill.train.tasks.retrieval.matching import make_scorer
 from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
 
 
@@ -25,7 +25,7 @@ def weighed_picture(
     pair = candidates.pairs[text]
     image_id = candidates.image_ids[candidates.owners[text]]
     batch = pictures.batch([image_id]).to(setup.device)
-    scorer = scorer_of(setup.loaded.model, get_max_elements(setup.feeding))
+    scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
     (words,) = text_batches([candidates.tokens[text]], 1, setup.device)
     texts = scorer.read_texts(words)
     num_whole = int(setup.feeding.whole_image != "none")

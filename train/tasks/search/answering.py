@@ -174,9 +174,11 @@ def answer_queries(
         rows: dict[int, list[dict[str, Any]]] = {}
         if good:
             matrix = np.stack([query.vector for query in good if query.vector is not None])
-            neighbours = index.nearest(matrix, top + any(query.own is not None for query in good))
+            neighbours = index.nearest(
+                matrix, top + any(query.row_key is not None for query in good)
+            )
             for query, scores, positions in zip(
-                good, neighbours.scores, neighbours.places, strict=True
+                good, neighbours.scores, neighbours.positions, strict=True
             ):
                 rows[id(query)] = _rows(index, query, scores, positions)[:top]
         for query in block:
@@ -189,5 +191,5 @@ def _rows(index: SearchIndex, query: Query, scores: Any, positions: Any) -> list
     return [
         {"score": round(float(score), 6), **{k: v for k, v in row.items() if v is not None}}
         for row, score in zip(rows, scores[there], strict=True)
-        if get_row_key(row) != query.own
+        if get_row_key(row) != query.row_key
     ]

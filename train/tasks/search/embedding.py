@@ -104,7 +104,7 @@ def _write_part(setup: EmbeddingSetup, rows: PartRows, index: int, total: int) -
 
 def vector_width(setup: EmbeddingSetup) -> int:
     """Returns P, the width of the checkpoint's vectors."""
-    body = get_training(setup.loaded.variant).body_of(setup.loaded.config)
+    body = get_training(setup.loaded.variant).get_body(setup.loaded.config)
     for name in ("pooled_width", "co_width", "width"):
         if (width := getattr(body, name, None)) is not None:
             return int(width)
@@ -138,8 +138,8 @@ def estimate(options: EmbedOptions) -> Estimate:
     min_bytes = estimate_bytes(setup)
     return Estimate(
         inputs=inputs,
-        least_bytes=min_bytes,
-        about_bytes=min_bytes + count * BYTES_BESIDE,
+        min_bytes=min_bytes,
+        expected_bytes=min_bytes + count * BYTES_BESIDE,
         seconds=seconds,
         rate=rate,
     )

@@ -40,12 +40,12 @@ MEASURED, MEASURED_TOP = 1_000, 10
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Holds ``scores`` float32 [Q, K] falling, and ``places`` int64 [Q, K] in the index; -1 where
+    """Holds ``scores`` float32 [Q, K] falling, and ``positions`` int64 [Q, K] in the index; -1 where
     an approximate index has no more.
     """
 
     scores: NDArray[np.float32]
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class SearchIndex:
         order = np.lexsort((positions, -scores), axis=1)
         return Answers(
             scores=np.take_along_axis(scores, order, axis=1),
-            places=np.take_along_axis(positions, order, axis=1),
+            positions=np.take_along_axis(positions, order, axis=1),
         )
 
 
@@ -125,7 +125,7 @@ def measure_recall(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same:
 
     top = min(MEASURED_TOP + int(same), len(matrix))
     _, exact = faiss.knn(queries, matrix, top, metric=faiss.METRIC_INNER_PRODUCT)
-    positions = index.nearest(queries, top).places
+    positions = index.nearest(queries, top).positions
     first = int(same)  # the vector itself, or its equal
     shares = [
         len(set(row[first:].tolist()) & set(other.tolist())) / max(1, top - first)

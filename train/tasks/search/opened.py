@@ -115,7 +115,7 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
     training = get_training(loaded.variant)
     pairs = loaded.feeding is None or loaded.feeding.kind in ("regions", "pixels")
     fits = not training.makes_features and not training.kind and pairs
-    body = training.body_of(loaded.model)
+    body = training.get_body(loaded.model)
     pools = getattr(config, "pooler", True) and hasattr(body, "encode")
     if not fits or not (pools or loaded.variant == "vlmo"):
         trainings = {name: get_training(name) for name in VARIANTS}

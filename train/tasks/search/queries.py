@@ -37,7 +37,7 @@ QUERIES = 1_024  # searched at once
 class Query:
     """Holds what is asked, by its kind and name; ``error`` says why there is no ``vector`` [P].
 
-    ``own`` names the vector's own row (kind, id), which is no answer; ``content`` is a picture's.
+    ``row_key`` names the vector's own row (kind, id), which is no answer; ``content`` is a picture's.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Query:
     text: str | None = None
     vector: NDArray[np.float32] | None = None
     error: str | None = None
-    own: tuple[str, str] | None = None
+    row_key: tuple[str, str] | None = None
     content: bytes | None = field(default=None, repr=False)
 
 
@@ -188,7 +188,7 @@ def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:
         for start in range(0, count, QUERIES):
             rows = vectors.about.slice(start, QUERIES).to_pylist()
             yield [
-                Query(kind=kind, name=row_key[1], text=row["text"], vector=vector, own=row_key)
+                Query(kind=kind, name=row_key[1], text=row["text"], vector=vector, row_key=row_key)
                 for row, vector in zip(rows, vectors.matrix[start : start + QUERIES], strict=True)
                 if (row_key := get_row_key(row))
             ]

@@ -19,7 +19,7 @@ from vlmill.schemas.tables import VECTORS
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, Pair, Rejects
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
 from vlmill.train.tasks.retrieval.job import get_max_elements
-from vlmill.train.tasks.retrieval.matching import Advance, scorer_of, silent
+from vlmill.train.tasks.retrieval.matching import Advance, make_scorer, silent
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 from vlmill.train.tasks.search.kinds import IMAGE, PAIR, TEXT
 from vlmill.train.tasks.search.opened import EmbeddingSetup, Part
@@ -117,7 +117,7 @@ def _pair_vectors(
     for index in chosen:
         indices_by_image.setdefault(str(setup.read.pairs[index].image_id), []).append(index)
     pictures = setup.pictures()
-    scorer = scorer_of(setup.loaded.model, get_max_elements(setup.feeding))
+    scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
     vectors, faults = dict[int, Vector](), dict(pictures.missing(list(indices_by_image)))
     for image_id, rows in indices_by_image.items():
         fault = faults.get(image_id) or pictures.fault(image_id)

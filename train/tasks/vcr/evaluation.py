@@ -208,8 +208,8 @@ def make_case(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Cas
         example_id=row["example_id"],
         image_id=row["image_id"],
         score=score,
-        asked=format_question(row["question"]),
-        said=f"choice {chosen}",
+        text=format_question(row["question"]),
+        prediction=f"choice {chosen}",
         right=f"choice {row['label']}",
         choices=mark_choices(row["choices"], right=row["label"], chosen=chosen),
         boxes=tuple(

@@ -58,7 +58,7 @@ class Question:
     segms: str | None = None
 
     @staticmethod
-    def of_row(table: SampleTable, row: int, *, outlined: bool = False) -> "Question":
+    def from_row(table: SampleTable, row: int, *, outlined: bool = False) -> "Question":
         """Reads a prepared row, ``outlined`` with its objects' outlines."""
         columns = (*COLUMNS, SEGMS) if outlined else COLUMNS
         values = {name: table.value(name, row) for name in columns}

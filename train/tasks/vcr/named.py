@@ -62,4 +62,4 @@ def sample_with(sample: Sample, objects: Sequence[int]) -> Sample:
     pixels = dict(sample.pixels)
     if "boxes" in pixels:  # of the whole picture and of what was shown
         pixels["boxes"] = pixels["boxes"][np.append(0, 1 + order[:num_shown])]
-    return replace(sample, regions=regions.in_order(order, num_shown), pixels=pixels)
+    return replace(sample, regions=regions.reorder(order, num_shown), pixels=pixels)

@@ -108,9 +108,9 @@ class Vcr(Task):
 
     # Input
 
-    def reading(self, words: Tokenizer) -> Self:
+    def with_vocabulary(self, words: Tokenizer) -> Self:
         """Parts its texts itself, as words in them are objects."""
-        return dataclasses.replace(self, tokenizer=words, lexicon=Lexicon.of(words))
+        return dataclasses.replace(self, tokenizer=words, lexicon=Lexicon.from_tokenizer(words))
 
     def examples(self, path: str) -> Examples:
         """The rows of the sub-tasks."""
@@ -150,7 +150,7 @@ class Vcr(Task):
         """The question with its picture and the texts of its choices; what is wrong with a row
         makes it one that cannot be used.
         """
-        question = Question.of_row(batches.table, visit.row, outlined=self.outlined)
+        question = Question.from_row(batches.table, visit.row, outlined=self.outlined)
         image_id = batches.table.image_id(visit.row)
         if fault := find_fault(question):
             return unusable(question, image_id, *fault)
@@ -195,7 +195,7 @@ class Vcr(Task):
         """
         return self.feeding.kind == "picture-regions" and self.feeding.boxes in OWN_BOXES
 
-    def boxes_of(self, table: SampleTable, row: int) -> Array:
+    def read_boxes(self, table: SampleTable, row: int) -> Array:
         """The objects' boxes."""
         return np.array(table.value("boxes", row), dtype=np.float32).reshape(-1, 4)
 
@@ -226,7 +226,9 @@ class Vcr(Task):
             masked.append(dataclasses.replace(text, tokens=tokens, masked=is_masked))
         return sample, tuple(masked)
 
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """The texts of all choices, which one is right, and what is asked of regions and words."""
         choice_samples = [sample for sample in samples if isinstance(sample, ChoiceSample)]
         tensors = choice_tensors(choice_samples, self.feeding, self.settings)
@@ -275,7 +277,7 @@ class Vcr(Task):
         rows = zip(logits.tolist(), batch.labels["sizes"].tolist(), strict=True)
         return [ChoiceScores(logits=row, size=(size[0], size[1])) for row, size in rows]
 
-    def score_of(self, outputs: ChoiceOutputs, value: ChoiceScores) -> float:
+    def compute_score(self, outputs: ChoiceOutputs, value: ChoiceScores) -> float:
         """The highest logit."""
         return max(value.logits)
 

@@ -21,7 +21,7 @@ NO_SPLIT = "train"  # of rows that name none
 class Split:
     """Holds the questions of a split that were answered: their pictures, texts and annotations."""
 
-    asked: dict[str, tuple[str, str]] = field(default_factory=dict)  # picture and question
+    questions: dict[str, tuple[str, str]] = field(default_factory=dict)  # picture and question
     annotations: dict[str, Annotation] = field(default_factory=dict)
 
 
@@ -36,20 +36,20 @@ def evaluate_predictions(
     figures, headline, notes = Figures(), list[str](), list[str]()
     files, cases = [], list[Case]()
     for name, split in read_splits(examples, answers).items():
-        split_answers = {key: answers[key] for key in split.asked}
+        split_answers = {key: answers[key] for key in split.questions}
         files.append(
             partial(
                 write_results,
                 split=name,
                 predictions=split_answers,
-                question_ids=split.asked.keys(),
+                question_ids=split.questions.keys(),
             )
         )
         headline.append(f"vqa/{name}/accuracy")
         if not split.annotations:
             figures |= {f"vqa/{name}/accuracy": None, f"vqa/{name}/soft_score": None}
             continue
-        if unscored := len(split.asked) - len(split.annotations):
+        if unscored := len(split.questions) - len(split.annotations):
             notes.append(f"{unscored} questions of {name} have no answers and are not scored.")
         scored = {key: answers[key] for key in split.annotations}
         scores = accuracy(scored, split.annotations)
@@ -81,7 +81,7 @@ def read_splits(examples: str, answers: Mapping[str, str]) -> dict[str, Split]:
             if key not in answers:
                 continue
             split = splits.setdefault(row["split"] or NO_SPLIT, Split())
-            split.asked[key] = (row["image_id"], row["question"])
+            split.questions[key] = (row["image_id"], row["question"])
             if row["answers"]:
                 split.annotations[key] = Annotation(
                     answers=tuple(row["answers"]),
@@ -93,13 +93,13 @@ def read_splits(examples: str, answers: Mapping[str, str]) -> dict[str, Split]:
 
 def make_case(key: str, split: Split, answer: str, score: float) -> Case:
     """A question as a report shows it."""
-    image_id, question = split.asked[key]
+    image_id, question = split.questions[key]
     return Case(
         example_id=key,
         image_id=image_id,
         score=score,
-        asked=question,
-        said=answer or "(empty)",
+        text=question,
+        prediction=answer or "(empty)",
         right=", ".join(dict.fromkeys(split.annotations[key].answers)),
     )
 

@@ -104,7 +104,7 @@ class Vqa(Task):
 
     # Input
 
-    def reading(self, words: Tokenizer) -> Self:
+    def with_vocabulary(self, words: Tokenizer) -> Self:
         """Knows the vocabulary's special tokens, and its left and right."""
         ids = words.get_vocab()
         special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])
@@ -152,7 +152,7 @@ class Vqa(Task):
     @property
     def form(self) -> TextForm:
         """VL-BERT's question has [MASK] and [SEP] behind it."""
-        return TextForm(of=self._with_mask, adds=2) if self.reads_mask else AS_IT_IS
+        return TextForm(apply=self._with_mask, adds=2) if self.reads_mask else AS_IT_IS
 
     def _with_mask(self, tokens: list[int]) -> list[int]:
         text_ids: list[int] = vqa_text([tokens[1:-1]], self.special).tokens[0].tolist()
@@ -171,14 +171,16 @@ class Vqa(Task):
             sample = dataclasses.replace(sample, text=text)
         return (sample,)
 
-    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+    def make_label_tensors(
+        self, table: SampleTable, samples: Sequence[Sample]
+    ) -> Mapping[str, Tensor]:
         """Each label's row in the batch, its place in the list and its score; of a question with a
         [MASK] its segments and the place of that.
         """
         ids = [table.value("label_ids", sample.row) for sample in samples]
         scores = [table.value("label_scores", sample.row) for sample in samples]
         if self.settings.mirror_words:
-            ids = [self._of_mirrored(n, s) for n, s in zip(ids, samples, strict=True)]
+            ids = [self._mirror_labels(n, s) for n, s in zip(ids, samples, strict=True)]
         lengths = torch.tensor([len(values) for values in ids])
         tensors = {
             f"{LABEL}rows": torch.repeat_interleave(torch.arange(len(ids)), lengths),
@@ -193,7 +195,7 @@ class Vqa(Task):
             tensors |= {"segments": text.segments, f"{LABEL}answer_positions": text.answers}
         return tensors
 
-    def _of_mirrored(self, ids: list[int], sample: Sample) -> list[int]:
+    def _mirror_labels(self, ids: list[int], sample: Sample) -> list[int]:
         """The labels of a mirrored picture: "left" for "right", where the list has both."""
         if sample.regions is None or not sample.regions.mirrored:
             return ids
@@ -238,7 +240,7 @@ class Vqa(Task):
         indices: list[int] = logits.argmax(-1).tolist()
         return indices
 
-    def score_of(self, outputs: Float[Tensor, "B A"], value: int) -> float:
+    def compute_score(self, outputs: Float[Tensor, "B A"], value: int) -> float:
         """The answer's logit."""
         return float(outputs[0, value])
 

@@ -22,7 +22,7 @@ def test_vlmo_s_masks_cover_two_fifths_of_the_picture() -> None:
 
 
 def test_other_grids_have_the_same_shares() -> None:
-    assert BlockMasking.of_grid(14) == BlockMasking()
-    masking, rng = BlockMasking.of_grid(4), np.random.default_rng(0)
+    assert BlockMasking.for_grid(14) == BlockMasking()
+    masking, rng = BlockMasking.for_grid(4), np.random.default_rng(0)
     counts = [int(masking.draw(rng).sum()) for _ in range(100)]
     assert masking.patches == 6 and 5 < np.mean(counts) <= 6

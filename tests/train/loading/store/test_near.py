@@ -20,7 +20,7 @@ from vlmill.train.loading.store.near import NearPictures, join_neighbours, keep_
 class Pictures:
     """A table of regions: rows 0 to 4 are pictures a to e."""
 
-    index = IdIndex.of([f"set/{name}" for name in "abcde"])
+    index = IdIndex.from_ids([f"set/{name}" for name in "abcde"])
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def test_neighbours_that_are_trained_on_are_kept_in_their_order(folder: Path) ->
     joined = join_neighbours(folder, table, Pictures(), "--regions")
     assert (joined.num_pictures, joined.num_met, joined.lacking) == (3, 2, ("set/c",))
     near = NearPictures(folder)
-    assert [near.of(row).tolist() for row in range(5)] == [[3], [], [], [2, 0], []]
+    assert [near.find_neighbours(row).tolist() for row in range(5)] == [[3], [], [], [2, 0], []]
     assert [near.captions(row).tolist() for row in range(5)] == [[1, 3], [], [2], [0, 4, 5], []]
 
 
 def test_pictures_meet_by_name_as_pairs_do(folder: Path) -> None:
     table = write(folder, {"a": "cd", "c": "a", "d": "a"}, prefix="elsewhere/set/")
     keep_neighbours(folder, table, Pictures(), "--regions")
-    assert NearPictures(folder).of(0).tolist() == [2, 3]
+    assert NearPictures(folder).find_neighbours(0).tolist() == [2, 3]
 
 
 def test_neighbours_of_other_pictures_are_refused(folder: Path) -> None:

@@ -70,12 +70,12 @@ def test_samples_read_back(tables: Tables, tmp_path: Path, monkeypatch: pytest.M
     assert [table.image_id(row) for row in range(4)] == ["p", "q", "p", "r"]
     assert [len(table.tokens(row)) for row in range(4)] == [5, 5, 5, 5]
     assert table.tokens(0)[0] == 2 and table.tokens(3)[-1] == 3  # [CLS], [SEP]
-    assert table.rows_of(("cc",)).tolist() == [0, 3]
-    assert table.rows_of(("cc", "sbu")).tolist() == [0, 1, 3]
-    assert table.rows_of(()).tolist() == [0, 2, 1, 3]  # those of one picture side by side
+    assert table.select_rows(("cc",)).tolist() == [0, 3]
+    assert table.select_rows(("cc", "sbu")).tolist() == [0, 1, 3]
+    assert table.select_rows(()).tolist() == [0, 2, 1, 3]  # those of one picture side by side
     assert table.sources() == {"cc": 2, "null": 1, "sbu": 1}
-    assert [int(table.is_of(name).sum()) for name in table.sources()] == [2, 1, 1]
-    assert table.rows_of(("null", "sbu")).size == 2
+    assert [int(table.has_source(name).sum()) for name in table.sources()] == [2, 1, 1]
+    assert table.select_rows(("null", "sbu")).size == 2
 
 
 def test_matches_by_picture_and_by_equal_text(tables: Tables, tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_texts_alone(tables: Tables, tmp_path: Path) -> None:
     assert (counts["kept"], counts["no_picture"]) == (3, 1)
     assert prepare(tables, tmp_path, takes_texts=True)["kept"] == 4
     table = SampleTable(tmp_path / "prepared")
-    assert table.rows_of((), "text").tolist() == [1]
-    assert table.rows_of(()).tolist() == [0, 2, 3]
-    assert table.rows_of((), "pictures").tolist() == [0, 3]
+    assert table.select_rows((), "text").tolist() == [1]
+    assert table.select_rows(()).tolist() == [0, 2, 3]
+    assert table.select_rows((), "pictures").tolist() == [0, 3]
     assert table.image_id(1) == ""
 
 
@@ -265,7 +265,7 @@ def test_rows_come_in_the_order_of_their_pictures(tables: Tables, tmp_path: Path
     tables.write_pairs(ROWS)
     tables.write_regions(["r", "q", "p"])
     prepare(tables, tmp_path)
-    assert SampleTable(tmp_path / "prepared").rows_of(()).tolist() == [3, 1, 0, 2]
+    assert SampleTable(tmp_path / "prepared").select_rows(()).tolist() == [3, 1, 0, 2]
 
 
 def test_missing_pictures_can_be_an_error(tables: Tables, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def vqa_start(folder: Path, name: str, *, pixels: int = 64) -> Path:
     variant = recipe.starts_from[0]
     words = train_vocabulary([question(n)["question"] for n in range(3)] + list(ANSWERS), 60)
     sizes: dict[str, Any] = {"vocab_size": words.get_vocab_size()}
-    body = get_training(recipe.variant).body_of(recipe.model)
+    body = get_training(recipe.variant).get_body(recipe.model)
     if variant == "bert":
         same = ("width", "num_layers", "num_heads", "intermediate_width", "num_positions")
         config: Any = bert_small(**sizes, **{name: getattr(body, name) for name in same})

@@ -23,11 +23,11 @@ def test_a_dry_run_measures_steps_and_writes_nothing(tmp_path: Path) -> None:
     assert counts["--examples"] == "24 examples" and counts["--regions"] == "12 pictures"
     assert counts["steps"] == "6"
     assert estimate.rate is not None and estimate.rate.items == 5  # the first one is apart
-    assert estimate.least_bytes > 0 and estimate.seconds is not None
+    assert estimate.min_bytes > 0 and estimate.seconds is not None
     epochs = tiny("vqa-vilbert-small", "steps=null", "epochs=3", "seeds=[0,1]")
     twice = estimate_finetuning(epochs, inputs)
     assert twice.inputs["steps"] == "12 for each of 2 seeds"  # 20 to train on, 6 a step, rounded up
-    assert twice.least_bytes > estimate.least_bytes
+    assert twice.min_bytes > estimate.min_bytes
 
 
 def test_captions_are_tried_with_the_pictures_near_theirs(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_vlmo_reads_pictures_of_480_pixels_with_its_positions_resized(tmp_path: 
 @pytest.mark.parametrize("name", [n for n in task_recipes() if n.endswith("vlmo-small")])
 def test_a_small_vlmo_starts_from_its_small_pretraining(name: str) -> None:
     before, recipe = recipe_named("vlmo-small").model, task_recipe_named(name)
-    encoder = get_training(recipe.variant).body_of(recipe.model)
+    encoder = get_training(recipe.variant).get_body(recipe.model)
     encoder = getattr(encoder, "encoder", encoder)
     table = MODELS["vlmo"].model(before).state_dict()["encoder.relative.table"]
     rows = (2 * encoder.side - 1) ** 2 - (2 * before.side - 1) ** 2

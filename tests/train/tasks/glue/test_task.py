@@ -94,7 +94,7 @@ def test_figures_and_files_of_each_split(tmp_path: Path) -> None:
     assert lines == ["index\tprediction", *(f"{n}\tentailment" for n in range(3))]
     worst = min(told.cases, key=lambda case: case.score)
     assert worst.example_id == "glue/mnli/dev_mismatched/0"
-    assert (worst.said, worst.right) == ("contradiction", "entailment")
+    assert (worst.prediction, worst.right) == ("contradiction", "entailment")
     assert {f"{rules.file}.tsv" for rules in TASKS.values()} <= set(RESULTS)
 
 
@@ -182,7 +182,7 @@ def test_the_text_of_a_pretrained_model_is_taken_over(tmp_path: Path, name: str)
     recipe = tiny(name, "settings.task=rte", "steps=0")
     training = get_training(recipe.variant)
     words = train_vocabulary(["what is left of number that 0 1 2"], 60)
-    body = dataclasses.replace(training.body_of(recipe.model), vocab_size=words.get_vocab_size())
+    body = dataclasses.replace(training.get_body(recipe.model), vocab_size=words.get_vocab_size())
     torch.manual_seed(3)
     save_checkpoint(
         tmp_path / "init",

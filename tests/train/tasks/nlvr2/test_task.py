@@ -126,7 +126,7 @@ def test_accuracy_consistency_and_subsets(tmp_path: Path) -> None:
     assert told.figures["nlvr2/test-P/balanced_accuracy"] == 1.0
     assert "nlvr2/test-P/unbalanced_accuracy" not in told.figures
     worst = min(told.cases, key=lambda case: case.score)
-    assert (worst.said, worst.right) == ("False", "True")
+    assert (worst.prediction, worst.right) == ("False", "True")
 
 
 def test_statements_that_lack_a_picture_are_named(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
     words = train_vocabulary(["one has number 0 1 2"], 60)
     sizes = {"vocab_size": words.get_vocab_size()}
     sizes |= {"image_size": 64, "num_images": 1} if "vlmo" in name else {"region_width": 16}
-    body = dataclasses.replace(training.body_of(recipe.model), **sizes)
+    body = dataclasses.replace(training.get_body(recipe.model), **sizes)
     whole = dataclasses.replace(recipe.model, trunk=body) if variant == recipe.variant else body
     torch.manual_seed(3)
     save_checkpoint(

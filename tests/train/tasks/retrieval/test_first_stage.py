@@ -43,7 +43,7 @@ def test_rare_classes_say_more() -> None:
 
 def test_the_share_of_queries_whose_answer_is_listed() -> None:
     scores = np.array([[3, 1, 0], [2, 2, 1], [1, 9, 0]], np.float32)
-    shares = Shortlists.of(scores, 1).shares(np.array([0, 1, 1]))
+    shares = Shortlists.from_scores(scores, 1).shares(np.array([0, 1, 1]))
     # Texts list pictures 0, 2 and 1; pictures list texts 0, 0 and 1.
     assert shares == {"image_retrieval/listed": 2 / 3, "text_retrieval/listed": 1 / 3}
 

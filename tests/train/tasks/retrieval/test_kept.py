@@ -26,7 +26,7 @@ from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.inputs import RegionPictures
 from vlmill.train.tasks.retrieval.kept import ScoreCache
-from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 
 class Killed(Exception):
@@ -37,7 +37,7 @@ class Dying:
     """A scorer that scores so many batches, and counts them."""
 
     def __init__(self, name: str, batches: int) -> None:
-        self.scorer = scorer_of(tiny_model(name, VOCABULARY))
+        self.scorer = make_scorer(tiny_model(name, VOCABULARY))
         self.left, self.scored = batches, 0
 
     def __getattr__(self, name: str) -> Any:

@@ -37,7 +37,7 @@ from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures, text_batches
-from vlmill.train.tasks.retrieval.matching import cut_texts, match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import cut_texts, make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import (
     Shortlists,
     image_vectors,
@@ -136,7 +136,7 @@ def scores_one_by_one(tables: Tables, name: str, model: Any) -> Any:
 def all_scores(name: str, model: Any, reader: RegionReader, batch_size: int, **more: Any) -> Any:
     feeding = RANKED[name].feeding
     return match_scores(
-        scorer_of(model, feeding.max_elements),
+        make_scorer(model, feeding.max_elements),
         encode_texts(TOKENIZER, TEXTS, feeding.max_tokens or 8).tokens,
         NAMES,
         RegionPictures(reader, feeding),
@@ -181,7 +181,7 @@ def test_only_the_chosen_pairs_are_scored(name: str, tables: Tables) -> None:
 
 def test_nothing_to_score_is_an_empty_matrix(tables: Tables) -> None:
     pictures = RegionPictures(write_regions(tables.regions), RANKED["vilbert"].feeding)
-    scorer = scorer_of(tiny_model("vilbert", VOCABULARY))
+    scorer = make_scorer(tiny_model("vilbert", VOCABULARY))
     texts = encode_texts(TOKENIZER, TEXTS, 7).tokens
     for columns, ids in ((texts, []), ([], NAMES), ([], [])):
         scores = match_scores(scorer, columns, ids, pictures, device=CPU, batch_size=2)
@@ -233,7 +233,7 @@ def normalised(reader: ImageReader, name: str) -> torch.Tensor:
 def test_vlmos_matching_scores_equal_one_pair_at_a_time(tmp_path: Path, batch_size: int) -> None:
     model, pictures, texts, reader = vlmo_inputs(tmp_path)
     scores = match_scores(
-        scorer_of(model), texts, NAMES, pictures, device=CPU, batch_size=batch_size
+        make_scorer(model), texts, NAMES, pictures, device=CPU, batch_size=batch_size
     )
     for row, name in enumerate(NAMES):
         for column, text in enumerate(texts):
@@ -251,7 +251,7 @@ def test_vlmos_vectors_equal_those_of_one_at_a_time(tmp_path: Path, batch_size: 
     model, pictures, texts, reader = vlmo_inputs(tmp_path)
     of_texts = text_vectors(model, texts, device=CPU, batch_size=batch_size)
     found = image_vectors(model, NAMES, pictures, device=CPU, batch_size=batch_size)
-    of_images = found.of(NAMES)
+    of_images = found.stack(NAMES)
     assert not found.faults
     with torch.no_grad():
         for row, text in zip(of_texts, texts, strict=True):
@@ -278,7 +278,7 @@ def test_pictures_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 def test_shortlists_by_hand() -> None:
     scores = np.array([[0.9, 0.1, 0.3], [0.8, 0.1, 0.2]], np.float32)
     assert shortlist(scores, 2).tolist() == [[True, False, True]] * 2
-    listed = Shortlists.of(scores, 1)
+    listed = Shortlists.from_scores(scores, 1)
     assert listed.by_text.tolist() == [[True, True, True], [False, False, False]]
     assert listed.by_image.tolist() == [[True, False, False], [True, False, False]]
     logits = np.array([[-5, -6, -7], [4, -np.inf, -np.inf]], np.float32)
@@ -293,7 +293,7 @@ def test_shortlists_by_hand() -> None:
 def test_a_shortlist_of_all_ranks_by_the_matching_head_alone(tmp_path: Path) -> None:
     model, pictures, texts, _ = vlmo_inputs(tmp_path)
     scores = np.random.default_rng(0).random((len(NAMES), len(texts))).astype(np.float32)
-    logits = match_scores(scorer_of(model), texts, NAMES, pictures, device=CPU, batch_size=5)
-    ranked = rerank_scores(scores, Shortlists.of(scores, 100), logits)
+    logits = match_scores(make_scorer(model), texts, NAMES, pictures, device=CPU, batch_size=5)
+    ranked = rerank_scores(scores, Shortlists.from_scores(scores, 100), logits)
     np.testing.assert_array_equal(ranked.by_text, logits)
     np.testing.assert_array_equal(ranked.by_image, logits)

@@ -35,7 +35,7 @@ from vlmill.train.tasks.retrieval.job import (
     select,
     survey,
 )
-from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 PAIRED = [name for name in RANKED if name != "vlmo"]
 
@@ -98,7 +98,7 @@ def pooled_by_hand(shop: Shop) -> NDArray[np.float32]:
     case = RANKED[shop.name]
     reader = write_regions(str(shop.folder / "again"))
     pictures = RegionPictures(reader, case.feeding)
-    scorer = scorer_of(shop.model, get_max_elements(case.feeding))
+    scorer = make_scorer(shop.model, get_max_elements(case.feeding))
     tokens = encode_texts(TOKENIZER, TEXTS, case.feeding.max_tokens or 8).tokens
     pooled, cpu = [], torch.device("cpu")
     for at, text in enumerate(tokens):

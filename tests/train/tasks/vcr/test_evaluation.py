@@ -57,8 +57,8 @@ def test_a_case_tells_the_right_and_the_chosen_choice_and_what_is_given() -> Non
     assert wrong.choices == ("a .", "b . (right)", "c .", "d . (chosen)")
     assert right.choices == ("a .", "b . (right and chosen)", "c .", "d .")
     question, _, answer = row["question"].partition(" [MARK] ")
-    assert right.asked == f"{question} Given: {answer}"
-    assert make_case(choice_row(3), logits(0), SIZE).asked == question
+    assert right.text == f"{question} Given: {answer}"
+    assert make_case(choice_row(3), logits(0), SIZE).text == question
 
 
 def test_a_split_without_labels_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

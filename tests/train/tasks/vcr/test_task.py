@@ -137,7 +137,7 @@ def test_regions_follow_the_objects_that_are_named(tmp_path: Path, boxes: Any, m
         whole = joined_regions(reader, 0, feeding, mirrored=True)
     else:
         reader = RegionReader(table.regions)
-        whole = take_regions(*reader.located(0), feeding, (), mirrored=True)
+        whole = take_regions(*reader.locate_row(0), feeding, (), mirrored=True)
     first = whole.first_annotated
     named = list_mentioned_objects(about_two(), whole.num_shown - first)
     asked = question_about(about_two(), named)

@@ -68,7 +68,7 @@ def test_losses_by_hand() -> None:
 def test_mirrored_questions_change_sides() -> None:
     pieces = (*SPECIAL, "left", "of", "the", "right", "dog")
     words = bert_tokenizer({piece: number for number, piece in enumerate(pieces)})
-    task = vqa(mirror_words=True).reading(words)
+    task = vqa(mirror_words=True).with_vocabulary(words)
     ids = np.array(words.encode("left of the right dog").ids)
     text = MaskedTokens(original=ids, tokens=ids, masked=np.zeros(len(ids), dtype=np.bool_))
     mirrored = mirrored_text(text, task.mirrored)
@@ -78,8 +78,8 @@ def test_mirrored_questions_change_sides() -> None:
 
 def test_vl_bert_asks_a_mask_behind_the_question() -> None:
     words = train_vocabulary(["what is it"], 60)
-    task = vqa().reading(words)
-    asked = task.form.of(words.encode("what is it").ids)
+    task = vqa().with_vocabulary(words)
+    asked = task.form.apply(words.encode("what is it").ids)
     special = [words.token_to_id(token) for token in ("[SEP]", "[MASK]", "[SEP]")]
     assert asked[-3:] == special and task.form.adds == 2
 
