@@ -143,7 +143,7 @@ def by_parts(
             tensors = stored_tensors(detections, chosen, spec, config.storage)
             arrays = {name: values.numpy() for name, values in tensors.items()}
             (row,) = make_outcomes(
-                [query], {**arrays, "taken": chosen.taken.numpy()}, config.storage
+                [query], {**arrays, "taken": chosen.box_mask.numpy()}, config.storage
             )
             assert isinstance(row, RegionRow)
         with parts.part("write"):

@@ -165,7 +165,7 @@ def command_run(arguments: argparse.Namespace) -> int:
             estimate_cost(job, pictures, measure(job, worker_settings)), job.output
         )
     left = list_remaining(job, shard_indices) if not arguments.fresh else job.plan
-    require_disk_space(estimate_cost(job, left).least_bytes, job.output, force=arguments.force)
+    require_disk_space(estimate_cost(job, left).min_bytes, job.output, force=arguments.force)
     regions, rejects = run(job, fresh=arguments.fresh, worker_settings=worker_settings, share=part)
     if part is not None and not (arguments.output / MANIFEST).exists():
         counts = f"{regions} rows of regions, {rejects} rejects"

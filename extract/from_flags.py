@@ -167,7 +167,7 @@ def attach_global_networks(detector: "Detector", arguments: argparse.Namespace) 
 
     files, seed = arguments.global_weights, arguments.seed
     global_networks = open_global_networks(names, files, seed=seed, device=detector.device)
-    return dataclasses.replace(detector, whole=global_networks)
+    return dataclasses.replace(detector, global_networks=global_networks)
 
 
 def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:

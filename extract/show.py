@@ -71,7 +71,7 @@ class ImageCounts:
         self.first_unread = self.first_unread or name_in(picture)
         self.unread[why.reason] += 1
 
-    def said(self, index: IdIndex) -> str:
+    def format_counts(self, index: IdIndex) -> str:
         """Returns a line with the counts; with ids of both sides where nothing was drawn."""
         parts = [f"{self.num_drawn} of {self.num_rows} pictures {self.verb}"]
         if self.unnamed:
@@ -104,7 +104,7 @@ def show(
     drawn = islice(drawings(reader, images, names, max_boxes, image_counts), max_pictures)
     if output.suffix.lower() != PAGE:
         image_counts.num_drawn = sum(save(output, row, canvas) for row, canvas in drawn)
-        return image_counts.num_drawn, image_counts.said(reader.index)
+        return image_counts.num_drawn, image_counts.format_counts(reader.index)
     sections = [section(row, canvas) for row, canvas in drawn]
     image_counts.num_drawn = len(sections)
     producer = reader.producer
@@ -115,7 +115,7 @@ def show(
     detector = reader.detector_fingerprint or "unknown"
     subtitle = f"{len(sections)} of {len(reader)} pictures, detector {detector}"
     write_page(output, "Regions", sections, subtitle=subtitle, notice=notice)
-    return image_counts.num_drawn, image_counts.said(reader.index)
+    return image_counts.num_drawn, image_counts.format_counts(reader.index)
 
 
 def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:

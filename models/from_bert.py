@@ -155,7 +155,9 @@ def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     keymap = text_embedding_links(segment_rows=None if fills_table else rows)
     if f"{REPEATED}{rows}" in state:
         keymap = [
-            replace(link, theirs=(f"{REPEATED}{rows}",)) if SEGMENTS in link.references else link
+            replace(link, references=(f"{REPEATED}{rows}",))
+            if SEGMENTS in link.references
+            else link
             for link in keymap
         ]
     return [
@@ -274,7 +276,7 @@ def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) ->
 def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
     """Lists the links of every part of ``model`` that starts from BERT."""
     links = [
-        replace(link, ours=_inside(name, link.name))
+        replace(link, name=_inside(name, link.name))
         for name, part in model.named_modules()
         if type(part) in BERT_SOURCES
         for link in BERT_SOURCES[type(part)](part, state)

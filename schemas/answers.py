@@ -89,14 +89,14 @@ def make_label(answer: str) -> str:
     return process_answer(answer).replace(",", "")
 
 
-def collect_labels(answers: Iterable[str], *, least: int = MIN_QUESTIONS) -> list[str]:
-    """Returns the labels that at least ``least`` of ``answers`` are, one of each question.
+def collect_labels(answers: Iterable[str], *, min_questions: int = MIN_QUESTIONS) -> list[str]:
+    """Returns the labels that at least ``min_questions`` of ``answers`` are, one of each question.
 
     In the order in which they came first, as in VLMo's code: the published lists have the order of
     an old interpreter's dictionary, which is no rule. The empty text may be a label.
     """
     counts = Counter(make_label(answer) for answer in answers)
-    return [label for label, count in counts.items() if count >= least]
+    return [label for label, count in counts.items() if count >= min_questions]
 
 
 def soft_labels(

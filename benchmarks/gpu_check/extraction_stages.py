@@ -88,7 +88,7 @@ def device_stages(
     def stored() -> dict[str, torch.Tensor]:
         return stored_tensors(detections, chosen, spec, config.storage)
 
-    results = {**stored(), "taken": chosen.taken}
+    results = {**stored(), "taken": chosen.box_mask}
     return {
         "upload": lambda: upload_batch(queries, spec, device),
         "backbone": lambda: model.feature_map(batch.pictures),

@@ -90,14 +90,14 @@ def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str
         frames.network_limits,
         frames.min_sides,
         given_boxes=scaled,
-        whole=config.storage.global_feature,
+        with_global_features=config.storage.global_feature,
         chunk=get_chunk_size(detector.device),
     )
     if given_boxes is None:
         chosen = select(detections, spec, frames, config.selection)
     else:
         chosen = every_given(detections, spec, given_boxes[0])
-    return {**stored_tensors(detections, chosen, spec, config.storage), "taken": chosen.taken}
+    return {**stored_tensors(detections, chosen, spec, config.storage), "taken": chosen.box_mask}
 
 
 def get_chunk_size(device: torch.device) -> int:

@@ -43,7 +43,7 @@ class SelectedRegions:
     boxes: Float[Tensor, "N M 4"]
     class_ids: Int64[Tensor, "N M"]  # without background
     class_scores: Float[Tensor, "N M"]
-    taken: Bool[Tensor, "N M"]
+    box_mask: Bool[Tensor, "N M"]
     nms_threshold: Float[Tensor, " N"]  # the one at which enough were left
 
 
@@ -67,7 +67,7 @@ def every_given(
         boxes=boxes,
         class_ids=classes,
         class_scores=scores,
-        taken=detections.box_mask,
+        box_mask=detections.box_mask,
         nms_threshold=boxes.new_ones(len(boxes)),
     )
 
@@ -101,7 +101,7 @@ def by_class_confidence(
         boxes=gather_boxes(boxes, ids),
         class_ids=classes.gather(1, ids),
         class_scores=scores.gather(1, ids),
-        taken=chosen,
+        box_mask=chosen,
         nms_threshold=boxes.new_full((len(boxes),), threshold),
     )
 
@@ -151,7 +151,7 @@ def by_best_class(
         boxes=gather_boxes(boxes, ids),
         class_ids=classes.gather(1, ids),
         class_scores=values,
-        taken=within_bounds(values, above, rule),
+        box_mask=within_bounds(values, above, rule),
         nms_threshold=threshold,
     )
 
@@ -187,7 +187,7 @@ def by_class_pairs(
         boxes=gather_boxes(boxes.flatten(1, 2), pairs if boxes.shape[2] > 1 else ids),
         class_ids=classes,
         class_scores=values,
-        taken=within_bounds(values, above, rule),
+        box_mask=within_bounds(values, above, rule),
         nms_threshold=threshold,
     )
 
@@ -218,7 +218,7 @@ def in_pictures(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -
     """In the pictures' own pixels, clipped to them, without boxes of which nothing is left."""
     boxes = clip_boxes(frames.to_pictures(chosen.boxes), frames.picture_limits[:, None])
     extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
-    return dataclasses.replace(chosen, boxes=boxes, taken=chosen.taken & extent)
+    return dataclasses.replace(chosen, boxes=boxes, taken=chosen.box_mask & extent)
 
 
 def candidate_boxes(

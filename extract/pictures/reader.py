@@ -31,10 +31,10 @@ class InputReader:
 
     def read(self, picture: InputImage) -> tuple[str, bytes]:
         """Reads a picture's id and bytes. Raises Rejected."""
-        data = self.data_of(picture)
+        data = self.read_data(picture)
         return compute_image_id(data) if picture.image_id is None else picture.image_id, data
 
-    def data_of(self, picture: InputImage) -> bytes:
+    def read_data(self, picture: InputImage) -> bytes:
         """Returns a picture's bytes."""
         if isinstance(picture, HeldPicture):
             return picture.data

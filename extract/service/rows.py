@@ -44,7 +44,7 @@ class RegionsResponse:
     rejects: Mapping[int, RejectedPicture]
     names: Sequence[str]
 
-    def listed(self) -> list[dict[str, object]]:
+    def list_rejects(self) -> list[dict[str, object]]:
         """Returns the rejects as plain values."""
         return [
             {
@@ -68,7 +68,7 @@ class RegionsResponse:
             )
         status = STATUSES.get(first.reason, 422)
         again = 1 if status == 503 else None
-        more = {"rejects": self.listed()}
+        more = {"rejects": self.list_rejects()}
         raise RequestRefused(status, first.reason.value, message, retry_after=again, more=more)
 
 
@@ -127,7 +127,7 @@ def encode_response(response: RegionsResponse, kind: str, about: Mapping[str, An
         return parquet_file(table, about)
     content = {
         "regions": [plain_row(row) for row in table.to_pylist()],
-        "rejects": response.listed(),
+        "rejects": response.list_rejects(),
         "arrays": about["arrays"],
     }
     return json.dumps(content, allow_nan=False).encode()

@@ -46,7 +46,7 @@ class TableView:
     reader: RegionReader
     pictures: Mapping[int, InputImage]
     names: Vocabulary
-    found: str = ""  # of how many rows there are pictures, and which pictures are of none
+    summary: str = ""  # of how many rows there are pictures, and which pictures are of none
     source: InputReader = field(default_factory=lambda: InputReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
 
@@ -113,7 +113,10 @@ def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
         else:
             image_counts.unnamed.append(name_in(picture))
     image_counts.num_drawn = len(images_by_row)
-    table_view.pictures, table_view.found = images_by_row, image_counts.said(reader.index)
+    table_view.pictures, table_view.summary = (
+        images_by_row,
+        image_counts.format_counts(reader.index),
+    )
     return table_view
 
 
@@ -178,6 +181,6 @@ def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: in
 
     table_view = view(regions, images, names)
     if images:
-        print_status(table_view.found)
+        print_status(table_view.summary)
     shell, application = viewer_service(ServiceSettings(port=port), table_view)
     return run_service(shell, application, [], "extract-rois show")

@@ -155,7 +155,7 @@ def detected_rows(
     rule, overlap = how
     spec = dataclasses.replace(config, selection="class-pairs", class_nms_thresholds=(overlap,))
     chosen = select(detections, spec, frames, rule)
-    box_mask = chosen.taken[0]
+    box_mask = chosen.box_mask[0]
     boxes, scores = chosen.boxes[0, box_mask].cpu().numpy(), chosen.class_scores[0, box_mask]
     names = chosen.class_ids[0, box_mask].cpu().numpy()
     columns = [np.full(len(boxes), number), names, *boxes.T, scores.cpu().numpy()]

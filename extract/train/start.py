@@ -36,13 +36,13 @@ COUNTERS = "num_batches_tracked"
 class TensorOrigins:
     """Says what became of the network's tensors, for the user to read."""
 
-    taken: list[str] = field(default_factory=list)
+    loaded_names: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     by_name: dict[str, int] = field(default_factory=dict)  # rows that names brought along
 
     def lines(self) -> list[str]:
         """Returns what is worth saying: how many, and the new ones by name."""
-        messages = [f"{len(self.taken)} tensors taken, {len(self.new)} new"]
+        messages = [f"{len(self.loaded_names)} tensors taken, {len(self.new)} new"]
         if self.new:
             messages.append(f"new: {', '.join(sorted(self.new))}")
         messages += [f"{name}: {rows} rows by their names" for name, rows in self.by_name.items()]
@@ -290,6 +290,6 @@ def load_tensors(model: FasterRCNN, tensors: Mapping[str, Tensor], path: Path) -
     model.load_state_dict(fitting, strict=False)
     heads = [name for name in model_state if name != ANCHORS]
     return TensorOrigins(
-        taken=[name for name in heads if name in fitting],
+        loaded_names=[name for name in heads if name in fitting],
         new=[name for name in heads if name not in fitting],
     )

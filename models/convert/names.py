@@ -132,4 +132,4 @@ def score_links() -> list[Link]:
 
 def under(prefix: str, link: Link) -> Link:
     """Gives the link of a tensor that has moved into the module ``prefix``."""
-    return replace(link, ours=f"{prefix}.{link.name}")
+    return replace(link, name=f"{prefix}.{link.name}")

@@ -73,7 +73,9 @@ class DetectorNetwork(nn.Module, ABC):
         detections = self.describe(features, *regions, chunk)
         if not with_global_features:
             return detections
-        return dataclasses.replace(detections, whole=self.whole_pictures(features, limits, chunk))
+        return dataclasses.replace(
+            detections, global_features=self.whole_pictures(features, limits, chunk)
+        )
 
     @abstractmethod
     def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:

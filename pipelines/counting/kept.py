@@ -120,7 +120,7 @@ class NumberStore:
         """The number that a key was given last, None for a key that is new."""
         number = self._young.get(key)
         if number is None and self._lowest <= key <= self._highest:
-            return self._old(key)
+            return self._find_in_runs(key)
         return number
 
     def put(self, key: int, number: int) -> None:
@@ -133,14 +133,14 @@ class NumberStore:
         """Gives a new key its number; of one that came earlier returns what it was given."""
         earlier = self._young.get(key)
         if earlier is None and self._lowest <= key <= self._highest:
-            earlier = self._old(key)
+            earlier = self._find_in_runs(key)
         if earlier is None:
             self._young[key] = number
             if len(self._young) >= YOUNG:
                 self._spill()
         return earlier
 
-    def _old(self, key: int) -> int | None:
+    def _find_in_runs(self, key: int) -> int | None:
         """The number of a key in a run; the range of keys has been looked at before the call."""
         for odd in _ODD:
             slot = (key * odd & _ALL) >> _SHIFT

@@ -214,7 +214,7 @@ class Fetcher:
         if permission.allows(tdmrep_url(url)):
             request = Request(url=row.url or tdmrep_url(url), max_bytes=MAX_BYTES)
             return Running(request=request, host=host, errand=Errand.TDM, origin=row)
-        row.tdm = RobotsResponse(status=0, content=b"").packed()
+        row.tdm = RobotsResponse(status=0, content=b"").to_bytes()
         self._admit(host, row)
         return self._next(host)
 
@@ -310,7 +310,7 @@ class Fetcher:
             response = RobotsResponse(status=0, content=b"", detail=f"robots.txt: {answer.failure}")
         else:
             response = RobotsResponse(status=answer.status, content=answer.content[:MAX_BYTES])
-        row.robots, row.expires = response.packed(), self._clock() + ROBOTS_S
+        row.robots, row.expires = response.to_bytes(), self._clock() + ROBOTS_S
         row.url, row.hops = None, 0
         self._admit(running.host, row)
 
@@ -320,7 +320,7 @@ class Fetcher:
         if self._leads_on(running.host, row, answer):
             return
         content = answer.content if answer.failure is None and answer.status == 200 else b""
-        row.tdm = RobotsResponse(status=answer.status, content=content).packed()
+        row.tdm = RobotsResponse(status=answer.status, content=content).to_bytes()
         self._admit(running.host, row)
 
     def _leads_on(self, host: Host, row: OriginRow, answer: Answer) -> bool:

@@ -38,7 +38,7 @@ class RobotsResponse(msgspec.Struct, array_like=True, frozen=True):
     failure: str | None = None
     detail: str | None = None
 
-    def packed(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Its bytes."""
         return msgspec.msgpack.encode(self)
 

@@ -162,7 +162,7 @@ def _search_list(
     end = part.list_start[word + 1] if in_b else part.list_middle[word]
     mass, max_count, norm = (
         np.float64(query.masses[slot]),
-        np.float64(info.most),
+        np.float64(info.max_count),
         np.sqrt(np.float64(info.norm2)),
     )
     # No product of a bag from here on is larger.

@@ -40,7 +40,7 @@ class QueryInfo(NamedTuple):
     """What a query is beside its words."""
 
     words: int  # how many it has
-    most: int  # how often the most frequent comes
+    max_count: int  # how often the most frequent comes
     norm2: int
     image: int  # -1 where its picture has no other caption
     floor: float  # cosines below need not be found

@@ -45,13 +45,13 @@ class ListedImage:
     uri: str | None = None
     alone: bool = False
 
-    def packed(self) -> tuple[Any, ...]:
+    def pack(self) -> tuple[Any, ...]:
         """The picture as texts and numbers, for :class:`KeptValues`; its content stays away."""
         sizes = (self.width, self.height)
         return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 
     @classmethod
-    def unpacked(cls, values: tuple[Any, ...]) -> "ListedImage":
+    def unpack(cls, values: tuple[Any, ...]) -> "ListedImage":
         """The picture that was packed."""
         image_id, paths, url, aliases, width, height, uri = values
         return cls(
@@ -121,7 +121,7 @@ def first_paths(entries: Iterator[Entry]) -> Iterator[tuple[str, ...]]:
 
 def kept_pictures() -> ValueStore[ListedImage]:
     """Pictures by their numbers, none yet: a file that lists them may list millions."""
-    return ValueStore(ListedImage.packed, ListedImage.unpacked)
+    return ValueStore(ListedImage.pack, ListedImage.unpack)
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:

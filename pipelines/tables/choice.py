@@ -53,7 +53,7 @@ def as_mask(values: object) -> Bools:
 class DuplicateFilter:
     """Drops rows whose id came earlier. Memory: some 20 MB a table, the ids lie on the disk."""
 
-    seen: dict[str, NumberStore] = field(default_factory=dict)
+    stores: dict[str, NumberStore] = field(default_factory=dict)
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
         """Keeps the first row of each id; one with another content is an id_conflict."""
@@ -61,7 +61,7 @@ class DuplicateFilter:
             reason: np.zeros(rows.num_rows, dtype=np.bool_)
             for reason in (Reason.DUPLICATE, Reason.ID_CONFLICT)
         }
-        store = self.seen.setdefault(table.name, NumberStore())
+        store = self.stores.setdefault(table.name, NumberStore())
         ids = row_ids(table, rows)
         for row, (key, mark) in enumerate(zip(ids, content_marks(table, rows), strict=True)):
             earlier = store.claim(key, mark)

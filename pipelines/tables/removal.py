@@ -42,7 +42,7 @@ class RemovalRequest:
     url_aliases: Keys  # url-sha256/... of the URLs
     lines: Mapping[str, Sequence[str]]  # what was given, by the name of its flag
 
-    def names_of(self, flag: str, line: str) -> list[str]:
+    def expand_line(self, flag: str, line: str) -> list[str]:
         """Returns the texts that stand in tables for a line of a flag's file."""
         if flag == "urls":
             return [line, _url_alias(line)]
@@ -170,7 +170,7 @@ def _absent(request: RemovalRequest, matches: Keys) -> dict[str, list[str]]:
         flag: [
             line
             for line in dict.fromkeys(lines)
-            if keys.isdisjoint(map(key64, request.names_of(flag, line)))
+            if keys.isdisjoint(map(key64, request.expand_line(flag, line)))
         ]
         for flag, lines in request.lines.items()
         if lines

@@ -29,7 +29,7 @@ class Exclusions:
         self._names, self._looks, self._distance = names, looks, distance
 
     @classmethod
-    def of(cls, files: Sequence[str], pictures: Sequence[str], distance: int) -> "Exclusions":
+    def load(cls, files: Sequence[str], pictures: Sequence[str], distance: int) -> "Exclusions":
         """The lists of ``--exclude`` and ``--exclude-hash``, read once a process."""
         times = tuple(map(_get_mtime, (*files, *pictures)))
         return _excluded(tuple(files), tuple(pictures), distance, times)

@@ -106,7 +106,7 @@ class Job:
     @property
     def excluded(self) -> Exclusions:
         """What ``--exclude`` and ``--exclude-hash`` name."""
-        return Exclusions.of(self.exclude, self.exclude_hash, self.rules.max_distance)
+        return Exclusions.load(self.exclude, self.exclude_hash, self.rules.max_distance)
 
     @cached_property
     def joins(self) -> Path:

@@ -208,7 +208,7 @@ class ShardByteRanges:
     def _damaged(self, error: Exception) -> InputError:
         return InputError(f"{self._path} is damaged: its metadata {KEY} cannot be read ({error})")
 
-    def of(self, group: int, name: str) -> ByteRanges | None:
+    def find_ranges(self, group: int, name: str) -> ByteRanges | None:
         """Where a row group's values of a column lie; None where pyarrow has to read them."""
         if name not in self._listed or not self._is_plain(group, name):
             return None
@@ -294,7 +294,7 @@ def find_misplaced(
         name
         for name in names
         if shard_ranges.lists(group, name)
-        and not _hold(shard_ranges.of(group, name), table.column(name), mapped)
+        and not _hold(shard_ranges.find_ranges(group, name), table.column(name), mapped)
     ]
 
 

@@ -55,7 +55,7 @@ class ImageReader:
 
     def _read_byte_ranges(self, group_index: int) -> ByteRanges | None:
         shard, group = self._groups[group_index]
-        return self._footer(shard).byte_ranges.of(group, "bytes")
+        return self._footer(shard).byte_ranges.find_ranges(group, "bytes")
 
     def _read_group(self, group_index: int) -> Any:
         shard, group = self._groups[group_index]

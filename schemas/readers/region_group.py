@@ -80,7 +80,7 @@ class RegionGroup:
         self._places: dict[str, tuple[list[int], list[int]]] = {}
         copied = []
         for name in BINARY:
-            byte_ranges = footer.byte_ranges.of(group, name)
+            byte_ranges = footer.byte_ranges.find_ranges(group, name)
             if byte_ranges is None:
                 copied.append(name)
             else:

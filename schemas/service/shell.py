@@ -72,7 +72,7 @@ class Shell:
 
     def start(self, plans: Sequence[Plan]) -> None:
         """Starts the workers, and returns when all are ready. Raises InputError or OSError."""
-        watcher = Watcher(computed=self.metrics.computed, event=self._event)
+        watcher = Watcher(batch_computed=self.metrics.computed, event=self._event)
         for plan in plans:
             self.workers.append(Worker(plan, self.queue, self.settings, watcher))
         try:

@@ -57,7 +57,7 @@ class Plan:
 class Watcher:
     """Is told what happens to workers, from their threads."""
 
-    compute_batch: Callable[[int, float], None]  # items, seconds in the worker
+    batch_computed: Callable[[int, float], None]  # items, seconds in the worker
     event: Callable[[str, Mapping[str, Any]], None]
 
 
@@ -224,7 +224,7 @@ class Worker:
         each = seconds / sum(item.weight for item in batch)
         late = self.seconds_per_weight
         self.seconds_per_weight = each if not late else 0.9 * late + 0.1 * each
-        self._watcher.computed(len(batch), seconds)
+        self._watcher.batch_computed(len(batch), seconds)
         for item, result in zip(batch, results, strict=True):
             if isinstance(result, Failure):
                 self._watcher.event("error", {"trace": result.trace})

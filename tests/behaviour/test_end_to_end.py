@@ -176,7 +176,7 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
         PreparationInputs(
             pairs=tables.pairs,
             pictures=regions,
-            others=(reader,),
+            other_tables=(reader,),
             tokenizer=tokenizer,
             max_tokens=16,
             takes_texts=True,

@@ -141,7 +141,7 @@ def soft_scores_of_tool(golden: GoldenSet, results: Results) -> None:
 def labels(golden: GoldenSet, results: Results, answers: Sequence[str]) -> list[str]:
     """The labels, with how many questions have each."""
     expected = read_json(golden.folder / "expected.json")
-    ours = collect_labels(answers, least=expected["min_occurrence"])
+    ours = collect_labels(answers, min_questions=expected["min_occurrence"])
     surplus = set(ours) - expected["occurrence"].keys()
     expect(not surplus, f"expected.json: no {sorted(surplus)} in occurrence, ours are labels")
     counts = Counter(map(make_label, answers))

@@ -55,16 +55,16 @@ class Regions:
             boxes=self.boxes[None],
             class_ids=self.class_ids[None],
             class_scores=self.class_scores[None],
-            taken=torch.ones(1, len(self.ids), dtype=torch.bool),
+            box_mask=torch.ones(1, len(self.ids), dtype=torch.bool),
             nms_threshold=self.nms_threshold[None],
         )
         moved = in_pictures(batch, choice.spec, choice.frames)
-        return taken_of(moved if drop else dataclasses.replace(moved, taken=batch.taken))
+        return taken_of(moved if drop else dataclasses.replace(moved, taken=batch.box_mask))
 
 
 def taken_of(chosen: SelectedRegions) -> Regions:
     """The regions of a batch's only picture, without free places."""
-    taken = chosen.taken[0]
+    taken = chosen.box_mask[0]
     return Regions(
         ids=chosen.ids[0, taken],
         boxes=chosen.boxes[0, taken],

@@ -58,8 +58,8 @@ def test_scores_are_the_mean_over_annotators_left_out(votes: int) -> None:
 
 def test_labels_are_answers_of_enough_questions_in_the_order_they_came() -> None:
     answers = ["Two", "a cat", "2", "cat", "The", "1, 2", "dog"]
-    assert collect_labels(answers, least=2) == ["2", "cat"]
-    assert collect_labels(answers, least=1) == ["2", "cat", "", "1 2", "dog"]
+    assert collect_labels(answers, min_questions=2) == ["2", "cat"]
+    assert collect_labels(answers, min_questions=1) == ["2", "cat", "", "1 2", "dog"]
 
 
 def test_annotators_answers_are_compared_as_typed() -> None:

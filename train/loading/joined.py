@@ -141,7 +141,7 @@ def _features(
         )
         if which and part.location is not None:
             shard, offset, size = part.location
-            part = replace(part, place=(num_shards + shard, offset, size))
+            part = replace(part, location=(num_shards + shard, offset, size))
         stored.append(part)
     first, *more = stored or [stored_features(*tables[0], 0)]
     return replace(first, more=tuple(more))

@@ -58,7 +58,7 @@ from vlmill.train.tasks.search.opened import find_embedding_mode
 from vlmill.train.tasks.search.queries import write_images
 
 Floats = NDArray[np.float32]
-Result = TypeVar("Said")
+Result = TypeVar("Result")
 PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
 
 

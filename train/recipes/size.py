@@ -60,7 +60,7 @@ def _region_cnn(config: RegionCnnConfig) -> int:
 
 def _vlbert_end_to_end(config: VlBertEndToEndConfig) -> Network:
     model = measure_network(config.model)
-    return model._replace(beside=model.other_parameters + _region_cnn(config.cnn))
+    return model._replace(other_parameters=model.other_parameters + _region_cnn(config.cnn))
 
 
 def _weight_norm(width: int, outputs: int) -> int:
@@ -75,19 +75,19 @@ def _vilbert_tasks(config: VilbertTasksConfig) -> Network:
         visual, pooled = config.trunk.visual_width, config.trunk.co_width
     heads = linear(pooled, 1) + linear(config.trunk.width, 1) + linear(visual, 1)
     heads += _weight_norm(pooled, 2 * pooled) + _weight_norm(2 * pooled, config.num_answers)
-    return trunk._replace(beside=trunk.other_parameters + heads)
+    return trunk._replace(other_parameters=trunk.other_parameters + heads)
 
 
 def _interbert_tasks(config: InterBertTasksConfig) -> Network:
     trunk, width = measure_network(config.trunk), config.trunk.width
     pooled = config.trunk.pooled_width
     heads = linear(pooled, 1) + 2 * linear(width, 1) + linear(pooled, config.num_answers)
-    return trunk._replace(beside=trunk.other_parameters + heads)
+    return trunk._replace(other_parameters=trunk.other_parameters + heads)
 
 
 def _imagebert_retrieval(config: ImageBertRetrievalConfig) -> Network:
     trunk = measure_network(config.trunk)
-    return trunk._replace(beside=trunk.other_parameters + linear(config.trunk.width, 1))
+    return trunk._replace(other_parameters=trunk.other_parameters + linear(config.trunk.width, 1))
 
 
 def _vlbert_vqa(config: VlBertVqaConfig) -> Network:
@@ -98,14 +98,16 @@ def _vlbert_vqa(config: VlBertVqaConfig) -> Network:
     if config.classifier == "2fc":
         transform["2fc"], width = linear(width, config.classifier_width), config.classifier_width
     head = transform[config.classifier] + linear(width, config.num_answers)
-    return body._replace(beside=body.other_parameters + head)
+    return body._replace(other_parameters=body.other_parameters + head)
 
 
 def _vlbert_refcoco(config: VlBertRefcocoConfig) -> Network:
     heads: dict[str, Any] = {"masked_words": False, "masked_classes": False, "matching": False}
     body = measure_network(dataclasses.replace(config.body, **heads))
     width = config.body.width
-    return body._replace(beside=body.other_parameters + linear(width, width) + linear(width, 1))
+    return body._replace(
+        other_parameters=body.other_parameters + linear(width, width) + linear(width, 1)
+    )
 
 
 def _vlbert_vcr(config: VlBertVcrConfig) -> Network:
@@ -121,14 +123,14 @@ def _vlbert_vcr(config: VlBertVcrConfig) -> Network:
     head_parameters += (
         linear(pooled, 1) + linear(width, width) + linear(width, config.num_categories)
     )
-    return body._replace(beside=body.other_parameters + head_parameters)
+    return body._replace(other_parameters=body.other_parameters + head_parameters)
 
 
 def _vlmo_encoder(config: VlmoConfig, head: int) -> Network:
     """An encoder without pretraining's heads, and a ``head`` of so many parameters."""
     heads: dict[str, Any] = {"contrast": False, "match": False, "mlm": False}
     encoder = measure_network(dataclasses.replace(config, **heads))
-    return encoder._replace(beside=encoder.other_parameters + head)
+    return encoder._replace(other_parameters=encoder.other_parameters + head)
 
 
 def _two_layers(inputs: int, hidden: int, outputs: int) -> int:
@@ -157,7 +159,9 @@ def _vlmo_text(config: VlmoTextConfig) -> Network:
 def _text_classifier(config: BertTextConfig | InterBertTextConfig) -> Network:
     trunk, sizes = measure_network(config.trunk), config.trunk
     pooled = sizes.width if isinstance(sizes, BertConfig) else sizes.pooled_width
-    return trunk._replace(beside=trunk.other_parameters + linear(pooled, config.num_labels))
+    return trunk._replace(
+        other_parameters=trunk.other_parameters + linear(pooled, config.num_labels)
+    )
 
 
 def _picture_classifier(config: VilbertClassifierConfig | InterBertPicturesConfig) -> Network:
@@ -165,7 +169,7 @@ def _picture_classifier(config: VilbertClassifierConfig | InterBertPicturesConfi
     pooled = sizes.co_width if isinstance(sizes, VilbertConfig) else sizes.pooled_width
     width = config.num_pictures * pooled
     return trunk._replace(
-        beside=trunk.other_parameters + _two_layers(width, width, config.num_labels)
+        other_parameters=trunk.other_parameters + _two_layers(width, width, config.num_labels)
     )
 
 
@@ -176,7 +180,7 @@ def _vilbert_12in1(config: Vilbert12in1Config) -> Network:
     heads += _two_layers(pooled, 2 * pooled, config.num_answers)
     heads += _two_layers(pooled, 2 * pooled, config.num_gqa_answers)
     heads += _two_layers(2 * pooled, 2 * pooled, 2)
-    return trunk._replace(beside=trunk.other_parameters + heads)
+    return trunk._replace(other_parameters=trunk.other_parameters + heads)
 
 
 NETWORKS: dict[type[Any], Callable[[Any], Network]] = {

@@ -181,7 +181,7 @@ def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> PairSelec
         pairs=sources.inputs.visited,
         rows=rows,
         pictures=sources.joined_images,
-        others=() if sources.regions is None else sources.other_tables,
+        other_tables=() if sources.regions is None else sources.other_tables,
         takes_pairs=any(feed.kind != "text" for feed in feeds),
         takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
         needs_words=any(feed.kind != "pictures" for feed in feeds),

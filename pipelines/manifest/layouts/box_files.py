@@ -58,7 +58,7 @@ class AnnotatedImage:
 
     key: str
     file_name: str
-    things: list[AnnotatedObject] | Drop = field(default_factory=list)
+    objects: list[AnnotatedObject] | Drop = field(default_factory=list)
     width: int | None = None
     height: int | None = None
     split: str | None = None
@@ -99,16 +99,16 @@ def tsv_pictures(source: Source) -> Iterator[AnnotatedImage]:
                 if isinstance(fields, Drop)
                 else Drop(Reason.BAD_ROW, f"{count} fields, want {len(header)}")
             )
-            yield AnnotatedImage(key=key, file_name="", things=drop)
+            yield AnnotatedImage(key=key, file_name="", objects=drop)
             continue
         row = dict(zip(header, fields, strict=True))
         name = row["image"].strip()
         annotated = pictures.setdefault(
             name, AnnotatedImage(key=key, file_name=name, split=row.get("split") or None)
         )
-        if row["class"].strip() and not isinstance(annotated.things, Drop):
+        if row["class"].strip() and not isinstance(annotated.objects, Drop):
             words = row.get("attributes", "").split(",")
-            annotated.things.append(
+            annotated.objects.append(
                 AnnotatedObject(
                     box=numbers([row[side] for side in COLUMNS[1:5]]),
                     name=row["class"].strip().lower(),
@@ -162,11 +162,11 @@ def coco_pictures(source: Source) -> Iterator[AnnotatedImage]:
         key, number = f"{source.name}:{index}", coco_id(element, "id")
         if number is None or not isinstance(element.get("file_name"), str):
             drop = Drop(Reason.BAD_ROW, "a picture without id or file_name")
-            yield AnnotatedImage(key=key, file_name="", things=drop)
+            yield AnnotatedImage(key=key, file_name="", objects=drop)
             continue
         if number in pictures:
             drop = Drop(Reason.ID_CONFLICT, f"the id of {pictures[number].file_name}: {number}")
-            yield AnnotatedImage(key=key, file_name="", things=drop)
+            yield AnnotatedImage(key=key, file_name="", objects=drop)
             continue
         pictures[number] = AnnotatedImage(
             key=key,
@@ -178,17 +178,17 @@ def coco_pictures(source: Source) -> Iterator[AnnotatedImage]:
         )
     for index, element in enumerate(file.elements("annotations")):
         picture = pictures.get(coco_id(element, "image_id"))
-        if picture is None or isinstance(picture.things, Drop):
+        if picture is None or isinstance(picture.objects, Drop):
             drop = Drop(Reason.BAD_REFERENCE, "an annotation of a picture that is not listed")
             yield AnnotatedImage(
-                key=f"{source.name}:annotations:{index}", file_name="", things=drop
+                key=f"{source.name}:annotations:{index}", file_name="", objects=drop
             )
             continue
         box = numbers(element.get("bbox") if isinstance(element.get("bbox"), list) else [])
         if not isinstance(box, Drop):
             box = (box[0], box[1], box[0] + box[2], box[1] + box[3])
         words, category = element.get("attributes"), coco_id(element, "category_id")
-        picture.things.append(
+        picture.objects.append(
             AnnotatedObject(
                 box=box,
                 name=names.get(category, "") if category is not None else "",
@@ -256,7 +256,7 @@ def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedI
             raise ValueError("too large, or with entities of its own")
         tree = ElementTree.fromstring(content)
     except (ElementTree.ParseError, OSError, ValueError) as error:
-        annotated.things = Drop(Reason.BAD_ROW, f"no XML: {error}")
+        annotated.objects = Drop(Reason.BAD_ROW, f"no XML: {error}")
         return annotated
     annotated.file_name = (tree.findtext("filename") or path.stem).strip()
     sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
@@ -275,7 +275,7 @@ def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedI
                 attributes=tuple(word.strip().lower() for word in words if word.strip()),
             )
         )
-    annotated.things = objects
+    annotated.objects = objects
     return annotated
 
 

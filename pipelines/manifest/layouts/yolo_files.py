@@ -80,7 +80,7 @@ def yolo_picture(path: Path, root: Path, names: Mapping[int, str]) -> AnnotatedI
         number = digits(fields[0])
         name = "" if number is None else names.get(number, "")
         objects.append(AnnotatedObject(box=yolo_box(fields[1:]), name=name, fractions=True))
-    annotated.things = objects
+    annotated.objects = objects
     return annotated
 
 

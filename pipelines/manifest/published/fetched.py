@@ -70,7 +70,7 @@ class FetchedImages:
             target, drop = redirect, Drop(Reason.BAD_URL, f"redirects to {redirect}")
         return Drop(Reason.TOO_MANY_REDIRECTS)
 
-    def repeated(self, max_urls: int) -> frozenset[str]:
+    def find_repeated(self, max_urls: int) -> frozenset[str]:
         """SHA-256 of what more than ``max_urls`` URLs gave."""
         counts: dict[str, int] = {}
         for bucket in range(self.fetching.buckets):

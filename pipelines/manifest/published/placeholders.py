@@ -61,7 +61,7 @@ def find_placeholders(
                 if not isinstance(content, Drop):
                     digests[hashlib.sha256(content).hexdigest()] += 1
     repeated = frozenset(digest for digest, count in digests.items() if count >= min_ids)
-    return repeated if fetched is None else repeated | fetched.repeated(MOST_IDS)
+    return repeated if fetched is None else repeated | fetched.find_repeated(MOST_IDS)
 
 
 def _pictures(reading: Reading) -> Iterator[ListedImage]:

@@ -94,11 +94,11 @@ Pictures = ValueStore[LicensedImage]  # by their numbers
 
 
 def _pack(licensed_image: LicensedImage) -> tuple[Any, ...]:
-    return licensed_image[0].packed(), licensed_image[1]
+    return licensed_image[0].pack(), licensed_image[1]
 
 
 def _unpack(values: tuple[Any, ...]) -> LicensedImage:
-    return ListedImage.unpacked(values[0]), values[1]
+    return ListedImage.unpack(values[0]), values[1]
 
 
 def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:

@@ -98,7 +98,7 @@ def count_labels(pictures: Iterator[AnnotatedImage]) -> tuple[Counter[str], Coun
     """Counts the classes and attributes of all boxes, in one pass over the files."""
     names, words = Counter[str](), Counter[str]()
     for picture in pictures:
-        for annotated_object in [] if isinstance(picture.things, Drop) else picture.things:
+        for annotated_object in [] if isinstance(picture.objects, Drop) else picture.objects:
             names.update([annotated_object.name] if annotated_object.name else [])
             words.update(annotated_object.attributes)
     return names, words
@@ -185,15 +185,15 @@ def _entries(
     claims = NamedClaims()
     for annotated in pictures():
         group = args.source
-        if isinstance(annotated.things, Drop):
-            yield Entry(key=annotated.key, group=group, rows=annotated.things)
+        if isinstance(annotated.objects, Drop):
+            yield Entry(key=annotated.key, group=group, rows=annotated.objects)
             continue
-        drop = claims.claim(annotated.file_name, repr(annotated.things))
+        drop = claims.claim(annotated.file_name, repr(annotated.objects))
         if drop is not None or not annotated.file_name:
             why = drop or Drop(Reason.NO_ID, "a picture without a name")
             yield Entry(key=annotated.key, group=group, rows=why)
             continue
-        yield _entry(folder, annotated, annotated.things, (classes, attributes), args)
+        yield _entry(folder, annotated, annotated.objects, (classes, attributes), args)
 
 
 def _entry(

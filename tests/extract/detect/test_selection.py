@@ -138,7 +138,7 @@ def detections(boxes: torch.Tensor, probs: torch.Tensor) -> Detections:
 
 def taken_of(chosen: SelectedRegions) -> Regions:
     """The regions of a batch's only picture."""
-    taken = chosen.taken[0]
+    taken = chosen.box_mask[0]
     return Regions(
         ids=chosen.ids[0, taken],
         boxes=chosen.boxes[0, taken],
@@ -272,7 +272,7 @@ def test_every_rule_chooses_what_it_does_for_one_picture(
             box_deltas=deltas[number, :count],
         )
         expected = select_one(picture, spec, rule)
-        taken = chosen.taken[number]
+        taken = chosen.box_mask[number]
         assert chosen.ids[number][taken].tolist() == expected.ids.tolist()
         assert chosen.class_ids[number][taken].tolist() == expected.class_ids.tolist()
         assert chosen.nms_threshold[number].item() == pytest.approx(expected.nms_threshold)

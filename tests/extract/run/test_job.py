@@ -136,7 +136,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "settled", interrupted)
+        patch.setattr(run_module, "get_unique_row", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(job())
     finished = pictures_done // 3

@@ -50,7 +50,7 @@ def job(
         return Job(
             plan=plan_pictures([str(shared_pictures)]),
             output=tmp_path / output,
-            detector=dataclasses.replace(detector, whole=whole),
+            detector=dataclasses.replace(detector, global_networks=whole),
             config=dataclasses.replace(config, **changes),
         )
 
@@ -111,7 +111,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_with_no_other_networks(
         return original(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "settled", interrupted)
+        patch.setattr(run_module, "get_unique_row", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(job())
     started = job()
@@ -120,7 +120,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_with_no_other_networks(
         started.detector.global_networks, networks=started.detector.global_networks.networks[:1]
     )
     for whole in (None, fewer):
-        other = dataclasses.replace(started.detector, whole=whole)
+        other = dataclasses.replace(started.detector, global_networks=whole)
         with pytest.raises(InputError, match="global_cnn"):
             run(dataclasses.replace(started, detector=other))
     run(started)

@@ -76,7 +76,7 @@ def test_torchvisions_pixels_and_strides_are_asked_for(tmp_path: Path) -> None:
         pixel_mean=(123.675, 116.28, 103.53),
         pixel_std=(58.395, 57.12, 57.375),
     )
-    assert start_from(new_model(own), tmp_path / "r50.safetensors", Names()).taken
+    assert start_from(new_model(own), tmp_path / "r50.safetensors", Names()).loaded_names
 
 
 def test_another_resnet_is_refused_with_the_tensor(tmp_path: Path) -> None:

@@ -176,7 +176,9 @@ def test_the_whole_pictures_as_regions(offset: float, family: str) -> None:
     pictures = torch.cat((picture(96, 128), picture(96, 128, seed=4)))
     limits = limits_of([(96, 128)] * 2, offset)
     with torch.no_grad():
-        batch = model(pictures, limits, min_sides_of([1.0] * 2, model.config), whole=True)
+        batch = model(
+            pictures, limits, min_sides_of([1.0] * 2, model.config), with_global_features=True
+        )
         features = model.feature_map(pictures)
         boxes = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]]).expand(2, 1, 4)
         described = model.describe(features, boxes, torch.ones(2, 1, dtype=torch.bool))

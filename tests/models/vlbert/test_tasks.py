@@ -160,7 +160,7 @@ def test_vcr_asks_some_regions_and_masked_words() -> None:
     body = vlbert_for_task(tiny_config(), pooler=True, masked_region="vector")
     model = lively(VlBertVcr(VlBertVcrConfig(body=body, masked_words=True)))
     whole, places = model(choices()), (torch.tensor([1, 5]), torch.tensor([3, 0]))
-    some = model(choices(), asked=places)
+    some = model(choices(), category_regions=places)
     of_places = [
         int(((whole.pictures == 0) & (whole.regions == 3)).nonzero()[1]),
         int(((whole.pictures == 1) & (whole.regions == 0)).nonzero()[1]),

@@ -232,7 +232,7 @@ def test_a_run_continues_from_what_lies_in_its_work(
     (work / ".tmp-1-bags").mkdir()
     for shard in (tmp_path / "out").glob("negatives-*"):
         shard.unlink()
-    for step in ("stage", "load_bags", "part_of", "search_range", "count_chunk"):
+    for step in ("stage", "load_bags", "build_index", "search_range", "count_chunk"):
         for module in ("job", "blocks", "vectors"):
             name = f"vlmill.pipelines.hard_negatives.{module}.{step}"
             monkeypatch.setattr(name, _stop, raising=False)

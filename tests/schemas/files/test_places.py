@@ -39,7 +39,7 @@ def write_file(path: Path, groups: list[Values], **options: Any) -> None:
 
 
 def values_of(path: Path, group: int, name: str = "x") -> Values | None:
-    places = ShardByteRanges(path, pq.read_metadata(path)).of(group, name)
+    places = ShardByteRanges(path, pq.read_metadata(path)).find_ranges(group, name)
     if places is None:
         return None
     content = path.read_bytes()
@@ -301,7 +301,7 @@ def test_whatever_a_page_holds_no_place_is_outside(
         content[int(at * len(content))] = value
     path.write_bytes(content)
     try:
-        listed = ShardByteRanges(path, pq.read_metadata(path)).of(0, "x")
+        listed = ShardByteRanges(path, pq.read_metadata(path)).find_ranges(0, "x")
     except (InputError, OSError, pa.ArrowException, UnicodeDecodeError):
         return
     if listed is not None:

@@ -220,7 +220,7 @@ def test_a_row_of_a_marked_shard_is_not_read_again(
 ) -> None:
     write(tmp_path, [[row("a", 2)], [row("b", 2)]])
     reader = RegionReader(tmp_path)
-    monkeypatch.setattr(RegionReader, "located", None)
+    monkeypatch.setattr(RegionReader, "locate_row", None)
     assert reader.is_finite(0) and reader.is_finite(1)
 
 

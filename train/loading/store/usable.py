@@ -41,7 +41,7 @@ class PairSelection:
     rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
     pictures: Indexed | None = None  # what pairs are joined with; None for texts alone
     # Beside regions in `pictures`: the pictures themselves, and annotated regions.
-    others: tuple[Indexed, ...] = ()
+    other_tables: tuple[Indexed, ...] = ()
     takes_pairs: bool = True
     takes_texts: bool = False  # texts without a picture
     needs_words: bool = True  # for pictures alone a text may be empty
@@ -125,7 +125,7 @@ class PairFilter:
         self._counts: npt.NDArray[np.int32] | None = None
         if isinstance(which.pictures, RegionReader):
             self._counts = which.pictures.box_counts()
-        tables = [] if which.pictures is None else [which.pictures, *which.others]
+        tables = [] if which.pictures is None else [which.pictures, *which.other_tables]
         examples = which.pairs if isinstance(which.pairs, Examples) else None
         self._takes_empty = examples is not None and examples.takes_empty
         self._two_pictures = examples is not None and examples.two_pictures

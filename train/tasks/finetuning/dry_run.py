@@ -46,6 +46,6 @@ def estimate_finetuning(recipe: TaskRecipe, inputs: TaskInputs) -> Estimate:
             **run_estimate.inputs,
             "steps": f"{run_estimate.inputs['steps']} for each of {runs} seeds",
         },
-        least_bytes=runs * run_estimate.min_bytes,
+        min_bytes=runs * run_estimate.min_bytes,
         seconds=run_estimate.seconds and runs * run_estimate.seconds,
     )

@@ -35,7 +35,7 @@ class Part:
     """Holds what was predicted of a split, of MNLI of a half of one, and its public labels."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    decode_logits: dict[str, float] = field(default_factory=dict)
+    predictions: dict[str, float] = field(default_factory=dict)
     labels: dict[str, float] = field(default_factory=dict)
 
 
@@ -63,7 +63,7 @@ def evaluate_predictions(
     lacking = dict[str, str]()
     for (split, task), part in read_parts(examples, settings.task, values).items():
         name = f"glue/{split}/{task}"
-        files.append(partial(write_predictions, task=task, predictions=part.said))
+        files.append(partial(write_predictions, task=task, predictions=part.predictions))
         metrics = [INTERBERT.get(settings.task, "accuracy"), *(TASKS[task].metrics or ())]
         headline += [f"{name}/{metric}" for metric in dict.fromkeys(metrics)]
         if not part.labels:
@@ -71,7 +71,7 @@ def evaluate_predictions(
             continue
         if unscored := len(part.rows) - len(part.labels):
             notes.append(f"{unscored} rows of {split} have no label and are not scored.")
-        scored = {key: part.said[key] for key in part.labels}
+        scored = {key: part.predictions[key] for key in part.labels}
         figures |= glue_metrics(task, scored, part.labels, split)
         same = [key for key in headline if key.startswith(f"{name}/") and figures[key] is None]
         notes += [f"{key} is undefined: predictions or labels are all the same." for key in same]
@@ -110,7 +110,7 @@ def read_parts(
                 continue
             part = parts.setdefault(parse_split(task, row["split"] or NO_SPLIT), Part())
             part.rows.append(row)
-            part.said[key] = decode_logits(values[key])
+            part.predictions[key] = decode_logits(values[key])
             label = row["score"] if task == "sts-b" else row["label_id"]
             if label is not None and (task == "sts-b" or label >= 0):
                 part.labels[key] = label

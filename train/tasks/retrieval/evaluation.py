@@ -69,8 +69,8 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     ``fresh``). Raises InputError for what a user can mend.
     """
     setup = open_inputs(options)
-    ids = sorted({pair.image_id for pair in setup.read.pairs if pair.image_id is not None})
-    pictures = setup.pictures
+    ids = sorted({pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None})
+    pictures = setup.image_inputs
     faults = dict(pictures.missing(ids))
     if setup.first is not None:
         faults = dict(setup.first.missing(ids)) | faults
@@ -122,8 +122,8 @@ def _metrics(
         "rejected_pairs": len(rejects),
         "cut_texts": setup.texts.cut,
     }
-    if ranked.listed is not None:
-        metrics |= ranked.listed.shares(owners)
+    if ranked.shortlists is not None:
+        metrics |= ranked.shortlists.shares(owners)
     if fold_images is not None:
         folds = mean_of_folds(ranked.by_text, owners, fold_images)
         metrics |= {f"folds/{name}": value for name, value in folds.items()}

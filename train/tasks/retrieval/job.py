@@ -99,13 +99,13 @@ class RetrievalSetup:
     feeding: Feeding
     regions: RegionReader | None
     images: ImageReader | None
-    read: LoadedPairs
+    loaded_pairs: LoadedPairs
     texts: Texts
     first: FirstStage | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
-    def pictures(self) -> RegionPictures | PixelPictures:
+    def image_inputs(self) -> RegionPictures | PixelPictures:
         """Returns what the model reads of pictures."""
         if self.regions is not None:
             global_features = bool(get_global_widths(body_config(self.loaded)))
@@ -144,7 +144,7 @@ def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
         feeding=feeding,
         regions=regions,
         images=images,
-        read=loaded_pairs,
+        loaded_pairs=loaded_pairs,
         texts=texts,
         first=first,
         notes=notes,
@@ -171,9 +171,9 @@ def select(setup: RetrievalSetup, faults: Mapping[str, Reason]) -> tuple[Candida
     """Selects what is ranked, and the pairs that are not, with reasons; ``faults`` are the
     pictures'.
     """
-    candidates, rejects = select_candidates(setup.read.pairs, setup.texts.tokens, faults)
-    ids = [pair.image_id for pair in setup.read.pairs if pair.image_id is not None]
-    samples = setup.pictures.join.samples(ids)
+    candidates, rejects = select_candidates(setup.loaded_pairs.pairs, setup.texts.tokens, faults)
+    ids = [pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None]
+    samples = setup.image_inputs.join.samples(ids)
     check_candidates(candidates, rejects, setup.options.fold_images, samples)
     return candidates, rejects
 
@@ -202,7 +202,7 @@ def collect_settings(setup: RetrievalSetup) -> dict[str, Any]:
         "ranking": setup.ranking,
         "rerank": options.rerank,
         "pairs": options.pairs,
-        "pairs_sha256": setup.read.digest,
+        "pairs_sha256": setup.loaded_pairs.digest,
         "split": options.split,
         "regions": options.regions,
         "images": options.images,
@@ -219,7 +219,7 @@ def survey(
     """Reads every picture once: adds to ``faults`` what cannot be used, and embeds it where the
     model ranks by vectors.
     """
-    pictures, ids = setup.pictures, candidates.image_ids
+    pictures, ids = setup.image_inputs, candidates.image_ids
     with Progress(total=len(ids), unit="picture", label="pictures") as progress:
         if setup.ranking == "contrast" and isinstance(pictures, PixelPictures):
             vectors = image_vectors(
@@ -303,7 +303,7 @@ def compute_match_logits(
             make_scorer(setup.loaded.model, get_max_elements(setup.feeding)),
             candidates.tokens,
             candidates.image_ids,
-            setup.pictures,
+            setup.image_inputs,
             device=setup.device,
             batch_size=options.batch_size,
             advance=progress.advance,

@@ -100,12 +100,12 @@ class RankScores:
     better.
 
     One matrix, but where only the first of each query were scored by the matching head, those that
-    are ``listed``.
+    are ``shortlists``.
     """
 
     by_text: NDArray[np.floating]
     by_image: NDArray[np.floating]
-    listed: "Shortlists | None" = None
+    shortlists: "Shortlists | None" = None
 
 
 def shortlist(scores: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
@@ -157,5 +157,5 @@ def rerank_scores(
     return RankScores(
         by_text=np.where(shortlists.by_text, logits, lowered_scores),
         by_image=np.where(shortlists.by_image, logits, lowered_scores),
-        listed=shortlists,
+        shortlists=shortlists,
     )

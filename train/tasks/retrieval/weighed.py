@@ -19,7 +19,7 @@ def weighed_picture(
 
     None for a model that reads pixels. It costs a pass of one pair for each region.
     """
-    pictures = setup.pictures
+    pictures = setup.image_inputs
     if not isinstance(pictures, RegionPictures):
         return None
     pair = candidates.pairs[text]

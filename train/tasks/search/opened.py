@@ -66,7 +66,7 @@ class Part:
 class EmbeddingSetup:
     """Holds the inputs of an embedding, opened and found to fit together.
 
-    ``image_ids`` are the pictures that are embedded by themselves; ``read`` and ``texts`` the
+    ``image_ids`` are the pictures that are embedded by themselves; ``loaded_pairs`` and ``texts`` the
     pairs, None without ``--pairs``, of which the rows ``repeated`` have an earlier one's pair_id.
     """
 
@@ -74,17 +74,17 @@ class EmbeddingSetup:
     device: torch.device
     loaded: LoadedCheckpoint
     weights_sha256: str
-    way: EmbeddingMode
+    mode: EmbeddingMode
     feeding: Feeding
     regions: RegionReader | None
     images: ImageReader | None
     image_ids: list[str]
-    read: LoadedPairs | None
+    loaded_pairs: LoadedPairs | None
     texts: Texts | None
     repeated: frozenset[int]
     notes: list[str]
 
-    def pictures(self) -> RegionPictures | PixelPictures:
+    def image_inputs(self) -> RegionPictures | PixelPictures:
         """Makes what the model reads of pictures."""
         if self.regions is not None:
             global_features = bool(get_global_widths(body_config(self.loaded)))
@@ -94,8 +94,8 @@ class EmbeddingSetup:
 
     def parts(self) -> list[Part]:
         """Returns pictures first, then texts or pairs, cut at ``vectors_per_shard``."""
-        num_pairs = 0 if self.read is None else len(self.read.pairs)
-        sizes = [(IMAGE, len(self.image_ids)), (PAIR if self.way == "pair" else TEXT, num_pairs)]
+        num_pairs = 0 if self.loaded_pairs is None else len(self.loaded_pairs.pairs)
+        sizes = [(IMAGE, len(self.image_ids)), (PAIR if self.mode == "pair" else TEXT, num_pairs)]
         return [part for kind, count in sizes for part in self._cut(kind, count)]
 
     def _cut(self, kind: str, count: int) -> Iterator[Part]:
@@ -161,12 +161,12 @@ def open_embedding(options: EmbedOptions) -> EmbeddingSetup:
         device=device,
         loaded=loaded,
         weights_sha256=weights_digest(loaded),
-        way=mode,
+        mode=mode,
         feeding=feeding,
         regions=regions,
         images=images,
         image_ids=images.image_ids if mode == "dual" and images is not None else [],
-        read=loaded_pairs,
+        loaded_pairs=loaded_pairs,
         texts=None if loaded_pairs is None else encode_texts(loaded.tokenizer, captions, longest),
         repeated=frozenset() if loaded_pairs is None else frozenset(_find_repeated(loaded_pairs)),
         notes=notes,
@@ -212,7 +212,7 @@ def make_producer(setup: EmbeddingSetup) -> dict[str, Any]:
         "checkpoint": str(setup.options.checkpoint),
         "weights_sha256": setup.weights_sha256,
         "variant": loaded.variant,
-        "way": setup.way,
+        "way": setup.mode,
         **{f"feeding.{name}": getattr(feeding, name) for name in FED[feeding.kind]},
     }
 

@@ -43,8 +43,8 @@ def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> P
     """Embeds a part; ``advance`` is told how many of it are done."""
     if part.kind == IMAGE:
         return _image_rows(setup, setup.image_ids[part.start : part.stop], advance)
-    assert setup.read is not None
-    pairs, rejects = setup.read.pairs, list[dict[str, object]]()
+    assert setup.loaded_pairs is not None
+    pairs, rejects = setup.loaded_pairs.pairs, list[dict[str, object]]()
     chosen = []
     for index in range(part.start, part.stop):
         reason = _fault(setup, index, part.kind)
@@ -68,16 +68,16 @@ def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> P
 
 def _fault(setup: EmbeddingSetup, index: int, kind: str) -> Reason | None:
     """Says why a row of the pairs has no vector, by the pair alone."""
-    assert setup.read is not None and setup.texts is not None
+    assert setup.loaded_pairs is not None and setup.texts is not None
     if index in setup.repeated:
         return Reason.DUPLICATE
-    if kind == PAIR and setup.read.pairs[index].image_id is None:
+    if kind == PAIR and setup.loaded_pairs.pairs[index].image_id is None:
         return Reason.NO_PICTURE
     return None if len(setup.texts.tokens[index]) > SPECIALS else Reason.NO_TEXT
 
 
 def _image_rows(setup: EmbeddingSetup, image_ids: Sequence[str], advance: Advance) -> PartRows:
-    pictures = setup.pictures()
+    pictures = setup.image_inputs()
     assert isinstance(pictures, PixelPictures)
     embedded = image_vectors(
         setup.loaded.model,
@@ -112,11 +112,11 @@ def _pair_vectors(
     setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance
 ) -> tuple[dict[int, Vector], Faults]:
     """Embeds each text with its picture, which is read once for all of its texts in the part."""
-    assert setup.read is not None and setup.texts is not None
+    assert setup.loaded_pairs is not None and setup.texts is not None
     indices_by_image = dict[str, list[int]]()
     for index in chosen:
-        indices_by_image.setdefault(str(setup.read.pairs[index].image_id), []).append(index)
-    pictures = setup.pictures()
+        indices_by_image.setdefault(str(setup.loaded_pairs.pairs[index].image_id), []).append(index)
+    pictures = setup.image_inputs()
     scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
     vectors, faults = dict[int, Vector](), dict(pictures.missing(list(indices_by_image)))
     for image_id, rows in indices_by_image.items():

@@ -43,9 +43,9 @@ def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutput
     )
     region_cells = (labels["region_sequences"], labels["region_rows"])
     if (pictures := batch.picture_regions) is None:
-        output, heads = model(texts, asked=region_cells), model
+        output, heads = model(texts, category_regions=region_cells), model
     else:
-        output = model(pictures, texts, real=inputs.real_regions, asked=region_cells)
+        output = model(pictures, texts, real=inputs.real_regions, category_regions=region_cells)
         heads = model.model
     outputs = ChoiceOutputs(choices=output.answer_logits)
     if settings.regions != "none":

@@ -49,7 +49,7 @@ def select_answers(
         return given_labels
     if labels_path.is_file():
         return read_labels(labels_path)
-    answers = collect_labels(published_answers(examples), least=min_questions)
+    answers = collect_labels(published_answers(examples), min_questions=min_questions)
     if not answers:
         raise InputError(
             f"--examples {examples}: no answer is that of {min_questions} questions; give --labels "

@@ -146,18 +146,18 @@ def test_an_evaluation_that_was_killed_goes_on(
     assert not (place.out / "work").exists()
     monkeypatch.setattr(kept_scores, "SECONDS_BETWEEN_FILES", 0.0)
     with monkeypatch.context() as killing:
-        killing.setattr(job, "scorer_of", lambda *_: Dying("vilbert", 5))
+        killing.setattr(job, "make_scorer", lambda *_: Dying("vilbert", 5))
         with pytest.raises(Killed):
             place.run("--batch-size", "2", "--fresh")
     assert len(list((place.out / "work").glob("*.block"))) == 5
     alive = Dying("vilbert", 99)
     with monkeypatch.context() as counting:
-        counting.setattr(job, "scorer_of", lambda *_: alive)
+        counting.setattr(job, "make_scorer", lambda *_: alive)
         assert place.run("--batch-size", "2") == 0
     assert alive.scored == 7  # of 4 pictures with 3 batches
     assert place.metrics() == metrics
     with monkeypatch.context() as killing:
-        killing.setattr(job, "scorer_of", lambda *_: Dying("vilbert", 5))
+        killing.setattr(job, "make_scorer", lambda *_: Dying("vilbert", 5))
         with pytest.raises(Killed):
             place.run("--batch-size", "2", "--fresh")
     capsys.readouterr()
