@@ -218,7 +218,7 @@ def in_pictures(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -
     """In the pictures' own pixels, clipped to them, without boxes of which nothing is left."""
     boxes = clip_boxes(frames.to_pictures(chosen.boxes), frames.picture_limits[:, None])
     extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
-    return dataclasses.replace(chosen, boxes=boxes, taken=chosen.box_mask & extent)
+    return dataclasses.replace(chosen, boxes=boxes, box_mask=chosen.box_mask & extent)
 
 
 def candidate_boxes(

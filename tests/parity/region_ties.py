@@ -59,7 +59,7 @@ class Regions:
             nms_threshold=self.nms_threshold[None],
         )
         moved = in_pictures(batch, choice.spec, choice.frames)
-        return taken_of(moved if drop else dataclasses.replace(moved, taken=batch.box_mask))
+        return taken_of(moved if drop else dataclasses.replace(moved, box_mask=batch.box_mask))
 
 
 def taken_of(chosen: SelectedRegions) -> Regions:

@@ -82,7 +82,7 @@ def test_a_batch_holds_what_it_may_weigh() -> None:
 
 
 def test_a_batch_takes_no_longer_than_it_may() -> None:
-    watcher = Watcher(computed=lambda items, seconds: None, event=lambda name, fields: None)
+    watcher = Watcher(batch_computed=lambda items, seconds: None, event=lambda name, fields: None)
     plan = Plan(name="a", module="", open=lambda: WorkerContext(compute=list))
     for limit, each, most in (
         (None, 9.0, 64),  # no limit

@@ -69,6 +69,7 @@ def prepared(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
 
 
 def sample(batches: PretrainBatches, place: int) -> Sample:
+    assert isinstance(batches.order, PairOrder)
     (rows,) = batches.sampled([batches.order.visit(place)])
     assert not isinstance(rows, Undecodable)
     (sampled,) = rows
