@@ -29,7 +29,7 @@ def write_all(root: Path, files: Files) -> Path:
     return root
 
 
-def image(number: int, name: str = "a.jpg") -> dict[str, Any]:
+def coco_image(number: int, name: str = "a.jpg") -> dict[str, Any]:
     return {"id": number, "file_name": name, "height": 30, "width": 40}
 
 
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, Files, list[str], tuple[Table, str], list[str]]] = {
     "pictures that come twice": (
         "coco",
         {COCO_FILE: {
-            "images": [image(1), image(1), image(1, "b.jpg"), "none", image(-3)],
+            "images": [coco_image(1), coco_image(1), coco_image(1, "b.jpg"), "none", coco_image(-3)],
             "annotations": [caption(1, 1)],
         }},
         ["duplicate", "id_conflict", "bad_row", "bad_row"],
@@ -73,8 +73,8 @@ CASES: dict[str, tuple[str, Files, list[str], tuple[Table, str], list[str]]] = {
     "one id for two pictures in two files": (
         "coco-json",
         {
-            "a.json": {"images": [image(1, "a/1.jpg")], "annotations": [caption(1, 1)]},
-            "b.json": {"images": [image(1, "b/1.jpg")], "annotations": [caption(2, 1)]},
+            "a.json": {"images": [coco_image(1, "a/1.jpg")], "annotations": [caption(1, 1)]},
+            "b.json": {"images": [coco_image(1, "b/1.jpg")], "annotations": [caption(2, 1)]},
         },
         ["id_conflict", "bad_row"],
         (PAIRS, "pair_id"), ["coco-json/1"],
@@ -171,7 +171,7 @@ def test_annotations_that_come_twice_do_not_move_a_box(tmp_path: Path) -> None:
     refs = [ref(1, 1, "man"), ref(b"2", 2, "boy"), ref(3, -3, "cup")]
     files = {
         "instances.json": {
-            "images": [image(9), image(9), image(9) | {"width": 41}],
+            "images": [coco_image(9), coco_image(9), coco_image(9) | {"width": 41}],
             "annotations": [instance(1, 1), instance(1, 1), instance(1, 2), instance(-4, 1)],
         },
         "refs(unc).p": pickle.dumps(refs, 2),

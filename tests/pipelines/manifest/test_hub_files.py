@@ -181,8 +181,8 @@ def test_rows_of_one_id_are_captions_of_one_image(tmp_path: Path, picture: Pictu
 def test_every_caption_of_a_row_is_a_pair_or_a_reject(
     tmp_path: Path, picture: Picture, captions: Row
 ) -> None:
-    image = {"bytes": picture(9, 9), "path": "1.jpg"}
-    out = made("hf", write_rows(tmp_path / FILE, [{"image": image} | captions]))
+    content = {"bytes": picture(9, 9), "path": "1.jpg"}
+    out = made("hf", write_rows(tmp_path / FILE, [{"image": content} | captions]))
     assert [(row["pair_id"], row["text"]) for row in rows(out, PAIRS)] == [
         ("hf/train-00000-of-00001/0#0", "a dog"),
         ("hf/train-00000-of-00001/0#2", "it runs"),

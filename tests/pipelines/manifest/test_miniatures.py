@@ -51,8 +51,8 @@ def write_sbu(root: Path, picture: Picture, number: int, name: Callable[[int, st
     columns = {"image_urls": urls, "user_ids": urls, "captions": ["a cat"] * len(urls)}
     write(root / "sbu-captions-all.json", columns)
     for row, url in enumerate(urls):
-        image = picture(12, 10, seed=row) if row < 3 else picture(50, 37, seed=9, format="GIF")
-        write(root / name(row, url.rpartition("/")[2]), image)
+        content = picture(12, 10, seed=row) if row < 3 else picture(50, 37, seed=9, format="GIF")
+        write(root / name(row, url.rpartition("/")[2]), content)
 
 
 @pytest.mark.parametrize("number", [22, 5])
@@ -83,8 +83,8 @@ def test_flickr_s_own_placeholder_is_known_by_its_digest(
     tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LAYOUTS["sbu"](tmp_path / "in", picture)
-    (image,) = (tmp_path / "in/images").iterdir()
-    digest = hashlib.sha1(image.read_bytes(), usedforsecurity=False).hexdigest()
+    (file,) = (tmp_path / "in/images").iterdir()
+    digest = hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr(placeholders, "UNAVAILABLE_SHA1", digest)
     out = made("sbu", tmp_path / "in")
     assert rows(out, IMAGES) == [] and ("sbu/2345", "placeholder") in reasons(out)
@@ -352,9 +352,9 @@ def test_vcr_s_images_have_the_published_name_of_their_file(
     write(tmp_path / "in/val.jsonl", lines([vcr_line("val-0", "val-0")]))
     write(tmp_path / "in/vcr1images/m/val-0@1.jpg", picture(40, 30))
     write(tmp_path / "in/vcr1images/m/val-0@1.json", METADATA)
-    (image,) = rows(made("vcr", tmp_path / "in"), IMAGES)
-    assert (image["image_id"], image["uri"]) == ("vcr/val-0", "m/val-0@1.jpg")
-    assert image["bytes"] is not None
+    (row,) = rows(made("vcr", tmp_path / "in"), IMAGES)
+    assert (row["image_id"], row["uri"]) == ("vcr/val-0", "m/val-0@1.jpg")
+    assert row["bytes"] is not None
 
 
 # WebDataset

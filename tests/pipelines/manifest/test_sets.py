@@ -665,8 +665,8 @@ def test_a_split_and_a_table_of_pictures_are_lists_too(
 ) -> None:
     def with_split(root: Path) -> None:
         more = {"filepath": "val2014", "cocoid": 42}
-        image = karpathy_image(0, "COCO_val2014_000000000042.jpg", "test", **more)
-        write_json(root / "dataset_coco.json", {"images": [image]})
+        element = karpathy_image(0, "COCO_val2014_000000000042.jpg", "test", **more)
+        write_json(root / "dataset_coco.json", {"images": [element]})
 
     out = make("vg", "--exclude-split", "coco-karpathy:test", prepare=with_split)
     assert column(out, PAIRS, "image_id") == ["vg/8"]  # vg/7 is coco/42

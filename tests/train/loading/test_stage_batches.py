@@ -22,6 +22,7 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
+from vlmill.train.loading.order import PairOrder
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
