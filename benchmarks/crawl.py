@@ -1,6 +1,6 @@
 """Speed and memory of fetching: the guarded client and the whole crawl beside others.
 
-Hosts on loopback addresses, served by another process, show pictures of 100 KB. Each client, over
+Hosts on loopback addresses, served by another process, show images of 100 KB. Each client, over
 TCP and over TLS, and each whole crawl takes the same list in a process of its own; seconds are
 that process's CPU seconds, of whole crawls with imports, tables and report. ``peer`` is img2dataset
 where --img2dataset names an interpreter that has it, else urllib3's pool. ``limit`` is a loop over
@@ -36,7 +36,7 @@ PEERS = Path(__file__).parent / "peers"
 
 
 def write_urls(path: Path, served: Served, num_urls: int, scheme: str = "http") -> Path:
-    """Writes a list of pictures, one plain host after the other."""
+    """Writes a list of images, one plain host after the other."""
     with path.open("w") as file:
         for number in range(num_urls):
             host = len(KINDS) + number % (NUM_HOSTS - len(KINDS))
@@ -153,7 +153,7 @@ def _line_of(name: str, figures: dict[str, float], **more: Any) -> dict[str, Any
 def lists(folder: Path, served: Served, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Whole crawls of long lists: of one URL, and of as many on hosts inside, which nobody asks."""
     one = served.site.url(len(KINDS), f"{MANY}1.jpg")
-    inside = (f"http://10.{n % 4}.{n % 250}.1/pictures/{n}.jpg" for n in range(options.lines))
+    inside = (f"http://10.{n % 4}.{n % 250}.1/images/{n}.jpg" for n in range(options.lines))
     more = options.lines * 5 // 2
     for name, count, urls in (
         ("duplicates", more, repeat(one, more)),

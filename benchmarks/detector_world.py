@@ -1,7 +1,7 @@
 """The generated world's circle: a detector learns its scenes, and a model learns from its regions.
 
-A detector is trained on the world's pictures and tight boxes (colour and shape as classes, textures
-as attributes), its regions of all pictures are extracted, and ImageBERT's small recipe is trained
+A detector is trained on the world's images and tight boxes (colour and shape as classes, textures
+as attributes), its regions of all images are extracted, and ImageBERT's small recipe is trained
 and ranked twice: on the regions that the world gives, and on the detector's. Prints lines of JSON:
 the detector's mean average precision and recall of proposals on held-out scenes, of whose
 combinations training shows none, and R@1 both ways with each kind of regions beside a matcher of
@@ -50,14 +50,14 @@ SHORT = {"pairs": 300, "held_out": 50, "detector_steps": 20, "steps": 40, "valid
 FULL = {"pairs": 6_000, "held_out": 500, "detector_steps": 2_000, "steps": None, "validation": 500}
 # Of the held-out scenes; a detector has seen other scenes of the same things.
 MEASURES = ("vg/map", "vg/weighted_map", "proposals/recall36", "attributes/accuracy")
-MAX_BOXES = 10  # of a picture, as the world gives up to eight
+MAX_BOXES = 10  # of an image, as the world gives up to eight
 # Of the best class: shapes of one colour share a thing's score. At 0.2 an eighth of the things get
 # no region, at 0.05 one of 200, and a tenth of the regions are strays.
 THRESHOLD = "0.05"
 
 
 def detector_settings(world: World, steps: int, validation: int) -> TrainingSettings:
-    """Returns the small recipe for pictures of the world's size; the rate falls twice, late."""
+    """Returns the small recipe for images of the world's size; the rate falls twice, late."""
     side = world.side
     sizes = [f"short_sides=[{side}]", f"long_side={side}"]
     sizes += [f"detector.short_side={side}", f"detector.long_side={side}"]
@@ -87,7 +87,7 @@ def train_detector(tables: WorldTables, steps: int, validation: int) -> Path:
 
 
 def detect(tables: WorldTables, detector: Path) -> Path:
-    """Extracts the detector's regions of all pictures, or what is left of them; their folder."""
+    """Extracts the detector's regions of all images, or what is left of them; their folder."""
     output = tables.folder / "regions"
     sizes = ["--short-side", str(tables.world.side), "--long-side", str(tables.world.side)]
     chosen = ["--threshold", THRESHOLD, "--min-boxes", "2", "--max-boxes", str(MAX_BOXES)]
@@ -96,7 +96,7 @@ def detect(tables: WorldTables, detector: Path) -> Path:
     with redirect_stdout(sys.stderr):  # lines of JSON alone go to the other
         status = extract_rois.command([*command, *sizes, *chosen, *stored])
     if status:
-        raise InputError(f"--output {output}: no picture has regions, see above")
+        raise InputError(f"--output {output}: no image has regions, see above")
     return output
 
 
@@ -179,7 +179,7 @@ def parser() -> Parser:
     )
     p.add_argument("--pairs", type=int, metavar="N", help="to train on")
     p.add_argument("--held-out", type=int, metavar="N", help="to rank")
-    p.add_argument("--detector-steps", type=int, metavar="N", help="of 8 pictures, of the detector")
+    p.add_argument("--detector-steps", type=int, metavar="N", help="of 8 images, of the detector")
     p.add_argument("--validation", type=int, metavar="N", help="held-out scenes to detect in")
     p.add_argument("--steps", type=int, metavar="N", help="of the recipe")
     p.add_argument("--seed", type=int, default=0, help="of the recipe (0)")

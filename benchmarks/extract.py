@@ -1,15 +1,15 @@
 """Speed of region extraction on this CPU, by part and against the public extractors' graph.
 
-Prints lines of JSON. ``peer`` is the graph of peers/public_extractor.py, run on the same pictures
+Prints lines of JSON. ``peer`` is the graph of peers/public_extractor.py, run on the same images
 and random weights in the same process; its boxes, features and chosen regions must be equal.
 ``limit`` is the rate of a 2048^3 matrix product in the same type, measured in turn with the
-pictures. The peer of ``fast`` is ``exact``.
+images. The peer of ``fast`` is ``exact``.
 Seconds are CPU seconds of all threads, the least of the rounds: they hold on a machine that does
 other work too.
 
     VLMILL_DATA=data python benchmarks/extract.py --full
 
-Pictures are the first ones of $VLMILL_DATA/coco, or generated ones without that folder.
+Images are the first ones of $VLMILL_DATA/coco, or generated ones without that folder.
 """
 
 import argparse
@@ -37,6 +37,8 @@ from peers import public_extractor
 from PIL import Image
 from shell import parse_form, result_line
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -45,8 +47,6 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.fused_stages import FusedStage
@@ -63,7 +63,7 @@ TOLERANCE = 1e-5  # of the largest value, where features are compared
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """CPU seconds and operations of the parts of one picture, wall seconds of the whole."""
+    """CPU seconds and operations of the parts of one image, wall seconds of the whole."""
 
     seconds: dict[str, float]
     operations: dict[str, int]
@@ -112,17 +112,17 @@ def fused_counts() -> dict[Any, Callable[..., int]]:
 def by_parts(
     data: bytes, detector: Detector, config: ExtractConfig, folder: Path, *, count: bool = False
 ) -> tuple[Round, RegionRow]:
-    """One picture from its bytes to its shard, part by part: the steps of ``extract-rois run``."""
+    """One image from its bytes to its shard, part by part: the steps of ``extract-rois run``."""
     parts, wall = Parts(count=count), time.monotonic()
     model, spec = detector.model, detector.model.config
     with torch.inference_mode():
         with parts.part("decode"):
             pixels = decode(data, config.limits)
         with parts.part("preprocess"):
-            picture = prepare(pixels, spec, config)
+            image = prepare(pixels, spec, config)
         with parts.part("backbone"):
-            features = model.feature_map(picture.tensor)
-        query = Query(image_id="picture", picture=picture)
+            features = model.feature_map(image.tensor)
+        query = Query(image_id="picture", image=image)
         frames = make_frames(torch.tensor([compute_measures(query, spec)]))
         with parts.part("rpn"):
             boxes, taken = model.proposals(features, frames.network_limits, frames.min_sides)
@@ -176,7 +176,7 @@ def gemm_rate(dtype: torch.dtype = torch.float32) -> float:
 
 
 def photos(count: int) -> list[bytes]:
-    """The first photographs of the data folder, or pictures of coloured blobs, 640 x 480."""
+    """The first photographs of the data folder, or images of coloured blobs, 640 x 480."""
     folder = Path(os.environ.get("VLMILL_DATA", "")) / "coco"
     paths = sorted(folder.glob("*.jpg"))[:count] if "VLMILL_DATA" in os.environ else []
     if paths:
@@ -193,12 +193,12 @@ def photos(count: int) -> list[bytes]:
 def peer_round(
     data: bytes, model: FasterRCNN, config: ExtractConfig
 ) -> tuple[float, public_extractor.Regions, NetworkInput]:
-    """CPU seconds of the public graph from the picture's bytes to its chosen regions."""
+    """CPU seconds of the public graph from the image's bytes to its chosen regions."""
     start = time.process_time()
     with torch.inference_mode():
-        picture = prepare(decode(data, config.limits), model.config, config)
-        regions = public_extractor.extract(model, picture.tensor, picture.scale, config.selection)
-    return time.process_time() - start, regions, picture
+        image = prepare(decode(data, config.limits), model.config, config)
+        regions = public_extractor.extract(model, image.tensor, image.scale, config.selection)
+    return time.process_time() - start, regions, image
 
 
 def difference(row: RegionRow, regions: public_extractor.Regions, scale: float) -> float:
@@ -224,15 +224,15 @@ def peak_gb() -> float:
 
 
 def measure(
-    pictures: Sequence[bytes], rounds: int, detector: Detector, config: ExtractConfig
+    images: Sequence[bytes], rounds: int, detector: Detector, config: ExtractConfig
 ) -> tuple[list[Round], list[RegionRow], float]:
-    """The best round of each picture, its row, and the best rate of matrix products."""
+    """The best round of each image, its row, and the best rate of matrix products."""
     best: list[Round] = []
     rows: list[RegionRow] = []
     gemm = 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for number, data in enumerate(pictures):
+        for number, data in enumerate(images):
             counted, row = by_parts(data, detector, config, folder, count=True)
             tried = []
             for _ in range(rounds):
@@ -256,13 +256,13 @@ def measure(
 
 
 def report(name: str, best: Sequence[Round], gemm: float) -> float:
-    """Prints the parts, summed over the pictures; returns CPU seconds a picture."""
+    """Prints the parts, summed over the images; returns CPU seconds a image."""
     count = len(best)
     total = sum(r.total for r in best)
     for part in best[0].seconds:
         seconds = sum(r.seconds[part] for r in best)
         done = sum(r.operations.get(part, 0) for r in best) / 1e9
-        line(f"{name}/{part}", seconds / count, "CPU s/picture", share=seconds / total)
+        line(f"{name}/{part}", seconds / count, "CPU s/image", share=seconds / total)
         if done / seconds > 1:
             rate = done / seconds
             fraction = rate / gemm
@@ -281,13 +281,13 @@ def report(name: str, best: Sequence[Round], gemm: float) -> float:
         limit=gemm,
         fraction_of_limit=done / total / gemm,
     )
-    line(f"{name}/wall", count / sum(r.wall for r in best), "pictures/s")
+    line(f"{name}/wall", count / sum(r.wall for r in best), "images/s")
     return total / count
 
 
 def compare(
     name: str,
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     rows: Sequence[RegionRow],
     own: float,
     rounds: int,
@@ -296,23 +296,23 @@ def compare(
 ) -> None:
     """Runs the public graph, checks that its output is equal, prints the ratio."""
     seconds, worst = 0.0, 0.0
-    for data, row in zip(pictures, rows, strict=True):
+    for data, row in zip(images, rows, strict=True):
         times = []
         for _ in range(rounds):
-            spent, theirs, picture = peer_round(data, model, config)
+            spent, theirs, image = peer_round(data, model, config)
             times.append(spent)
         seconds += min(times)
-        worst = float(np.maximum(worst, difference(row, theirs, picture.scale)))
+        worst = float(np.maximum(worst, difference(row, theirs, image.scale)))
         print(f"{len(theirs.boxes)} proposals, {len(row.boxes)} regions", file=sys.stderr)
-    peer = seconds / len(pictures)
+    peer = seconds / len(images)
     line(f"{name}/difference", worst, "of the largest value", limit=TOLERANCE)
     assert worst <= TOLERANCE, "the outputs differ"
-    line(f"{name}/picture", 1 / own, "pictures/CPU s", peer=1 / peer, ratio=peer / own)
+    line(f"{name}/picture", 1 / own, "images/CPU s", peer=1 / peer, ratio=peer / own)
 
 
 def compare_precisions(
     name: str,
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     operations: int,
     rounds: int,
     detector: Detector,
@@ -321,7 +321,7 @@ def compare_precisions(
     """Prints the rate of ``fast`` against ``exact``, in turn, beside bfloat16's matrix product."""
     configs = {kind: dataclasses.replace(config, precision=kind) for kind in ("exact", "fast")}
     seconds, gemm = dict.fromkeys(configs, 0.0), 0.0
-    for data in pictures:
+    for data in images:
         times: dict[str, list[float]] = {kind: [] for kind in configs}
         for _ in range(rounds):
             gemm = max(gemm, gemm_rate(torch.bfloat16))
@@ -331,9 +331,9 @@ def compare_precisions(
                 times[kind].append(time.process_time() - start)
         for kind, tried in times.items():
             seconds[kind] += min(tried)
-    exact, fast = (seconds[kind] / len(pictures) for kind in configs)
-    line(f"{name}/fast", 1 / fast, "pictures/CPU s", peer=1 / exact, ratio=exact / fast)
-    rate = operations / len(pictures) / fast / 1e9
+    exact, fast = (seconds[kind] / len(images) for kind in configs)
+    line(f"{name}/fast", 1 / fast, "images/CPU s", peer=1 / exact, ratio=exact / fast)
+    rate = operations / len(images) / fast / 1e9
     line(f"{name}/fast/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=rate / gemm)
 
 
@@ -343,21 +343,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="r101")
-    parser.add_argument("--pictures", type=int, metavar="N", help="to extract")
+    parser.add_argument("--images", type=int, metavar="N", help="to extract")
     parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
     arguments = parse_form(parser, argv, short=SHORT, full=FULL)
     config = ExtractConfig(storage=Storage(dtype="float32"))
-    pictures = photos(arguments.pictures)
+    images = photos(arguments.images)
     name = f"extract/{arguments.arch}"
     detector = open_detector(ARCHITECTURES[arguments.arch], None)
-    best, rows, gemm = measure(pictures, arguments.rounds, detector, config)
+    best, rows, gemm = measure(images, arguments.rounds, detector, config)
     own = report(name, best, gemm)
     line(f"{name}/peak_rss", peak_gb(), "GB")
-    operations = sum(sum(of_picture.operations.values()) for of_picture in best)
-    compare_precisions(name, pictures, operations, arguments.rounds, detector, config)
+    operations = sum(sum(of_image.operations.values()) for of_image in best)
+    compare_precisions(name, images, operations, arguments.rounds, detector, config)
     plain = FasterRCNN(detector.model.config).requires_grad_(False).eval()
     randomise(plain, 0)
-    compare(name, pictures, rows, own, arguments.rounds, plain, config)
+    compare(name, images, rows, own, arguments.rounds, plain, config)
     line(f"{name}/peer_peak_rss", peak_gb(), "GB")
 
 

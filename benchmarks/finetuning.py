@@ -3,7 +3,7 @@
 For each model two lines of JSON: forward and backward of what `train-vl finetune` computes in a
 step (training mode, dropout on, no optimiser; VQA with the loss of 3,129 answers, VCR of answers
 alone) on texts and regions of the lengths that the task has, and what memory a step takes. The four
-texts of a question of VCR are packed without padding, and a picture's regions embedded once for
+texts of a question of VCR are packed without padding, and an image's regions embedded once for
 them; beyond that each choice is encoded with the regions, as both models let text and regions read
 each other from the first layer, or the first co-attention, on. VL-BERT's VCR reads stored features
 here, and so does its peer. ``peer`` is the official code on the same
@@ -46,7 +46,7 @@ BAR = 1.5  # times the official code's samples per CPU second
 FLOATS = 4  # of each parameter: itself, its gradient and AdamW's moments
 FLOAT_BYTES = 4
 # Questions of VQA 2.0 have 6 words in the mean; with [CLS] and [SEP]. Regions: 10 to 100 by how
-# sure the detector was, and the picture.
+# sure the detector was, and the image.
 TEXTS = (7, 8, 8, 9, 9, 10, 11, 14)
 REGIONS = (11, 16, 22, 31, 47, 68, 93, 100)
 MODELS = ("vilbert", "vl-bert")

@@ -5,9 +5,9 @@
     python benchmarks/learning.py --full --variants vl-bert-hour --pairs 24000 --output build/hour
     python benchmarks/learning.py --ablations --seeds 0,1,2 --output build/learning-ablations
 
-Trains variants by their small recipes and ranks held-out pairs, of which no training picture shows
+Trains variants by their small recipes and ranks held-out pairs, of which no training image shows
 a combination. Prints lines of JSON: R@1 both ways beside the best that a matcher of colours alone
-is sure of, then probes: masked words guessed beside their own picture and another one, masked
+is sure of, then probes: masked words guessed beside their own image and another one, masked
 things beside their caption and none, VLMo without each of its experts. The short form ends long
 before a model sees more than colours: it shows that all of this runs. --full trains all five as
 their recipes say, 41 CPU minutes, and alone answers the question. Those of an hour want more pairs.
@@ -15,7 +15,7 @@ their recipes say, 41 CPU minutes, and alone answers the question. Those of an h
 --ablations is the grid: ablations of ImageBERT and InterBERT (a first stage on noisy pairs, hard
 negatives, masked groups against single masks, and shuffled pairs, from which nothing can be
 learned), the models on regions on top of a BERT of the same captions, VLMo without each objective,
-and VLMo on pictures with several captions, which come from anywhere or side by side and are
+and VLMo on images with several captions, which come from anywhere or side by side and are
 negatives of each other or not, each over seeds. Means and spreads go to OUTPUT/table.md.
 
 A finished run is not repeated, a killed one continues: OUTPUT/results holds the figures,

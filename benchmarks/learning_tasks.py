@@ -5,12 +5,12 @@
     python benchmarks/learning_tasks.py --full --arms vqa/vl-bert --seeds 1
 
 Asks for colours, shapes, numbers of things and where they stand (benchmarks/worlds/questions.py),
-in pictures of which no training picture shows a combination. An arm is a small model with a head:
-from pretraining on the captions of the same pictures, or from a BERT of the same captions. The
-blind one is trained and asked in the same way, and shown no picture. Prints lines of JSON: the
+in images of which no training image shows a combination. An arm is a small model with a head:
+from pretraining on the captions of the same images, or from a BERT of the same captions. The
+blind one is trained and asked in the same way, and shown no image. Prints lines of JSON: the
 share of right answers beside the blind model's, and the same for each kind of question. Retrieval
-finds held-out pictures by their captions and captions by their pictures; blind, that is chance.
-NLVR2 has statements on two pictures; GLUE has what follows from a caption, and whether it names
+finds held-out images by their captions and captions by their images; blind, that is chance.
+NLVR2 has statements on two images; GLUE has what follows from a caption, and whether it names
 more warm colours than cold ones: texts alone, beside chance (benchmarks/worlds/statements.py).
 Referring expressions name a thing by its looks, or by where it stands to another; choices ask
 for a colour, and given that for a place (benchmarks/worlds/expressions.py), from regions and from

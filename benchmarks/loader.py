@@ -48,7 +48,7 @@ WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near",
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """Medians of pictures a second, by the clock and by this process's CPU seconds."""
+    """Medians of images a second, by the clock and by this process's CPU seconds."""
 
     wall: float
     cpu: float
@@ -70,22 +70,22 @@ def rows(numbers: range) -> Iterator[RegionRow]:
         )
 
 
-def write_parquet(folder: Path, pictures: int) -> None:
+def write_parquet(folder: Path, images: int) -> None:
     """The regions table, in shards."""
     arrays = region_arrays(dtype="float16", feature_dim=WIDTH)
-    each = -(-pictures // SHARDS)
+    each = -(-images // SHARDS)
     for shard in range(SHARDS):
         with ShardWriter(folder, REGIONS, shard, SHARDS, arrays=arrays) as writer:
-            last = min((shard + 1) * each, pictures)
+            last = min((shard + 1) * each, images)
             for first in range(shard * each, last, GROUP):
                 group = list(rows(range(first, min(first + GROUP, last))))
                 writer.write(encode_regions(group, dtype="float16"))
 
 
-def write_lmdb(folder: Path, pictures: int) -> None:
+def write_lmdb(folder: Path, images: int) -> None:
     """The same regions as records of the reference repositories: base64 of float32, pickled."""
     with lmdb.open(str(folder), map_size=1 << 40) as store:
-        for row in rows(range(pictures)):
+        for row in rows(range(images)):
             assert row.features is not None
             record = {
                 "image_id": row.image_id,
@@ -122,12 +122,12 @@ def read_lmdb(folder: Path, batches: list[list[int]]) -> Iterator[torch.Tensor]:
             yield torch.from_numpy(features)
 
 
-def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
-    """Batches of ImageBERT's pretraining on a caption for each picture."""
+def prepared(folder: Path, images: int, batch_size: int) -> PretrainBatches:
+    """Batches of ImageBERT's pretraining on a caption for each image."""
     rng = np.random.default_rng(0)
-    captions = [" ".join(rng.choice(WORDS, 10)) for _ in range(pictures)]
+    captions = [" ".join(rng.choice(WORDS, 10)) for _ in range(images)]
     empty = dict.fromkeys(PAIRS.schema.names)
-    ids = [f"picture-{number}" for number in range(pictures)]
+    ids = [f"picture-{number}" for number in range(images)]
     pairs = [
         {**empty, "pair_id": compute_pair_id(i, text), "image_id": i, "text": text}
         for i, text in zip(ids, captions, strict=True)
@@ -139,7 +139,7 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
             folder / "prepared",
             PreparationInputs(
                 pairs=str(folder / "pairs"),
-                pictures=reader,
+                images=reader,
                 tokenizer=tokenizer,
                 max_tokens=44,
             ),
@@ -155,7 +155,7 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
     )
 
 
-def measure(read: Callable[[], Any], pictures: int, rounds: int) -> Rate:
+def measure(read: Callable[[], Any], images: int, rounds: int) -> Rate:
     """Rates of ``read``, after one round that fills the caches."""
     walls, cpus = [], []
     for number in range(rounds + 1):
@@ -164,7 +164,7 @@ def measure(read: Callable[[], Any], pictures: int, rounds: int) -> Rate:
         if number:
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
-    return Rate(wall=pictures / median(walls), cpu=pictures / median(cpus))
+    return Rate(wall=images / median(walls), cpu=images / median(cpus))
 
 
 def exhaust(batches: Iterator[Any]) -> None:
@@ -173,19 +173,19 @@ def exhaust(batches: Iterator[Any]) -> None:
         pass
 
 
-def copy_rate(pictures: int, rounds: int) -> Rate:
-    """memcpy of the bytes of so many pictures, 512 MB at a time."""
+def copy_rate(images: int, rounds: int) -> Rate:
+    """memcpy of the bytes of so many images, 512 MB at a time."""
     size = BOXES * WIDTH * 2
-    count = min(pictures, (512 << 20) // size)
+    count = min(images, (512 << 20) // size)
     source, target = np.ones(count * size, np.uint8), np.zeros(count * size, np.uint8)
     return measure(lambda: np.copyto(target, source), count, rounds)
 
 
-def beside_copy(read: Callable[[], Any], pictures: int, rounds: int) -> tuple[Rate, Rate]:
+def beside_copy(read: Callable[[], Any], images: int, rounds: int) -> tuple[Rate, Rate]:
     """Rates of ``read``, and of memcpy before and after it."""
-    before = copy_rate(pictures, rounds)
-    rate = measure(read, pictures, rounds)
-    after = copy_rate(pictures, rounds)
+    before = copy_rate(images, rounds)
+    rate = measure(read, images, rounds)
+    after = copy_rate(images, rounds)
     wall, cpu = (before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2
     return rate, Rate(wall=wall, cpu=cpu)
 
@@ -214,10 +214,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--pictures", type=int, metavar="N", help="0.4 MB each, and LMDB's 1.1 (500 at most)"
+        "--images", type=int, metavar="N", help="0.4 MB each, and LMDB's 1.1 (500 at most)"
     )
     parser.add_argument(
-        "--batch-size", type=int, default=32, metavar="N", help="pictures (%(default)s)"
+        "--batch-size", type=int, default=32, metavar="N", help="images (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
     parser.add_argument(
@@ -228,15 +228,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     torch.set_num_threads(1)
-    pictures, size = args.pictures, args.batch_size
-    order = np.random.default_rng(0).permutation(pictures).tolist()
-    cut = [order[i : i + size] for i in range(0, pictures, size)]
+    images, size = args.images, args.batch_size
+    order = np.random.default_rng(0).permutation(images).tolist()
+    cut = [order[i : i + size] for i in range(0, images, size)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_parquet(folder / "regions", pictures)
-        batches = prepared(folder, pictures, size)
-        write_lmdb(folder / "lmdb", min(pictures, 500))
-        few = [[n % min(pictures, 500) for n in numbers] for numbers in cut[: -(-500 // size)]]
+        write_parquet(folder / "regions", images)
+        batches = prepared(folder, images, size)
+        write_lmdb(folder / "lmdb", min(images, 500))
+        few = [[n % min(images, 500) for n in numbers] for numbers in cut[: -(-500 // size)]]
         lmdb_rate, limit = beside_copy(
             lambda: exhaust(read_lmdb(folder / "lmdb", few)), sum(map(len, few)), args.rounds
         )
@@ -245,11 +245,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         reader = RegionReader(folder / "regions")
         regions, limit = beside_copy(
             lambda: exhaust(region_batch(reader, numbers, Feeding()) for numbers in cut),
-            pictures,
+            images,
             args.rounds,
         )
         line("regions", regions, limit, lmdb_rate, batch_size=size)
-        whole = pictures // size
+        whole = images // size
         for workers in sorted({0, args.workers}):
             # Planned and assembled batches of a steady run: starting processes is not counted.
             loader = batch_loader(batches, 0, whole * (args.rounds + 1), workers=workers)

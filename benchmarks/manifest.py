@@ -26,7 +26,7 @@ from shell import parse_form, result_line
 
 SHORT = {"cc": 100_000, "coco": 100_000, "vg": 150_000}
 FULL = {"cc": 3_318_333, "coco": 616_767, "vg": 5_408_689}
-REGIONS = 50  # of a picture of Visual Genome, about
+REGIONS = 50  # of an image of Visual Genome, about
 CAPTIONS = 5
 MOST_IN_MEMORY = 1_500_000  # rows that `json.load` keeps, some 500 bytes each
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
@@ -52,7 +52,7 @@ def write_cc(folder: Path, rows: int) -> Path:
     path, captions = folder / "Train_GCC-training.tsv", texts(1)
     with path.open("w", encoding="utf-8") as file:
         for number in range(rows):
-            file.write(f"{next(captions)} .\thttp://example.org/pictures/{number:08d}/photo.jpg\n")
+            file.write(f"{next(captions)} .\thttp://example.org/images/{number:08d}/photo.jpg\n")
     return path
 
 
@@ -84,7 +84,7 @@ def write_coco(folder: Path, rows: int) -> Path:
 
 
 def write_vg(folder: Path, rows: int) -> Path:
-    """Visual Genome's pictures, and the regions of each."""
+    """Visual Genome's images, and the regions of each."""
     path, captions = folder / "region_descriptions.json", texts(3)
     num_images = -(-rows // REGIONS)
     images = (
@@ -99,11 +99,11 @@ def write_vg(folder: Path, rows: int) -> Path:
         for number in range(num_images)
     )
     _write_list(folder / "image_data.json", images)
-    _write_list(path, (_vg_picture(number, rows, captions) for number in range(num_images)))
+    _write_list(path, (_vg_image(number, rows, captions) for number in range(num_images)))
     return path
 
 
-def _vg_picture(number: int, rows: int, captions: Iterator[str]) -> dict[str, Any]:
+def _vg_image(number: int, rows: int, captions: Iterator[str]) -> dict[str, Any]:
     box = {"x": 4, "y": 5, "width": 200, "height": 160}
     numbers = range(number * REGIONS, min(rows, (number + 1) * REGIONS))
     regions = [

@@ -1,12 +1,12 @@
-"""How many of the mined pairs are right, and how many of the pictures with a text are found.
+"""How many of the mined pairs are right, and how many of the images with a text are found.
 
 Reads, joins, surveys and chooses the archives of labelled sites in this process and compares what
-is kept with what a person said of each picture.
+is kept with what a person said of each image.
 
-precision: share of the kept pairs whose text is among those that describe the picture. Texts of
+precision: share of the kept pairs whose text is among those that describe the image. Texts of
 which the person was unsure count neither way. Strict counts a text that nobody judged as wrong,
 lenient leaves it out.
-recall: share of the content pictures with a describing text that were kept with one of them.
+recall: share of the content images with a describing text that were kept with one of them.
 
 Run: python benchmarks/mining.py [--sites DIR] [--leave-one-out | --fit]
 """

@@ -57,7 +57,7 @@ class Case:
     """A variant at its published base size, with the batch that the official code was timed on.
 
     What is to be guessed is drawn by the masking of ``recipe``. ``texts`` and ``rows`` are the
-    lengths of the variable batch (rows of regions with that of the whole picture); the full batch
+    lengths of the variable batch (rows of regions with that of the full image); the full batch
     has ``max_text`` and ``max_rows`` everywhere; to these sizes the official readers pad every
     batch, except where ``to_longest``.
     """

@@ -1,4 +1,4 @@
-"""Speed of the exact search for nearest pictures, against NumPy and a matrix product.
+"""Speed of the exact search for nearest images, against NumPy and a matrix product.
 
 Prints lines of JSON. Vectors are generated: 40 directions with noise, positive as means of region
 features are, some of them twice. ``peer`` is a blocked NumPy product of the queries with all
@@ -6,7 +6,7 @@ vectors, whose candidates are ranked in float64; its answer must be the same. ``
 of that float32 product alone, measured in the same process. Seconds are CPU seconds of all
 threads, the least of the rounds: they hold on a machine that does other work too.
 
-    python benchmarks/nearest_pictures.py --full
+    python benchmarks/nearest_images.py --full
 """
 
 import argparse
@@ -25,9 +25,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import numpy.typing as npt
 from shell import parse_form, result_line
-
-from vlmill.pipelines.nearest_pictures.means import PICTURES_PER_PART, Means
-from vlmill.pipelines.nearest_pictures.search import SPARE, Nearest, NearestIndex
+from vlmill.pipelines.nearest_images.means import IMAGES_PER_PART, Means
+from vlmill.pipelines.nearest_images.search import SPARE, Nearest, NearestIndex
 
 Vectors = npt.NDArray[np.float32]
 SHORT = {"pictures": 30_000, "queries": 1_024, "rounds": 1}
@@ -42,8 +41,8 @@ def write_means(folder: Path, count: int, width: int, seed: int) -> Means:
     random = np.random.default_rng(seed)
     directions = random.standard_normal((DIRECTIONS, width), dtype=np.float32)
     paths = []
-    for start in range(0, count, PICTURES_PER_PART):
-        size = min(PICTURES_PER_PART, count - start)
+    for start in range(0, count, IMAGES_PER_PART):
+        size = min(IMAGES_PER_PART, count - start)
         vectors = random.standard_normal((size, DIRECTIONS), dtype=np.float32) @ directions
         vectors += NOISE * random.standard_normal((size, width), dtype=np.float32)
         np.maximum(vectors, 0, out=vectors)
@@ -111,7 +110,7 @@ def line(name: str, value: float, unit: str, **more: object) -> None:
 
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """Prepares, searches and compares."""
-    count, width, top = options.pictures, options.width, options.top
+    count, width, top = options.images, options.width, options.top
     queries = min(options.queries, count)
     means = write_means(folder, count, width, options.seed)
     start = time.process_time()
@@ -139,7 +138,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         **about,
     )
     line("product", rate, "GFLOP/CPU s", limit=limit, fraction_of_limit=rate / limit, **about)
-    line("prepare", count / prepared_s, "pictures/CPU s", **about)
+    line("prepare", count / prepared_s, "images/CPU s", **about)
     line("peak_rss", peak, "GB", **about)
 
 
@@ -148,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pictures", type=int, metavar="N", help="vectors")
+    parser.add_argument("--images", type=int, metavar="N", help="vectors")
     parser.add_argument("--width", type=int, default=2048, metavar="D", help="of a vector (2048)")
     parser.add_argument("--queries", type=int, metavar="N", help="of them, the first")
     parser.add_argument("--top", type=int, default=100, metavar="N", help="a list's length (100)")

@@ -33,8 +33,8 @@ from proof.tables import WorldTables
 from proof.task_runs import finished, results, run_all
 from published import AblationTable, all_tables
 from published.compare import Lines, compared, comparisons, lines_by_label
+from published.image import image
 from published.page import page
-from published.picture import picture
 from published.runs import RowJob, jobs_of, write_tables
 from shell import parse_form, result_line
 from worlds import World
@@ -46,7 +46,7 @@ from vlmill.schemas.files.atomic import write_text
 FOLDER = Path(__file__).parent
 COMMITTED = FOLDER / "results" / "reproduction.jsonl"
 PAGE = FOLDER.parent / "docs" / "reproduction.md"
-PICTURE = PAGE.parent / "images" / "reproduction.svg"
+IMAGE = PAGE.parent / "images" / "reproduction.svg"
 SEEDS = (0, 1, 2)
 
 
@@ -117,10 +117,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def write_page(lines: Lines) -> None:
-    """Writes the page of the documentation and its picture."""
+    """Writes the page of the documentation and its image."""
     tables = all_tables()
     by_table = compared(tables, lines)
-    write_text(PICTURE, picture(tables, by_table))
+    write_text(IMAGE, image(tables, by_table))
     write_text(PAGE, page(tables, by_table))
 
 

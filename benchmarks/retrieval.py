@@ -1,11 +1,11 @@
-"""Speed of ranking captions and pictures on this CPU, by fusion models at base size and by VLMo.
+"""Speed of ranking captions and images on this CPU, by fusion models at base size and by VLMo.
 
 For each model a line of JSON: pairs that `train-vl evaluate retrieval` scores a CPU second, from
-tables of regions or pictures to logits. Captions have the lengths of Flickr30k's (12.4 words in the
-mean; 14.8 tokens with [CLS], [SEP] and pieces of words), pictures 10 to 99 regions as a threshold
+tables of regions or images to logits. Captions have the lengths of Flickr30k's (12.4 words in the
+mean; 14.8 tokens with [CLS], [SEP] and pieces of words), images 10 to 99 regions as a threshold
 leaves them (47.5 in the mean) and the whole one.
 ``limit`` is what the rate of a 2048 x 768 x 3072 float32 product, measured in turn, would give for
-the useful operations: each caption and each picture read once, and each pair by itself, without
+the useful operations: each caption and each image read once, and each pair by itself, without
 padding, up to what the matching head reads. The warm-up lays weights out for their products, which
 a run of many pairs does once. ``peer`` is the official code with the same weights on
 the same pairs, in a process of its own, where a checkout of it is given
@@ -13,10 +13,10 @@ the same pairs, in a process of its own, where a checkout of it is given
 that have one rank by both, ``largest_difference`` that of their log odds. Bars are 3 times
 ViLBERT's and InterBERT's loop, 2.5 times VL-BERT's pass, and 0.7 of the limit for the others.
 
-Then seconds from raw pictures and texts to ranks of 1,000 pictures and 5,000 captions, measured on
-a part and scaled by the numbers of pictures, texts and pairs: VLMo as dual encoder, with --rerank
-20 (20 for each picture and each text, at most), as fusion encoder, and the first model of regions
-with its detector (R-101, random weights, one picture). Last the product of 1,000 x 5,000 vectors,
+Then seconds from raw images and texts to ranks of 1,000 images and 5,000 captions, measured on
+a part and scaled by the numbers of images, texts and pairs: VLMo as dual encoder, with --rerank
+20 (20 for each image and each text, at most), as fusion encoder, and the first model of regions
+with its detector (R-101, random weights, one image). Last the product of 1,000 x 5,000 vectors,
 which has the ranks of all, beside FAISS's ten best, which has not.
 
     python benchmarks/retrieval.py
@@ -44,7 +44,7 @@ from peers.captions import (
     PeerWork,
     names,
     random_captions,
-    write_pictures,
+    write_images,
     write_regions,
 )
 from peers.official_models import official_checkout
@@ -69,7 +69,7 @@ from vlmill.train.recipes.feeding import (
     vilbert_retrieval_feeding,
 )
 from vlmill.train.recipes.parts import Feeding
-from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures, text_batches
+from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages, text_batches
 from vlmill.train.tasks.retrieval.matching import PairScorer, make_scorer, match_scores
 from vlmill.train.tasks.retrieval.metrics import retrieval_metrics
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
@@ -80,10 +80,10 @@ GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 CAPTIONS = (8, 10, 12, 13, 14, 16, 19, 26)  # tokens, eighths of Flickr30k's about their mean
 REGIONS = (10, 15, 21, 30, 46, 67, 92, 99)
 BATCH = 64  # as the command scores them
-RANKED_PICTURES, RANKED_TEXTS, RERANK = 1_000, 5_000, 20
+RANKED_IMAGES, RANKED_TEXTS, RERANK = 1_000, 5_000, 20
 WIDTH, FIRST = 768, 10
 CPU = torch.device("cpu")
-Pictures = RegionPictures | PixelPictures
+Images = RegionImages | PixelImages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Work:
 
     texts: tuple[Ids, ...]
     ids: list[str]
-    pictures: Pictures
+    images: Images
 
     @property
     def pairs(self) -> int:
@@ -134,13 +134,11 @@ class Work:
 
     def scores(self, scorer: PairScorer) -> NDArray[np.float32]:
         """Scores all pairs as the command does, [I, T]."""
-        return match_scores(
-            scorer, self.texts, self.ids, self.pictures, device=CPU, batch_size=BATCH
-        )
+        return match_scores(scorer, self.texts, self.ids, self.images, device=CPU, batch_size=BATCH)
 
     def of_peer(self) -> PeerWork:
         """The same as a peer takes it."""
-        inputs = self.pictures.batch(self.ids).to("cpu").inputs
+        inputs = self.images.batch(self.ids).to("cpu").inputs
         return PeerWork(
             captions=self.texts,
             features=inputs.region_features,
@@ -151,14 +149,14 @@ class Work:
 
 def make_work(case: Case, captions: Sequence[int], counts: Sequence[int], folder: Path) -> Work:
     """Writes the tables of a case and opens them."""
-    pictures: Pictures
+    images: Images
     if case.feeding.kind == "pixels":
-        reader = ImageReader(write_pictures(folder / "images", len(counts)))
-        pictures = PixelPictures(reader, case.feeding)
+        reader = ImageReader(write_images(folder / "images", len(counts)))
+        images = PixelImages(reader, case.feeding)
     else:
         regions = RegionReader(write_regions(folder / "regions", counts))
-        pictures = RegionPictures(regions, case.feeding)
-    return Work(texts=random_captions(captions), ids=names(len(counts)), pictures=pictures)
+        images = RegionImages(regions, case.feeding)
+    return Work(texts=random_captions(captions), ids=names(len(counts)), images=images)
 
 
 def gemm() -> None:
@@ -172,15 +170,15 @@ LEFT, RIGHT = torch.randn(2048, WIDTH), torch.randn(WIDTH, 3072)
 
 @torch.inference_mode()
 def operations(scorer: PairScorer, work: Work) -> int:
-    """Useful operations: of each caption, each picture and each pair alone, without padding."""
+    """Useful operations: of each caption, each image and each pair alone, without padding."""
     counter = operations_counter()
     # The fused attention kernel of the CPU is not in the counter's list.
     with counter, sdpa_kernel(SDPBackend.MATH):
         texts = [scorer.read_texts(text_batches([text], 1, CPU)[0]) for text in work.texts]
         for image_id in work.ids:
-            picture = scorer.read_picture(work.pictures.batch([image_id]).to(CPU))
+            image = scorer.read_image(work.images.batch([image_id]).to(CPU))
             for text in texts:
-                scorer.match(text, picture)
+                scorer.match(text, image)
     return counter.get_total_flops()
 
 
@@ -202,7 +200,7 @@ def run_variant(
         works["peer"] = partial(peer.step, False)
     scorer, scores = make_scorer(model.eval()), list[NDArray[np.float32]]()
     works["ours"] = partial(timed, lambda: scores.append(work.scores(scorer)))
-    with unchanging_weights(RANKED_PICTURES * RANKED_TEXTS):
+    with unchanging_weights(RANKED_IMAGES * RANKED_TEXTS):
         timings = measure(works, rounds)
     line = speed_line(variant, work, timings, operations(scorer, work))
     if peer is not None:
@@ -241,7 +239,7 @@ def speed_line(
 
 
 def agreement(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> dict[str, float]:
-    """How far scores [I, T] of the same pairs differ, and whether they rank pictures alike."""
+    """How far scores [I, T] of the same pairs differ, and whether they rank images alike."""
     ranks = [scores.argsort(0).argsort(0) for scores in (ours, theirs)]
     return {
         "equal_ranks": float((ranks[0] == ranks[1]).mean()),
@@ -257,7 +255,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def whole_line(name: str, parts: dict[str, float], **more: object) -> None:
-    """Prints the seconds from raw pictures and texts to ranks, and what they are made of."""
+    """Prints the seconds from raw images and texts to ranks, and what they are made of."""
     line = result_line(
         f"retrieval/1000x5000/{name}",
         round(sum(parts.values()), 1),
@@ -269,31 +267,31 @@ def whole_line(name: str, parts: dict[str, float], **more: object) -> None:
 
 def run_vlmo(model: Any, of_pair: float, work: Work, ranking: float) -> None:
     """Prints VLMo's seconds as dual encoder, with the best ranked again, and as fusion encoder."""
-    assert isinstance(work.pictures, PixelPictures)
-    images = partial(image_vectors, model, work.ids, work.pictures, device=CPU, batch_size=BATCH)
+    assert isinstance(work.images, PixelImages)
+    images = partial(image_vectors, model, work.ids, work.images, device=CPU, batch_size=BATCH)
     texts = partial(text_vectors, model, work.texts, device=CPU, batch_size=BATCH)
     of_image, of_text = cpu_seconds(images) / len(work.ids), cpu_seconds(texts) / len(work.texts)
     dual = {
-        "pictures": RANKED_PICTURES * of_image,
+        "pictures": RANKED_IMAGES * of_image,
         "texts": RANKED_TEXTS * of_text,
         "ranks": ranking,
     }
     whole_line("vlmo-dual", dual)
-    again = RERANK * (RANKED_PICTURES + RANKED_TEXTS)
+    again = RERANK * (RANKED_IMAGES + RANKED_TEXTS)
     whole_line("vlmo-rerank", dual | {"pairs": again * of_pair}, rerank=RERANK)
-    every = RANKED_PICTURES * RANKED_TEXTS
+    every = RANKED_IMAGES * RANKED_TEXTS
     whole_line("vlmo-fusion", {"pairs": every * of_pair, "ranks": ranking})
 
 
 def run_regions(variant: str, arch: str, of_pair: float, ranking: float, folder: Path) -> None:
     """Prints the seconds of a model of regions, with those of its detector."""
-    reader = ImageReader(write_pictures(folder / "to-detect", 1))
+    reader = ImageReader(write_images(folder / "to-detect", 1))
     data, detector = reader.read_bytes(0), open_detector(ARCHITECTURES[arch], None)
     assert data is not None
     detect = partial(extract_regions, "picture", bytes(data), detector, ExtractConfig())
     parts = {
-        "detector": RANKED_PICTURES * timed(detect).cpu_s,
-        "pairs": RANKED_PICTURES * RANKED_TEXTS * of_pair,
+        "detector": RANKED_IMAGES * timed(detect).cpu_s,
+        "pairs": RANKED_IMAGES * RANKED_TEXTS * of_pair,
         "ranks": ranking,
     }
     whole_line(f"{variant}-with-detector", parts, detector=arch)
@@ -307,9 +305,9 @@ def run_ranking() -> float:
     rng = np.random.default_rng(0)
     images, texts = (
         rng.standard_normal((count, WIDTH), dtype=np.float32)
-        for count in (RANKED_PICTURES, RANKED_TEXTS)
+        for count in (RANKED_IMAGES, RANKED_TEXTS)
     )
-    owners = np.arange(RANKED_TEXTS) % RANKED_PICTURES
+    owners = np.arange(RANKED_TEXTS) % RANKED_IMAGES
     product = cpu_seconds(lambda: images @ texts.T)
     scores = images @ texts.T
     ranks = cpu_seconds(lambda: retrieval_metrics(scores, owners))
@@ -353,13 +351,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = (1, 2, 4, 8)
     parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
     parser.add_argument("--captions", type=int, choices=sizes, metavar="N", help="1, 2, 4 or 8")
-    parser.add_argument("--pictures", type=int, choices=sizes, metavar="N", help="1, 2, 4 or 8")
+    parser.add_argument("--images", type=int, choices=sizes, metavar="N", help="1, 2, 4 or 8")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does
     official, ranking = dict(options.official), run_ranking()
     captions, counts = (
         lengths[8 // number // 2 :: 8 // number]  # from the middle of each part
-        for lengths, number in ((CAPTIONS, options.captions), (REGIONS, options.pictures))
+        for lengths, number in ((CAPTIONS, options.captions), (REGIONS, options.images))
     )
     detected = False
     for variant in options.variants:
@@ -369,7 +367,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             model, of_pair = run_variant(
                 variant, official.get(variant), options.rounds, work, folder
             )
-            if isinstance(work.pictures, PixelPictures):
+            if isinstance(work.images, PixelImages):
                 run_vlmo(model, of_pair, work, ranking)
             elif not detected:
                 run_regions(variant, options.arch, of_pair, ranking, folder)

@@ -1,14 +1,14 @@
 """Requests a second of `extract-rois serve`, their waiting, and its memory, beside a plain run.
 
-Prints lines of JSON. Pictures are generated, 240 x 320, the network is `tiny` with random weights,
+Prints lines of JSON. Images are generated, 240 x 320, the network is `tiny` with random weights,
 and one thread computes. ``peer`` is the rate at which the engine of `extract-rois run` makes the
-same pictures' rows in this process. Loads and the peer take turns, ROUNDS times at each number of
+same images' rows in this process. Loads and the peer take turns, ROUNDS times at each number of
 clients: ``ratio`` is the median over the rounds of the share of the peer's rate, the mean of before
 and after, that requests get (goal: 0.9). Clients are threads here, each with a connection that is
 kept: what they, the front process and the worker take, they take from the same cores. ``cpu_ratio``
 compares CPU seconds of the worker alone, ``front_ms`` is the CPU time of the front process for each
 request. One load meets a queue that is too short for it: its clients wait as a 429 says. Memory is
-looked at with smaller pictures, as it is the number of requests that counts.
+looked at with smaller images, as it is the number of requests that counts.
 
     python benchmarks/serve.py --full
 """
@@ -41,7 +41,7 @@ FULL = {"requests": 100, "concurrency": (1, 2, 4, 8, 16, 32), "long": 10_000, "r
 TINY = ("--arch", "tiny", "--short-side", "240", "--long-side", "400")
 SMALL = ("--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "8")
 R101 = ("--arch", "r101")
-SHORT_QUEUE = ("--max-pictures", "4", "--queue", "4")
+SHORT_QUEUE = ("--max-images", "4", "--queue", "4")
 ROUNDS = 5
 GOAL = 0.9
 WARM = 20
@@ -49,15 +49,15 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def photographs(count: int) -> list[bytes]:
-    """Encodes pictures of coloured blobs, 240 x 320."""
+    """Encodes images of coloured blobs, 240 x 320."""
     random = np.random.default_rng(0)
-    pictures = []
+    images = []
     for _ in range(count):
         blobs = random.integers(0, 256, (12, 16, 3), dtype=np.uint8)
         content = io.BytesIO()
         Image.fromarray(blobs).resize((320, 240), Image.Resampling.BICUBIC).save(content, "JPEG")
-        pictures.append(content.getvalue())
-    return pictures
+        images.append(content.getvalue())
+    return images
 
 
 @dataclass(kw_only=True)
@@ -114,8 +114,8 @@ class Load:
     wall: float = 0.0
 
 
-def loaded(running: Service, pictures: Sequence[bytes], count: int, clients: int) -> Load:
-    """Sends ``count`` requests of a picture each by ``clients`` connections."""
+def loaded(running: Service, images: Sequence[bytes], count: int, clients: int) -> Load:
+    """Sends ``count`` requests of an image each by ``clients`` connections."""
     load, numbers, lock = Load(), iter(range(count)), threading.Lock()
 
     def client() -> None:
@@ -128,7 +128,7 @@ def loaded(running: Service, pictures: Sequence[bytes], count: int, clients: int
                 connection.close()
                 return
             begin = time.perf_counter()
-            body = pictures[number % len(pictures)]
+            body = images[number % len(images)]
             connection.request("POST", "/v1/regions", body, headers)
             answer = connection.getresponse()
             answer.read()
@@ -154,32 +154,33 @@ def loaded(running: Service, pictures: Sequence[bytes], count: int, clients: int
 class Plain:
     """Makes rows in this process as `extract-rois run` does."""
 
-    def __init__(self, flags: Sequence[str], pictures: Sequence[bytes], folder: Path) -> None:
+    def __init__(self, flags: Sequence[str], images: Sequence[bytes], folder: Path) -> None:
+        from vlmill.extract.images.plan import plan_images
+
         from vlmill.extract.cli import parser
         from vlmill.extract.from_flags import make_config, make_detector
-        from vlmill.extract.pictures.plan import plan_pictures
         from vlmill.extract.run.job import Job
 
-        for number, content in enumerate(pictures):
+        for number, content in enumerate(images):
             (folder / f"{number}.jpg").write_bytes(content)
         words = ["run", str(folder), "--output", str(folder), *flags]
         arguments = parser().parse_args(words)
         self.job = Job(
-            plan=plan_pictures([str(folder)]),
+            plan=plan_images([str(folder)]),
             output=folder,
             detector=make_detector(arguments),
             config=make_config(arguments),
         )
 
     def rate(self) -> tuple[float, float]:
-        """Returns pictures a second of the clock, and a CPU second."""
+        """Returns images a second of the clock, and a CPU second."""
         from vlmill.extract.run.devices import WorkerSettings, start_engine
         from vlmill.extract.run.job import Part, compute_results
 
         job = self.job
         wall, cpu = time.perf_counter(), time.process_time()
         with start_engine(WorkerSettings(), job.detector, job.config, None) as engine:
-            part = Part(index=0, total=1, pictures=job.plan)
+            part = Part(index=0, total=1, images=job.plan)
             count = sum(1 for _ in compute_results(engine, job, [part]))
         return count / (time.perf_counter() - wall), count / (time.process_time() - cpu)
 
@@ -224,7 +225,7 @@ class Rounds:
 def measure(
     running: Service,
     plain: Plain,
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     name: str,
     *,
     count: int,
@@ -233,14 +234,14 @@ def measure(
 ) -> None:
     """Prints rates and waiting at rising concurrency, ``count`` requests at each."""
     rounds = min(rounds, count)
-    loaded(running, pictures, min(WARM, count), 1)
+    loaded(running, images, min(WARM, count), 1)
     plain.rate()
     before = plain.rate()
     results = {clients: Rounds() for clients in concurrency}
     for _ in range(rounds):
         for clients, result in results.items():
             fronts, workers = cpu_seconds(running)
-            load = loaded(running, pictures, count // rounds, clients)
+            load = loaded(running, images, count // rounds, clients)
             fronts_after, workers_after = cpu_seconds(running)
             after = plain.rate()
             peer, peer_cpu = ((one + other) / 2 for one, other in zip(before, after, strict=True))
@@ -273,9 +274,9 @@ def waiting(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{q}_ms": round(1_000 * float(np.percentile(seconds, q)), 1) for q in (50, 95, 99)}
 
 
-def measure_refusals(running: Service, pictures: Sequence[bytes], count: int, clients: int) -> None:
+def measure_refusals(running: Service, images: Sequence[bytes], count: int, clients: int) -> None:
     """Prints what becomes of requests that meet a queue which is too short for them."""
-    load = loaded(running, pictures, count, clients)
+    load = loaded(running, images, count, clients)
     line(
         f"serve tiny, {clients} clients, {' '.join(SHORT_QUEUE)}",
         round(len(load.seconds) / load.wall, 2),
@@ -286,11 +287,11 @@ def measure_refusals(running: Service, pictures: Sequence[bytes], count: int, cl
     )
 
 
-def measure_memory(running: Service, pictures: Sequence[bytes], count: int) -> None:
+def measure_memory(running: Service, images: Sequence[bytes], count: int) -> None:
     """Prints by how much the processes grow over ``count`` requests, the first tenth left out."""
     sizes, refused = [], 0
     for _ in range(10):
-        refused += len(loaded(running, pictures, count // 10, 4).refused)
+        refused += len(loaded(running, images, count // 10, 4).refused)
         sizes.append(running.metric("vlmill_resident_bytes") / 2**20)
     line(
         f"serve tiny, memory over {count} requests",
@@ -309,26 +310,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = partial(parser.add_argument, type=int, metavar="N")
     add("--requests", help="at each concurrency; 0: none")
     add("--long", help="requests over which memory is looked at; 0: none")
-    add("--r101", help="pictures for the large network; 0: none")
+    add("--r101", help="images for the large network; 0: none")
     parser.add_argument("--concurrency", type=int, nargs="+", metavar="N")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
-    pictures = photographs(20)
+    images = photographs(20)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "tiny").mkdir()
-        plain = Plain(TINY, pictures, folder / "tiny")
+        plain = Plain(TINY, images, folder / "tiny")
         measured = partial(measure, count=options.requests, concurrency=options.concurrency)
         if options.requests:
             with service(folder / "log", *TINY, "--queue", "512") as running:
-                measured(running, plain, pictures, "tiny", rounds=ROUNDS)
+                measured(running, plain, images, "tiny", rounds=ROUNDS)
             with service(folder / "log", *TINY, *SHORT_QUEUE) as running:
-                measure_refusals(running, pictures, options.requests, options.concurrency[-1])
+                measure_refusals(running, images, options.requests, options.concurrency[-1])
         if options.long:
             with service(folder / "log", *SMALL) as running:
-                measure_memory(running, pictures, options.long)
+                measure_memory(running, images, options.long)
         if options.r101:
             (folder / "r101").mkdir()
-            few = pictures[: options.r101]
+            few = images[: options.r101]
             plain = Plain(R101, few, folder / "r101")
             with service(folder / "log", *R101) as running:
                 measured(

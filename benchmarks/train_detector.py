@@ -1,7 +1,7 @@
 """Seconds and memory of a detector's training step, beside Detectron2's on the same inputs.
 
 Both take the step of Detectron2's recipe for COCO (C4, frozen stem and res2) from the same weights
-on the same pictures of noise with seven boxes each, and draw the same examples: forward, backward,
+on the same images of noise with seven boxes each, and draw the same examples: forward, backward,
 and the optimiser's update. Each side has a process of its own; they take turns, so that a busy
 spell meets both. ``ratio`` is ours over theirs; the bar is 1.2. Where Detectron2 is missing
 (docs/install.md) the peer is a detector of torchvision's parts of the same sizes, which is said: it
@@ -36,7 +36,7 @@ def lines_of(work: Work, timings: dict[str, Timing]) -> list[dict[str, object]]:
     ours = timings["ours"]
     peer = next((name for name in timings if name != "ours"), None)
     about = {
-        "pictures": work.pictures,
+        "pictures": work.images,
         "size": [work.width, work.height],
         "regions": work.regions,
         "depth": work.depth,
@@ -63,11 +63,11 @@ def lines_of(work: Work, timings: dict[str, Timing]) -> list[dict[str, object]]:
 def run(arguments: Sequence[str]) -> int:
     """Takes the steps and prints the lines."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
-    if min(args.pictures, args.regions, args.rounds) < 1 or min(args.height, args.width) < 32:
-        raise InputError("want --pictures, --regions, --rounds from 1, --height, --width from 32")
+    if min(args.images, args.regions, args.rounds) < 1 or min(args.height, args.width) < 32:
+        raise InputError("want --images, --regions, --rounds from 1, --height, --width from 32")
     work = Work(
         depth=args.depth,
-        pictures=args.pictures,
+        images=args.images,
         height=args.height,
         width=args.width,
         regions=args.regions,
@@ -94,10 +94,10 @@ def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/train_detector.py", description=__doc__)
     p.add_argument("--depth", type=int, choices=(50, 101), help="of the ResNet")
-    p.add_argument("--pictures", type=int, metavar="N", help="of a step")
-    p.add_argument("--height", type=int, metavar="N", help="of each picture, in pixels")
+    p.add_argument("--images", type=int, metavar="N", help="of a step")
+    p.add_argument("--height", type=int, metavar="N", help="of each image, in pixels")
     p.add_argument("--width", type=int, metavar="N", help="likewise")
-    p.add_argument("--regions", type=int, metavar="N", help="sampled of each picture")
+    p.add_argument("--regions", type=int, metavar="N", help="sampled of each image")
     p.add_argument("--rounds", type=int, metavar="N", help="steps of each side after the first one")
     p.add_argument("--narrow", action="store_true", help="an eighth of the channels, for tests")
     return p

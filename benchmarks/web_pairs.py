@@ -2,7 +2,7 @@
 
 The pages are generated (or those of ``--warc``). ``limit`` is the rate at which the fastest parser
 (lexbor) alone makes trees of the same pages in the same process. The whole is timed in a plain loop
-over the job's units and through Beam. Growth runs 1, 4 and 16 times as many pages with pictures,
+over the job's units and through Beam. Growth runs 1, 4 and 16 times as many pages with images,
 each in a process of its own, whose peak of resident memory counts.
 
     python benchmarks/web_pairs.py --full
@@ -115,10 +115,10 @@ def measure_speed(pattern: str, rounds: int, bars: dict[str, float]) -> None:
 
 
 def measure_growth(pages: int, most: int, folder: Path) -> None:
-    """Prints CPU seconds and peak memory of 1, 4, ... ``most`` times the pages, with pictures."""
+    """Prints CPU seconds and peak memory of 1, 4, ... ``most`` times the pages, with images."""
     first: tuple[float, float] | None = None
     for times in (times for times in GROWTH if times <= most):
-        web = Web(pages=times * pages, pictures=True)
+        web = Web(pages=times * pages, images=True)
         archives = write_archives(folder / f"{times}", web, -(-web.pages // ARCHIVE_PAGES))
         command = [sys.executable, __file__, "--one", f"{archives[0].parent}/*.warc.gz"]
         said = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -148,7 +148,7 @@ def peak_bytes() -> int:
 
 def measure_start(folder: Path) -> None:
     """Prints the CPU seconds of a whole run of the command over one page."""
-    write_archives(folder / "one", Web(pages=1, pictures=True), 1)
+    write_archives(folder / "one", Web(pages=1, images=True), 1)
     command = [sys.executable, "-m", "vlmill.pipelines.web_pairs", *COMMAND_FLAGS]
     command += ["--warc", f"{folder}/one/*.gz", "--output", f"{folder}/one-out"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

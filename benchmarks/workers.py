@@ -1,6 +1,6 @@
 """Growth of mining from one process to more: wall seconds of the same job with ``--workers`` 1, 2.
 
-The command runs on generated archives with pictures, once with each number of processes. ``limit``
+The command runs on generated archives with images, once with each number of processes. ``limit``
 is what this machine gives so many processes that only calculate, in the same minutes: measured
 before and after, beside one such process. On a machine with other work both suffer alike.
 
@@ -59,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pages", type=int, metavar="N", help="of 20 KB, with three pictures each")
+    parser.add_argument("--pages", type=int, metavar="N", help="of 20 KB, with three images each")
     parser.add_argument("--workers", type=int, metavar="N", help="processes beside one")
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     with tempfile.TemporaryDirectory() as name:
-        folder, web = Path(name), Web(pages=args.pages, pictures=True)
+        folder, web = Path(name), Web(pages=args.pages, images=True)
         write_archives(folder / "archives", web, -(-web.pages // ARCHIVE_PAGES))
         limits = [machine_growth(args.workers)]
         one, many = (mine(folder, workers) for workers in (1, args.workers))

@@ -4,7 +4,7 @@
 
 writes pairs, images, regions, boxes.jsonl and world.json to one folder, and contact.html with
 samples; training pairs have the split `train`, held-out ones `test`, and what a test caption states
-is stated of no training picture. Prints a line of JSON for each oracle: R@1 where ties count
+is stated of no training image. Prints a line of JSON for each oracle: R@1 where ties count
 against the matcher, and its mean over all orders of ties.
 """
 
@@ -24,8 +24,8 @@ from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.report import (
     Section,
     html_table,
-    picture_cards,
-    picture_uri,
+    image_cards,
+    image_uri,
     write_page,
 )
 from vlmill.schemas.errors import InputError
@@ -64,7 +64,7 @@ def oracle_lines(
 
 
 def contact_sheet(folder: Path, lines: Sequence[dict[str, object]]) -> None:
-    """``contact.html``: the oracles, and pictures of both splits with their captions."""
+    """``contact.html``: the oracles, and images of both splits with their captions."""
     rows: dict[str, dict[str, str]] = {}
     for batch in iter_batches(folder, PAIRS, columns=["image_id", "text", "split"]):
         rows |= {row["image_id"]: row for row in batch.to_pylist()}
@@ -73,12 +73,12 @@ def contact_sheet(folder: Path, lines: Sequence[dict[str, object]]) -> None:
         for image_id, content in zip(*(c.to_pylist() for c in batch.columns), strict=True):
             row = rows[image_id]
             if len(cards[row["split"]]) < MAX_SHOWN:
-                uri = picture_uri(content, "image/png")
+                uri = image_uri(content, "image/png")
                 cards[row["split"]].append({"uri": uri, "text": row["text"], "about": image_id})
     table = [[line["name"], line["value"], line["expected"]] for line in lines]
     sections = [
         Section(title="Oracles", body=html_table(["oracle", "R@1", "expected"], table)),
-        *(Section(title=split, body=picture_cards(some)) for split, some in cards.items()),
+        *(Section(title=split, body=image_cards(some)) for split, some in cards.items()),
     ]
     write_page(folder / "contact.html", "A generated world", sections)
 
@@ -127,7 +127,7 @@ def parser() -> Parser:
         type=int,
         default=1,
         metavar="N",
-        help="of each picture to train on, of which there are so many times fewer (1)",
+        help="of each image to train on, of which there are so many times fewer (1)",
     )
     p.add_argument("--seed", type=int, default=0, help="of the world (0)")
     p.add_argument("--extra-boxes", type=int, default=1, metavar="N", help="of each thing (1)")

@@ -1,7 +1,7 @@
 """Pack the example web site into a WARC, as a crawler would have written it.
 
-The pages lie in ``site/``; the pictures are rendered from photographs that the installed packages
-scikit-image and scikit-learn carry (``pictures.json``), and ``responses.json`` says where the
+The pages lie in ``site/``; the images are rendered from photographs that the installed packages
+scikit-image and scikit-learn carry (``images.json``), and ``responses.json`` says where the
 server misbehaves. The same packages give the same bytes on every run.
 """
 
@@ -88,9 +88,9 @@ def _check(output: Path) -> None:
 
 
 def site_responses(root: Path) -> Iterator[Response]:
-    """All responses in the order of their URLs: pages, pictures and misbehaviour."""
+    """All responses in the order of their URLs: pages, images and misbehaviour."""
     odd = json.loads((root / "responses.json").read_text(encoding="utf-8"))
-    bodies = {**_pages(root / "site"), **_pictures(root / "pictures.json")}
+    bodies = {**_pages(root / "site"), **_images(root / "images.json")}
     bodies |= {url: bodies[path] for url, path in odd["copies"].items()}
     responses = [_ordinary(path, body, odd) for path, body in bodies.items()]
     responses += [
@@ -127,15 +127,15 @@ def _pages(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
-def _pictures(manifest: Path) -> dict[str, bytes]:
-    """The encoded pictures and graphics of the manifest by path or URL."""
+def _images(manifest: Path) -> dict[str, bytes]:
+    """The encoded images and graphics of the manifest by path or URL."""
     listed = json.loads(manifest.read_text(encoding="utf-8"))
     photographs = {entry["path"]: render(entry) for entry in listed["pictures"]}
     return photographs | {entry["path"]: draw(entry) for entry in listed["graphics"]}
 
 
 def render(entry: Mapping[str, Any]) -> bytes:
-    """Crop, resize and encode one entry of ``pictures`` in pictures.json.
+    """Crop, resize and encode one entry of ``images`` in images.json.
 
     ``keep`` cuts the encoded bytes to that fraction, as an interrupted upload does.
     """
@@ -175,12 +175,12 @@ def source_path(source: str) -> Path:
         raise InputError(f'{package} is not installed; run: pip install -e ".[demo]"')
     path = Path(spec.origin).parent / SOURCES[package] / name
     if not path.is_file():
-        raise InputError(f"{path} is missing: this {package} has other pictures; reinstall it")
+        raise InputError(f"{path} is missing: this {package} has other images; reinstall it")
     return path
 
 
 def draw(entry: Mapping[str, Any]) -> bytes:
-    """Draw one entry of ``graphics`` in pictures.json: a plate, an ellipse and a text."""
+    """Draw one entry of ``graphics`` in images.json: a plate, an ellipse and a text."""
     width, height = entry["size"]
     plate = Image.new("RGB", (width, height), entry["color"])
     if entry["text"]:

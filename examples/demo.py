@@ -24,7 +24,7 @@ from vlmill.schemas.files.atomic import write_bytes, write_json
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS_FILE = "steps.json"
-# Narrow network, small pictures: the demo shows the path on a processor, not quality.
+# Narrow network, small images: the demo shows the path on a processor, not quality.
 DETECTOR = ("--arch", "tiny", "--short-side", "240", "--long-side", "400", "--max-boxes", "36")
 # Its photographs are known: no model has to look for what is racy or no photograph.
 NO_MODELS = ("--safety-model", "none", "--realism-model", "none")

@@ -14,8 +14,8 @@ from vlmill.schemas.console.report import (
     Section,
     funnel_table,
     html_table,
-    picture_cards,
-    picture_uri,
+    image_cards,
+    image_uri,
     template,
     thumbnails,
     write_page,
@@ -57,9 +57,9 @@ _NEAR = template(
     "<li>{{ n.text }} <small>cosine {{ '%.2f' % n.cosine }}</small></li>{% endfor %}</ol>"
     "{% endfor %}"
 )
-_PICTURES = template(
+_IMAGES = template(
     "{% for query in queries %}<h3>{{ query.text }}</h3>{% for when, found in query.found %}"
-    "<small>{{ when }}: the right picture is at place <span class='"
+    "<small>{{ when }}: the right image is at place <span class='"
     "{{ 'hit' if found.rank == 0 else 'miss' }}'>{{ found.rank + 1 }}</span></small>"
     "<div class='row'>{% for n in found.neighbours %}<figure{% if n.right %} class='right'"
     "{% endif %}><img src='{{ uris[n.image_id] }}' alt=''><figcaption>{{ '%.2f' % n.score }}"
@@ -132,12 +132,12 @@ def data_sections(
         ),
         Section(
             title="Hard negatives",
-            intro="For a caption, the most similar captions of other pictures (TF-IDF, below 0.5).",
+            intro="For a caption, the most similar captions of other images (TF-IDF, below 0.5).",
             body=hard_negatives(out, pairs),
         ),
         Section(
             title="Regions",
-            intro="Up to 36 boxes a picture; drawn are the eight of the highest class scores.",
+            intro="Up to 36 boxes an image; drawn are the eight of the highest class scores.",
             body=region_cards(out),
         ),
     ]
@@ -153,17 +153,17 @@ def model_sections(out: Path, uris: Mapping[str, str]) -> list[Section]:
         Section(
             title="Losses",
             intro="MLM: masked words. MOC: classes of masked regions. MRFR: their features. "
-            "ITM: does the text match the picture?",
+            "ITM: does the text match the image?",
             body=loss_chart(read_log(out / "trained" / "log.jsonl")),
         ),
         Section(
-            title="Pictures found for captions",
+            title="Images found for captions",
             intro="The first five before and after training, the right one framed. Scores are "
             "logits of the matching head.",
-            body=pictures_found(rankings, uris),
+            body=images_found(rankings, uris),
         ),
         Section(
-            title="Captions found for pictures",
+            title="Captions found for images",
             intro="The first three before and after training, the right ones green.",
             body=captions_found(rankings, uris),
         ),
@@ -183,7 +183,7 @@ def recall_table(metrics: Mapping[str, Any]) -> Markup:
 
 
 def pair_cards(pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]) -> Markup:
-    """Each pair's picture, text, and where the text comes from."""
+    """Each pair's image, text, and where the text comes from."""
     cards = [
         {
             "uri": uris.get(pair["image_id"], ""),
@@ -192,7 +192,7 @@ def pair_cards(pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]) -> M
         }
         for pair in pairs
     ]
-    return picture_cards(cards)
+    return image_cards(cards)
 
 
 def dropped(out: Path) -> Markup:
@@ -224,7 +224,7 @@ def hard_negatives(out: Path, pairs: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def region_cards(out: Path) -> Markup:
-    """Boxes drawn on some pictures."""
+    """Boxes drawn on some images."""
     reader = RegionReader(out / "regions")
     shown = ImageCounts(num_rows=len(reader))
     drawn = list(
@@ -232,7 +232,7 @@ def region_cards(out: Path) -> Markup:
     )
     figures = [
         {
-            "uri": picture_uri(encode_image(canvas, "JPEG"), "image/jpeg"),
+            "uri": image_uri(encode_image(canvas, "JPEG"), "image/jpeg"),
             "text": f"{row.width} x {row.height} pixels",
         }
         for row, canvas in evenly(drawn, 4)
@@ -240,17 +240,17 @@ def region_cards(out: Path) -> Markup:
     return Markup(_DRAWN.render(figures=figures))
 
 
-def pictures_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
-    """Text queries and the pictures found, before and after."""
+def images_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
+    """Text queries and the images found, before and after."""
     queries = [
         {"text": query["text"], "found": found_by(found, "image_retrieval", "pair_id", query)}
         for query in evenly(found["after"]["image_retrieval"], EXAMPLES)
     ]
-    return Markup(_PICTURES.render(queries=queries, uris=uris))
+    return Markup(_IMAGES.render(queries=queries, uris=uris))
 
 
 def captions_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
-    """Picture queries and the texts found, before and after."""
+    """Image queries and the texts found, before and after."""
     queries = [
         {
             "image_id": query["image_id"],

@@ -2,7 +2,7 @@
 
 python examples/similar_items.py --output build/similar-items
 
-(arXiv:2003.13198, app. A.2.) Generates items with a title and a picture's regions, trains small
+(arXiv:2003.13198, app. A.2.) Generates items with a title and an image's regions, trains small
 models on them, gives each item a vector, and writes the five nearest of each item over all
 categories as a table. What is then asked while a user waits is a look-up: the items that a user has
 seen lead to candidates. Prints, of either model, recall of the item that the user went on to, how
@@ -42,7 +42,7 @@ Neighbours = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """An item; the style of its picture is in every second title, too."""
+    """An item; the style of its image is in every second title, too."""
 
     item_id: str
     category: str
@@ -65,7 +65,7 @@ def make_items(count: int, seed: int = 0) -> list[Item]:
 
 
 def write_items(folder: Path, items: Sequence[Item], seed: int = 0) -> None:
-    """Writes titles as `pairs`, and pictures as `regions`: style and category with noise."""
+    """Writes titles as `pairs`, and images as `regions`: style and category with noise."""
     rng = np.random.default_rng(seed)
     of_words = {word: rng.normal(size=WIDTH) for word in (*CATEGORIES, *STYLES)}
     empty = dict.fromkeys(PAIRS.schema.names)
@@ -80,13 +80,13 @@ def write_items(folder: Path, items: Sequence[Item], seed: int = 0) -> None:
         }
         for item in items
     ]
-    pictures = []
+    images = []
     for item in items:
         drawn = of_words[item.style] + of_words[item.category]
         features = drawn + rng.normal(scale=0.5, size=(REGIONS_OF_ITEM, WIDTH))
         boxes = np.array([[0, 0, 90, 90], [5, 5, 60, 40], [20, 30, 80, 85]], np.float32)
         numbers = np.full(REGIONS_OF_ITEM, CATEGORIES.index(item.category))
-        pictures.append(
+        images.append(
             RegionRow(
                 image_id=item.item_id,
                 width=100,
@@ -98,7 +98,7 @@ def write_items(folder: Path, items: Sequence[Item], seed: int = 0) -> None:
         )
     write_shard(folder / "pairs", PAIRS, pairs)
     arrays = region_arrays(dtype="float16", feature_dim=WIDTH)
-    rows = encode_regions(pictures, dtype="float16")
+    rows = encode_regions(images, dtype="float16")
     write_shard(folder / "regions", REGIONS, rows, arrays=arrays)
 
 

@@ -1,9 +1,9 @@
-"""Extraction takes pictures and writes rows of the table of regions.
+"""Extraction takes images and writes rows of the table of regions.
 
 ``cli`` is the command, ``extraction`` its ``run``, ``flags`` the arguments of both and
-``from_flags`` the settings and the detector that they choose. ``pictures`` finds, decodes and
-resizes, ``detect`` runs the network and selects regions, ``run`` brings both to many pictures on
-several devices, ``whole`` gives vectors of whole pictures, ``train`` trains a detector, ``service``
+``from_flags`` the settings and the detector that they choose. ``images`` finds, decodes and
+resizes, ``detect`` runs the network and selects regions, ``run`` brings both to many images on
+several devices, ``whole`` gives vectors of full images, ``train`` trains a detector, ``service``
 answers over HTTP, ``formats`` reads and writes the files of other projects; ``show``, ``verify``
 and ``compare`` look at what was written. Read ``config``, ``detect/predict`` and then ``run/job``.
 """

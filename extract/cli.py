@@ -1,4 +1,4 @@
-"""This is the command ``extract-rois``: region features of pictures."""
+"""This is the command ``extract-rois``: region features of images."""
 
 import argparse
 import functools
@@ -37,9 +37,9 @@ from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.files.paths import require_local
 
 EXAMPLES = """examples:
-  extract-rois run pictures/ --output regions/ --weights detector.pth
+  extract-rois run images/ --output regions/ --weights detector.pth
   extract-rois verify regions/
-  extract-rois show regions/ --images pictures/ --output regions.html
+  extract-rois show regions/ --images images/ --output regions.html
 
 `extract-rois COMMAND --help` says more of each."""
 VERIFY_EXAMPLES = """examples:
@@ -47,23 +47,23 @@ VERIFY_EXAMPLES = """examples:
   extract-rois verify demo/pairs
 
 DIR is the output of any command that writes tables. Every file is read back against the manifest
-(rows, bytes, SHA-256), every row against its table: types, unique ids, pictures as their SHA-256
-says, pairs whose pictures lie in the same folder, negatives with their similarities, reasons of the
-list; boxes inside their pictures, finite numbers, probabilities from 0 to 1."""
+(rows, bytes, SHA-256), every row against its table: types, unique ids, images as their SHA-256
+says, pairs whose images lie in the same folder, negatives with their similarities, reasons of the
+list; boxes inside their images, finite numbers, probabilities from 0 to 1."""
 COMPARE_EXAMPLES = """example:
   extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
 
-Needs Detectron2 (docs/install.md). Each stage is given the same input: a picture, Detectron2's
+Needs Detectron2 (docs/install.md). Each stage is given the same input: an image, Detectron2's
 feature map, its proposals; regions are what each makes of the file by itself, by the rule of the
 configuration. Other roundings move proposals by about 0.01 pixels, features by 1e-5 of
 the largest. A configuration that was misread shows as differences of another size, or as other
 proposals and regions, and the first column that differs says where it begins."""
 SHOW_EXAMPLES = """example:
-  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html
-  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --serve
+  extract-rois show regions/ --images images/ --classes objects_vocab.txt --output regions.html
+  extract-rois show regions/ --images images/ --classes objects_vocab.txt --serve
 
 --serve prints the address of a page to look at all of them, on this machine alone, until Ctrl-C.
-A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
+An image is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
 SHA-256; one that may be two rows is an error. Where nothing is drawn the status is 1."""
 
 
@@ -71,7 +71,7 @@ def parser() -> Parser:
     """Returns the parser of the whole command line."""
     top = Parser(
         prog="extract-rois",
-        description="Region features of pictures: make, check, look at.",
+        description="Region features of images: make, check, look at.",
         epilog=EXAMPLES,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -103,14 +103,14 @@ def parser() -> Parser:
     add_recipes(
         commands.add_parser("recipes", help="list and show what `train` knows", epilog=RECIPES_HELP)
     )
-    add_show(commands.add_parser("show", help="draw regions on the pictures", epilog=SHOW_EXAMPLES))
+    add_show(commands.add_parser("show", help="draw regions on the images", epilog=SHOW_EXAMPLES))
     return top
 
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
     compare.description = "Prints how far our network is from Detectron2, stage by stage."
-    compare.add_argument("pictures", nargs="+", type=Path, metavar="PICTURE")
+    compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     compare.add_argument(
         "--weights", required=True, type=Path, metavar="FILE", help="as --weights of run"
     )
@@ -118,12 +118,12 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
         "--config", required=True, type=Path, metavar="FILE", help="a C4 model's .yaml file"
     )
     compare.add_argument("--device", default="cpu", help="default: %(default)s")
-    add_sizes(compare.add_argument_group("pictures"), InputLimits())
+    add_sizes(compare.add_argument_group("images"), InputLimits())
 
 
 def add_show(show: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois show``."""
-    show.description = "Draws the highest-scoring regions on their pictures."
+    show.description = "Draws the highest-scoring regions on their images."
     show.add_argument("regions", metavar="REGIONS", help="a table of regions: folder, file or glob")
     show.add_argument(
         "--images",
@@ -137,7 +137,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
         "--output",
         type=path_or_url,
         metavar="PATH",
-        help="one .html file with the pictures inside, or a folder of PNGs",
+        help="one .html file with the images inside, or a folder of PNGs",
     )
     where.add_argument(
         "--serve", action="store_true", help="a page of all rows, in the browser (docs/serving.md)"
@@ -156,10 +156,10 @@ def add_show(show: argparse.ArgumentParser) -> None:
         type=int_at_least(0),
         default=12,
         metavar="N",
-        help="per picture (default: %(default)s)",
+        help="per image (default: %(default)s)",
     )
     show.add_argument(
-        "--pictures",
+        "--images",
         type=int_at_least(0),
         default=50,
         metavar="N",
@@ -189,12 +189,12 @@ def command_compare(arguments: argparse.Namespace) -> int:
         selection=read_selection(reference_detector), limits=make_limits(arguments)
     )
     detector = open_detector(None, weights, config_file=file, device=device)
-    pictures: list[Path] = arguments.pictures
+    images: list[Path] = arguments.images
     spec, limits = reference_detector.model.config, config.limits
     sides = limits.short_side or spec.short_side, limits.long_side or spec.long_side
     inferring = functools.partial(infer, reference_detector, sides=sides)
-    differences = list(compare(pictures, detector, reference_detector, inferring, config))
-    print("\n".join(format_differences([path.name for path in pictures], differences)))
+    differences = list(compare(images, detector, reference_detector, inferring, config))
+    print("\n".join(format_differences([path.name for path in images], differences)))
     return 0
 
 
@@ -225,14 +225,14 @@ def command_show(arguments: argparse.Namespace) -> int:
 
         return serve_table(arguments.regions, arguments.images, names, arguments.port)
     if not arguments.images:
-        raise InputError("--images is missing: the pictures that --output draws on")
+        raise InputError("--images is missing: the images that --output draws on")
     drawn, summary = show(
         arguments.regions,
         arguments.images,
         arguments.output,
         names=names,
         max_boxes=arguments.boxes,
-        max_pictures=arguments.pictures,
+        max_images=arguments.images,
     )
     print(f"{arguments.output}: {summary}")
     return 0 if drawn else 1

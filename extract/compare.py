@@ -1,4 +1,4 @@
-"""``extract-rois compare``: the same pictures, weights and configuration by both backends.
+"""``extract-rois compare``: the same images, weights and configuration by both backends.
 
 R proposals, N regions. Each stage of our network is compared on its own input, and the heads on
 Detectron2's map and proposals, so that a difference shows where it begins.
@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from vlmill.extract.images.decode import Pixels, decode
+from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
@@ -19,8 +21,6 @@ from vlmill.extract.detect.predict import get_chunk_size, predict_regions
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import make_frames, upload_batch
-from vlmill.extract.pictures.decode import Pixels, decode
-from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.faster_rcnn import Detections, refine_boxes
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionRow
@@ -32,7 +32,7 @@ SAME_BOX_PX = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The largest differences between two detectors in one picture."""
+    """The largest differences between two detectors in one image."""
 
     feature_map: float  # share of the largest number in Detectron2's map
     proposals: int  # Detectron2's
@@ -50,42 +50,42 @@ Infer = Callable[[Pixels], tuple[Tensor, Tensor]]
 
 
 def compare(
-    pictures: Sequence[Path],
+    images: Sequence[Path],
     detector: Detector,
     reference_detector: Detector,
     infer: Infer,
     config: ExtractConfig,
 ) -> Iterator[Differences]:
-    """Compares our network with Detectron2 on each picture, and our rows with what it infers.
+    """Compares our network with Detectron2 on each image, and our rows with what it infers.
 
-    Raises InputError for a file that is no picture.
+    Raises InputError for a file that is no image.
     """
-    for path in pictures:
+    for path in images:
         try:
             pixels = decode(path.read_bytes(), config.limits)
-            picture = network_input(pixels, reference_detector.model.config, config.limits)
+            image = network_input(pixels, reference_detector.model.config, config.limits)
         except OSError as error:
-            raise InputError(f"{path} cannot be read ({error}); give a picture") from None
+            raise InputError(f"{path} cannot be read ({error}); give an image") from None
         except Rejected as error:
-            raise InputError(f"{path} is no picture to detect in ({error}); give one") from None
-        yield compute_differences(picture, detector, reference_detector, infer(pixels), config)
+            raise InputError(f"{path} is no image to detect in ({error}); give one") from None
+        yield compute_differences(image, detector, reference_detector, infer(pixels), config)
 
 
 def compute_differences(
-    picture: NetworkInput,
+    image: NetworkInput,
     detector: Detector,
     reference_detector: Detector,
     regions: tuple[Tensor, Tensor],
     config: ExtractConfig,
 ) -> Differences:
-    """Compares the stages of both detectors on one picture, and our rows with their regions."""
-    query, device = Query(image_id="picture", picture=picture), reference_detector.device
+    """Compares the stages of both detectors on one image, and our rows with their regions."""
+    query, device = Query(image_id="picture", image=image), reference_detector.device
     batch = upload_batch([query], reference_detector.model.config, device)
     their_frames = make_frames(batch.measures)
     own_frames = make_frames(upload_batch([query], detector.model.config, device).measures)
     with computing("exact", device):
         own_map, their_map = (
-            backend.model.feature_map(batch.pictures) for backend in (detector, reference_detector)
+            backend.model.feature_map(batch.images) for backend in (detector, reference_detector)
         )
         own_boxes = compute_proposals(detector, their_map, own_frames)
         their_boxes = compute_proposals(reference_detector, their_map, their_frames)
@@ -98,7 +98,7 @@ def compute_differences(
         own_refined = refine_detections(detections, own_frames, detector)
         their_refined = refine_detections(reference, their_frames, reference_detector)
     same = box_distances[box_distances < SAME_BOX_PX]
-    row = predict_regions("picture", picture, detector, config)
+    row = predict_regions("picture", image, detector, config)
     return Differences(
         feature_map=compute_relative_difference(own_map, their_map),
         proposals=len(box_distances),
@@ -115,7 +115,7 @@ def compute_differences(
 def compute_proposals(
     detector: Detector, features: Float[Tensor, "1 C G V"], frames: Frames
 ) -> Float[Tensor, "1 R 4"]:
-    """One picture's proposals, without free places."""
+    """One image's proposals, without free places."""
     boxes, box_mask = detector.model.proposals(features, frames.network_limits, frames.min_sides)
     return boxes[:, box_mask[0]]
 
@@ -123,7 +123,7 @@ def compute_proposals(
 def refine_detections(
     detections: Detections, frames: Frames, detector: Detector
 ) -> Float[Tensor, "1 R B 4"]:
-    """Moves the proposals as the regressions say, and cuts them at the picture's edge."""
+    """Moves the proposals as the regressions say, and cuts them at the image's edge."""
     assert detections.box_deltas is not None
     limits = frames.network_limits
     return refine_boxes(detections.boxes, detections.box_deltas, limits, detector.model.config)
@@ -163,14 +163,12 @@ def largest(values: Tensor) -> float:
     return float(values.max()) if values.numel() else 0.0
 
 
-def format_differences(names: Sequence[str], pictures: Sequence[Differences]) -> Iterator[str]:
-    """Returns a table of the differences, the largest of all pictures last."""
+def format_differences(names: Sequence[str], images: Sequence[Differences]) -> Iterator[str]:
+    """Returns a table of the differences, the largest of all images last."""
     columns = [field.name for field in fields(Differences)]
     width = max(len("largest"), *(len(name) for name in names))
     yield "  ".join(["picture".ljust(width), *columns])
-    rows = [
-        [getattr(image_differences, name) for name in columns] for image_differences in pictures
-    ]
+    rows = [[getattr(image_differences, name) for name in columns] for image_differences in images]
     rows.append([max(column) for column in zip(*rows, strict=True)])
     for name, row in zip((*names, "largest"), rows, strict=True):
         cells = [

@@ -17,7 +17,7 @@ IDS = ("auto", "content", "name")  # what a file's image_id is
 # Of a trained detector: its weights and what they mean; where a run keeps its checkpoints.
 MODEL, DETECTOR = "model.safetensors", "detector.json"
 PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.detect.precision)
-# Photographs have a dozen frequent shapes: among 8 batches' pictures most find their like.
+# Photographs have a dozen frequent shapes: among 8 batches' images most find their like.
 WINDOW_BATCHES = 8
 # --batch-size there, unless given: the steps of suppression cost the same for any number.
 CUDA_BATCH_SIZE = 16
@@ -29,7 +29,7 @@ class Selection:
 
     A proposal's confidence is the highest probability with which it survives the suppression of
     some class. Those at or above ``threshold`` are kept; if they are fewer than ``min_boxes`` (more
-    than ``max_boxes``), the best ``min_boxes`` (``max_boxes``) are kept instead. A picture may have
+    than ``max_boxes``), the best ``min_boxes`` (``max_boxes``) are kept instead. An image may have
     fewer proposals than ``min_boxes``.
     """
 
@@ -57,14 +57,14 @@ SELECTIONS = {
     "vl-bert": Selection(threshold=0.5, min_boxes=10, max_boxes=100),
     # InterBERT, arXiv:2003.13198: up to 100 regions; threshold and minimum are the detector's own.
     "interbert": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
-    # InterBERT on TaoMultimodal: above 0.1, at most 16; nothing fills up a picture without regions.
+    # InterBERT on TaoMultimodal: above 0.1, at most 16; nothing fills up an image without regions.
     "tao": Selection(threshold=0.1, min_boxes=0, max_boxes=16),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputLimits:
-    """How pictures are resized, and which are refused."""
+    """How images are resized, and which are refused."""
 
     short_side: int | None = None  # pixels of the network's input; None: the detector's own
     long_side: int | None = None
@@ -92,12 +92,12 @@ class Storage:
     class_probs: str = "argmax"
     dtype: str = "float16"
     compression: str = "none"
-    pictures_per_shard: int = 1000
-    global_feature: bool = False  # that of the region which is the whole picture
+    images_per_shard: int = 1000
+    global_feature: bool = False  # that of the region which is the full image
 
     def __post_init__(self) -> None:
-        if self.pictures_per_shard < 1:
-            raise ValueError(f"--pictures-per-shard {self.pictures_per_shard}: at least 1")
+        if self.images_per_shard < 1:
+            raise ValueError(f"--images-per-shard {self.images_per_shard}: at least 1")
         kind, _, number = self.class_probs.partition(":")
         if kind == "topk" and number.isdecimal() and 1 <= int(number) < 65_536:
             return
@@ -122,13 +122,13 @@ class ExtractConfig:
     limits: InputLimits = InputLimits()
     storage: Storage = Storage()
     precision: Literal["exact", "fast"] = "exact"
-    # Pictures of one input shape that go through the network together. On a CPU more than 1 does
+    # Images of one input shape that go through the network together. On a CPU more than 1 does
     # not pay (benchmarks/RESULTS.md).
     batch_size: int = 1
 
     @property
     def window(self) -> int:
-        """Pictures in a row among which batches are formed; bounds what waits for its shape."""
+        """Images in a row among which batches are formed; bounds what waits for its shape."""
         return 1 if self.batch_size == 1 else WINDOW_BATCHES * self.batch_size
 
     def settings(self) -> dict[str, Any]:

@@ -26,33 +26,33 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
 RUN_EXAMPLES = """examples:
-  extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
-  extract-rois run pictures/ --output regions/ --weights detector.pth --dry-run
+  extract-rois run images/ --output regions/ --weights detector.pth --selection vilbert
+  extract-rois run images/ --output regions/ --weights detector.pth --dry-run
   extract-rois run web/ --output regions/ --arch tiny --short-side 240 --long-side 400
   extract-rois run 'shards/*.tar' --output regions/ --weights detector.pth --workers 8 \\
       --device cuda:0,cuda:1
   extract-rois run vcr1images/ --boxes vcr1images/ --output regions/ --weights detector.pth
   extract-rois run images/ --output regions/ --weights detector.pth --part 3/8
-  extract-rois run pictures/ --output regions/ --weights model_final.pth --config my_c4.yaml
-  extract-rois run pictures/ --output regions/ --weights detector.pth \\
+  extract-rois run images/ --output regions/ --weights model_final.pth --config my_c4.yaml
+  extract-rois run images/ --output regions/ --weights detector.pth \\
       --global-cnn densenet121,resnet152,googlenet \\
       --global-weights densenet121.pth resnet152.pth googlenet.pth
 
---dry-run tells pictures, bytes and hours, and writes nothing. The third takes a table of images
+--dry-run tells images, bytes and hours, and writes nothing. The third takes a table of images
 (the folder that the web_pairs job wrote), without weights.
-Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
+Images are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
 dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
 of another format is rejected with its reason (docs/regions.md).
 The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
 on the same --output continues what a killed run left. Every file is counted: it has a row of
 regions or of rejects, or the last line counts it as skipped, with the reason. Memory does not grow
-with the pictures: about 1.5 GB with r101 at 600/1000, 0.5 GB with tiny, the pictures of
---batch-size, and 400 bytes for each picture of the plan."""
+with the images: about 1.5 GB with r101 at 600/1000, 0.5 GB with tiny, the images of
+--batch-size, and 400 bytes for each image of the plan."""
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois run``."""
-    run.description = "Detects regions in pictures and writes their features."
+    run.description = "Detects regions in images and writes their features."
     run.add_argument(
         "inputs",
         nargs="+",
@@ -73,7 +73,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     add_cost_arguments(run)
     add_lock_seconds(run)
-    which = run.add_argument_group("which pictures")
+    which = run.add_argument_group("which images")
     which.add_argument(
         "--ids",
         choices=IDS,
@@ -84,7 +84,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--pairs",
         metavar="PAIRS",
-        help="only the pictures that this table of pairs points to, under its ids (46.jpg for 46)",
+        help="only the images that this table of pairs points to, under its ids (46.jpg for 46)",
     )
     which.add_argument(
         "--boxes",
@@ -116,14 +116,14 @@ def command_run(arguments: argparse.Namespace) -> int:
             f"{arguments.output} before all of them"
         )
     # A help text does without pyarrow.
-    from vlmill.extract.pictures.choosing import only_of_pairs, require_ids, with_missing_boxes
-    from vlmill.extract.pictures.discovery import Skipped
-    from vlmill.extract.pictures.given_boxes import read_boxes
-    from vlmill.extract.pictures.plan import plan_pictures
+    from vlmill.extract.images.choosing import only_of_pairs, require_ids, with_missing_boxes
+    from vlmill.extract.images.discovery import Skipped
+    from vlmill.extract.images.given_boxes import read_boxes
+    from vlmill.extract.images.plan import plan_images
 
     given_boxes = None if arguments.boxes is None else read_boxes(arguments.boxes)
     skipped = Skipped()
-    plan = plan_pictures(arguments.inputs, arguments.ids, skipped)
+    plan = plan_images(arguments.inputs, arguments.ids, skipped)
     if arguments.pairs is not None:
         plan = only_of_pairs(plan, arguments.pairs, skipped)
     if given_boxes is not None:
@@ -158,12 +158,10 @@ def command_run(arguments: argparse.Namespace) -> int:
     shard_indices = range(job.num_shards) if part is None else part.select_shards(job.num_shards)
     also = f"; {skipped.summary()}" if skipped.summary() else ""
     if arguments.dry_run:
-        pictures = [picture for index in shard_indices for picture in job.part(index).pictures]
+        images = [image for index in shard_indices for image in job.part(index).images]
         if also:
             print_status(skipped.summary())
-        return print_estimate(
-            estimate_cost(job, pictures, measure(job, worker_settings)), job.output
-        )
+        return print_estimate(estimate_cost(job, images, measure(job, worker_settings)), job.output)
     left = list_remaining(job, shard_indices) if not arguments.fresh else job.plan
     require_disk_space(estimate_cost(job, left).min_bytes, job.output, force=arguments.force)
     regions, rejects = run(job, fresh=arguments.fresh, worker_settings=worker_settings, share=part)
@@ -174,6 +172,6 @@ def command_run(arguments: argparse.Namespace) -> int:
     note = f" ({detector.weights})" if arguments.weights is None else ""
     print_reading_hint(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
-    counts = f"{len(plan)} pictures, {regions} rows of regions, {reasons}"
+    counts = f"{len(plan)} images, {regions} rows of regions, {reasons}"
     print(f"{arguments.output}: {counts}{also}{note}")
     return 0 if regions or not rejects else 1

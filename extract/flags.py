@@ -23,9 +23,9 @@ BACKENDS = ("vlmill", "detectron2")
 def add_engine(run: argparse.ArgumentParser) -> None:
     """What decides the rows, for every command that extracts."""
     add_detector(run.add_argument_group("detector"))
-    add_global_cnn(run.add_argument_group("whole pictures"))
+    add_global_cnn(run.add_argument_group("full images"))
     add_selection(run.add_argument_group("which regions"))
-    add_sizes(run.add_argument_group("pictures"), InputLimits())
+    add_sizes(run.add_argument_group("images"), InputLimits())
     add_storage(run.add_argument_group("storage"), Storage())
 
 
@@ -78,18 +78,18 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "--batch-size",
         type=int_at_least(1),
         metavar="N",
-        help="pictures of one input shape that go through the network together; none is padded, "
+        help="images of one input shape that go through the network together; none is padded, "
         f"rows are those of each alone up to 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, else 1: it "
-        "does not pay on a CPU); memory: 8 N decoded pictures of up to 7 MB",
+        "does not pay on a CPU); memory: 8 N decoded images of up to 7 MB",
     )
 
 
 def add_global_cnn(group: argparse._ArgumentGroup) -> None:
-    """Networks whose vectors of the whole picture are stored beside the regions."""
+    """Networks whose vectors of the full image are stored beside the regions."""
     group.add_argument(
         "--global-cnn",
         metavar="NAMES",
-        help=f"of {', '.join(NETWORKS)}, divided by commas: their vectors of each picture, side by "
+        help=f"of {', '.join(NETWORKS)}, divided by commas: their vectors of each image, side by "
         "side in this order, become its global_feature (ImageBERT)",
     )
     group.add_argument(
@@ -125,7 +125,7 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
 
 
 def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
-    """How pictures are resized, and which are refused."""
+    """How images are resized, and which are refused."""
     size.add_argument(
         "--short-side",
         type=int_at_least(0),
@@ -145,7 +145,7 @@ def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
         type=int_at_least(0),
         default=limits.max_pixels,
         metavar="N",
-        help="larger pictures are rejected (default: %(default)s)",
+        help="larger images are rejected (default: %(default)s)",
     )
 
 
@@ -168,14 +168,14 @@ def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
         help="default: %(default)s",
     )
     out.add_argument(
-        "--pictures-per-shard",
+        "--images-per-shard",
         type=int_at_least(0),
-        default=storage.pictures_per_shard,
+        default=storage.images_per_shard,
         metavar="N",
         help="what a kill costs at most (default: %(default)s)",
     )
     out.add_argument(
         "--global-feature",
         action="store_true",
-        help="also the feature of the region that is the whole picture",
+        help="also the feature of the region that is the full image",
     )

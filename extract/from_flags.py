@@ -43,7 +43,7 @@ def make_config(arguments: argparse.Namespace) -> ExtractConfig:
             class_probs=arguments.class_probs,
             dtype=arguments.dtype,
             compression=arguments.compression,
-            pictures_per_shard=arguments.pictures_per_shard,
+            images_per_shard=arguments.images_per_shard,
             global_feature=arguments.global_feature,
         )
     except ValueError as error:
@@ -58,7 +58,7 @@ def make_config(arguments: argparse.Namespace) -> ExtractConfig:
 
 
 def make_limits(arguments: argparse.Namespace) -> InputLimits:
-    """Makes limits of the flags on sizes of pictures."""
+    """Makes limits of the flags on sizes of images."""
     try:
         return InputLimits(
             short_side=arguments.short_side,
@@ -86,7 +86,7 @@ def choose_batch_size(arguments: argparse.Namespace) -> int:
     if arguments.backend == "detectron2":
         if requested not in (None, 1):
             raise InputError(
-                f"--batch-size {requested}: --backend detectron2 takes one picture at a time; leave it "
+                f"--batch-size {requested}: --backend detectron2 takes one image at a time; leave it "
                 "out"
             )
         return 1

@@ -1,4 +1,4 @@
-"""``extract-rois show``: boxes, classes and scores drawn on the pictures."""
+"""``extract-rois show``: boxes, classes and scores drawn on the images."""
 
 import io
 from collections import Counter
@@ -10,15 +10,15 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 from PIL import Image
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.named import find_file_id, find_similar_id
+from vlmill.extract.images.plan import FILE, InputImage, plan_images
+from vlmill.extract.images.reader import InputReader
+from vlmill.schemas.images.drawing import Corners, draw_boxes
 
 from vlmill.extract.config import PAGE, InputLimits
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.named import find_file_id, find_similar_id
-from vlmill.extract.pictures.plan import FILE, InputImage, plan_pictures
-from vlmill.extract.pictures.reader import InputReader
-from vlmill.schemas.console.report import Section, picture_uri, template, write_page
+from vlmill.schemas.console.report import Section, image_uri, template, write_page
 from vlmill.schemas.files.atomic import write_bytes
-from vlmill.schemas.pictures.drawing import Corners, draw_boxes
 from vlmill.schemas.readers.class_names import require_names
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
@@ -57,23 +57,23 @@ def get_name(names: Sequence[str], number: int, kind: str) -> str:
 
 @dataclass(kw_only=True)
 class ImageCounts:
-    """Says of how many of a table's ``num_rows`` there are pictures, and what was left out."""
+    """Says of how many of a table's ``num_rows`` there are images, and what was left out."""
 
     num_rows: int
     num_drawn: int = 0
-    unnamed: list[str] = field(default_factory=list)  # pictures that no row is of
+    unnamed: list[str] = field(default_factory=list)  # images that no row is of
     unread: Counter[str] = field(default_factory=Counter)  # reasons
     first_unread: str = ""
     verb: str = "drawn"
 
-    def leave_out(self, picture: InputImage, why: Rejected) -> None:
-        """Counts a picture that cannot be read."""
-        self.first_unread = self.first_unread or name_in(picture)
+    def leave_out(self, image: InputImage, why: Rejected) -> None:
+        """Counts an image that cannot be read."""
+        self.first_unread = self.first_unread or name_in(image)
         self.unread[why.reason] += 1
 
     def format_counts(self, index: IdIndex) -> str:
         """Returns a line with the counts; with ids of both sides where nothing was drawn."""
-        parts = [f"{self.num_drawn} of {self.num_rows} pictures {self.verb}"]
+        parts = [f"{self.num_drawn} of {self.num_rows} images {self.verb}"]
         if self.unnamed:
             parts.append(f"{len(self.unnamed)} of --images have no row")
         if self.unread:
@@ -91,17 +91,17 @@ def show(
     *,
     names: Vocabulary,
     max_boxes: int,
-    max_pictures: int,
+    max_images: int,
 ) -> tuple[int, str]:
-    """Draws up to ``max_pictures`` rows to one HTML file or a folder.
+    """Draws up to ``max_images`` rows to one HTML file or a folder.
 
     Returns how many, and a line that says so. Raises InputError for names that are not the
-    detector's, and for a picture that may be two rows.
+    detector's, and for an image that may be two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
     image_counts = ImageCounts(num_rows=len(reader))
-    drawn = islice(drawings(reader, images, names, max_boxes, image_counts), max_pictures)
+    drawn = islice(drawings(reader, images, names, max_boxes, image_counts), max_images)
     if output.suffix.lower() != PAGE:
         image_counts.num_drawn = sum(save(output, row, canvas) for row, canvas in drawn)
         return image_counts.num_drawn, image_counts.format_counts(reader.index)
@@ -113,7 +113,7 @@ def show(
         f"Detector with {weights}: boxes and names mean nothing." if "random" in weights else ""
     )
     detector = reader.detector_fingerprint or "unknown"
-    subtitle = f"{len(sections)} of {len(reader)} pictures, detector {detector}"
+    subtitle = f"{len(sections)} of {len(reader)} images, detector {detector}"
     write_page(output, "Regions", sections, subtitle=subtitle, notice=notice)
     return image_counts.num_drawn, image_counts.format_counts(reader.index)
 
@@ -125,10 +125,10 @@ def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
 
 
 def section(row: RegionRow, canvas: Image.Image) -> Section:
-    """Makes one picture's part of the page."""
+    """Makes one image's part of the page."""
     text = f"{row.width} x {row.height} pixels, {len(row.boxes)} regions"
     figure = FIGURE.render(
-        uri=picture_uri(encode_image(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
+        uri=image_uri(encode_image(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
     )
     return Section(title=row.image_id, body=Markup(figure))
 
@@ -147,49 +147,49 @@ def drawings(
     max_boxes: int,
     image_counts: ImageCounts,
 ) -> Iterator[tuple[RegionRow, Image.Image]]:
-    """Yields the rows whose pictures are among ``images``, in that order, with their drawings.
+    """Yields the rows whose images are among ``images``, in that order, with their drawings.
 
-    A picture is that of the row with its id, or with another name of it; a file's name is its own,
+    An image is that of the row with its id, or with another name of it; a file's name is its own,
     else its content's SHA-256. ``image_counts`` counts the others.
     """
     limits = InputLimits()
     source = InputReader(limits.max_bytes)
     drawn: set[str] = set()
-    for picture in plan_pictures(images):
-        matching_id = find_row_id(reader.index, picture)
+    for image in plan_images(images):
+        matching_id = find_row_id(reader.index, image)
         if matching_id in drawn:
             continue
         try:
-            own_id, data = source.read(picture)
+            own_id, data = source.read(image)
             image_id = own_id if matching_id is None else matching_id
             if image_id not in reader:
-                image_counts.unnamed.append(name_in(picture))
+                image_counts.unnamed.append(name_in(image))
                 continue
             if image_id in drawn:
                 continue
             pixels = decode(data, limits)
         except Rejected as why:
-            image_counts.leave_out(picture, why)
+            image_counts.leave_out(image, why)
             continue
         drawn.add(image_id)
         row = reader[image_id]
         yield row, draw(Image.fromarray(pixels[:, :, ::-1].copy()), row, names, max_boxes)
 
 
-def name_in(picture: InputImage) -> str:
-    """Returns what a picture is called where it lies."""
-    return picture.image_id or Path(picture.path).name
+def name_in(image: InputImage) -> str:
+    """Returns what an image is called where it lies."""
+    return image.image_id or Path(image.path).name
 
 
-def find_row_id(index: IdIndex, picture: InputImage) -> str | None:
-    """Returns the id of the row that a planned picture is named after; None if no name tells."""
-    if picture.kind == FILE:
-        return find_file_id(index, picture.path, "REGIONS")
-    return None if picture.image_id is None else find_similar_id(index, picture.image_id, "REGIONS")
+def find_row_id(index: IdIndex, image: InputImage) -> str | None:
+    """Returns the id of the row that a planned image is named after; None if no name tells."""
+    if image.kind == FILE:
+        return find_file_id(index, image.path, "REGIONS")
+    return None if image.image_id is None else find_similar_id(index, image.image_id, "REGIONS")
 
 
 def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) -> Image.Image:
-    """Draws the picture, shrunk to a page's width, with its highest-scoring boxes on it."""
+    """Draws the image, shrunk to a page's width, with its highest-scoring boxes on it."""
     boxes = [
         (get_corners(row, region), names.label(row, region))
         for region in best_regions(row, max_boxes)

@@ -46,14 +46,14 @@ def region_problems(folder: str | Path) -> list[str]:
 
 
 def find_border(producer: Mapping[str, Any]) -> float | None:
-    """How far boxes may leave their pictures; None: as far as they were given to the run."""
+    """How far boxes may leave their images; None: as far as they were given to the run."""
     if "given" in producer:
         return None
     return IMPORTED_BORDER_PX if producer.get("boxes") == "given" else BORDER_TOLERANCE_PX
 
 
 def get_global_width(producer: Mapping[str, Any]) -> int | None:
-    """How many numbers the networks of whole pictures give, by the run's record; None: no such."""
+    """How many numbers the networks of full images give, by the run's record; None: no such."""
     networks = producer.get("global_cnn")
     return None if networks is None else sum(int(network["width"]) for network in networks)
 
@@ -64,7 +64,7 @@ def row_problems(
     border_px: float | None = BORDER_TOLERANCE_PX,
     global_width: int | None = None,
 ) -> list[str]:
-    """What is wrong with one picture's regions; ``border_px``: how far a box may leave it, None:
+    """What is wrong with one image's regions; ``border_px``: how far a box may leave it, None:
     any number of pixels.
 
     ``global_width``: the width that its global_feature must have.
@@ -79,7 +79,7 @@ def row_problems(
     if not (high >= low).all():
         problems.append("a box ends before it begins")
     if border_px is not None and outside(row.boxes, row.width, row.height, border_px):
-        problems.append(f"a box leaves the picture of {row.width} x {row.height}")
+        problems.append(f"a box leaves the image of {row.width} x {row.height}")
     size = 0 if row.global_feature is None else len(row.global_feature)
     if global_width is not None and size != global_width:
         problems.append(f"a global_feature of {size} numbers, not the networks' {global_width}")

@@ -1,6 +1,6 @@
 """Batches are checked here; each function raises ValueError.
 
-The message names the argument and the numbers. B texts or pictures, T tokens. Shapes and dtypes
+The message names the argument and the numbers. B texts or images, T tokens. Shapes and dtypes
 cost nothing to look at. Values are read once, and wait for the device they lie on: see `readable`.
 """
 

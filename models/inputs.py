@@ -76,7 +76,7 @@ class VLInputs(TextInputs):
     """Holds a padded batch of image-text pairs.
 
     Texts as in `TextInputs`. region_features: the detector's pooled features. region_locations:
-    corners and area as fractions of the picture, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT,
+    corners and area as fractions of the image, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT,
     arXiv:2001.07966, sec. 3.2). region_mask: True where a region is real; real_regions: its places.
     segments: int64 segment ids of the tokens, None where all are 0. Variants with a whole-image
     region have it in row 0 of the regions. What padding holds never matters, as long as it is
@@ -84,8 +84,8 @@ class VLInputs(TextInputs):
 
     Only VL-BERT reads the next two. masked_regions: True where a region is to be guessed and its
     appearance replaced; None where none is. text_regions: int64 rows of the regions that the
-    tokens speak of (VCR), None where all have the whole picture's, 0. Only ImageBERT reads
-    global_features: those of whole-picture networks, side by side (its sec. 5.3).
+    tokens speak of (VCR), None where all have the full image's, 0. Only ImageBERT reads
+    global_features: those of whole-image networks, side by side (its sec. 5.3).
 
     read_tokens, read_regions: int64 places where the last hidden states are read, as in `Cells`;
     None where all may be. Other positions may come back as zeros.
@@ -148,11 +148,11 @@ class VLInputs(TextInputs):
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Gives the shapes that follow from those of the features and tokens."""
         batch, regions = self.region_features.shape[:2]
-        texts, pictures = (batch, self.tokens.shape[1]), (batch, regions)
+        texts, images = (batch, self.tokens.shape[1]), (batch, regions)
         shapes: dict[str, tuple[int, ...]] = {
             **dict.fromkeys(("tokens", "token_mask", "segments", "text_regions"), texts),
-            **dict.fromkeys(("region_mask", "masked_regions"), pictures),
-            "region_locations": (*pictures, 5),
+            **dict.fromkeys(("region_mask", "masked_regions"), images),
+            "region_locations": (*images, 5),
         }
         if self.global_features is not None:
             shapes["global_features"] = (batch, *self.global_features.shape[-1:])
@@ -187,7 +187,7 @@ class VLInputs(TextInputs):
             check_occupied("region_mask", self.region_mask, "region")
         for name in ("region_features", "region_locations", "global_features"):
             if (values := getattr(self, name)) is not None:
-                check_finite(name, values, "pairs", "extract these pictures' regions again")
+                check_finite(name, values, "pairs", "extract these images' regions again")
         for name, mask in POSITION_MASKS.items():
             if (positions := getattr(self, name)) is not None:
                 check_marked(name, positions, mask, getattr(self, mask))
@@ -224,7 +224,7 @@ class VLInputs(TextInputs):
 
 @dataclass(frozen=True, kw_only=True)
 class PixelInputs(TextInputs):
-    """Holds a padded batch of texts with their pictures, for a variant that reads pixels.
+    """Holds a padded batch of texts with their images, for a variant that reads pixels.
 
     Texts as in `TextInputs`. pixels: RGB, resized to S x S and normalised as the model's
     configuration says (VLMo: (x - 0.5) / 0.5 of values in 0..1). Raises ValueError if the shapes or
@@ -262,7 +262,7 @@ class PixelInputs(TextInputs):
         another mask and, where it is given, for word ids beyond ``vocab_size``.
         """
         check_occupied("token_mask", self.token_mask, "token")
-        check_finite("pixels", self.pixels, "pictures", "decode these pictures again")
+        check_finite("pixels", self.pixels, "images", "decode these images again")
         if self.real_tokens is not None:
             check_marked("real_tokens", self.real_tokens, "token_mask", self.token_mask)
         if vocab_size is not None:
@@ -299,17 +299,17 @@ def _tensors(inputs: TextInputs) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureRegions:
-    """Holds pictures with boxes.
+class ImageRegions:
+    """Holds images with boxes.
 
-    pictures: normalised, padded to the right and below. sizes: (width, height) in pixels without
-    padding. boxes: (x1, y1, x2, y2) in those pixels, the whole picture (0, 0, W - 1, H - 1) first.
+    images: normalised, padded to the right and below. sizes: (width, height) in pixels without
+    padding. boxes: (x1, y1, x2, y2) in those pixels, the full image (0, 0, W - 1, H - 1) first.
     instance_masks: objects' outlines, rastered into the cells of their boxes (VCR).
 
     Raises ValueError if the shapes do not fit together.
     """
 
-    pictures: Float[Tensor, "B 3 H W"]
+    images: Float[Tensor, "B 3 H W"]
     sizes: Float[Tensor, "B 2"]
     boxes: Float[Tensor, "B R 4"]
     region_mask: Bool[Tensor, "B R"]
@@ -318,15 +318,15 @@ class PictureRegions:
     def __post_init__(self) -> None:
         shape = tuple(self.boxes.shape)
         shapes: dict[str, tuple[int, ...]] = {
-            "boxes": (len(self.pictures), *shape[1:2], 4),
-            "sizes": (len(self.pictures), 2),
+            "boxes": (len(self.images), *shape[1:2], 4),
+            "sizes": (len(self.images), 2),
             "region_mask": shape[:2],
         }
         for name, want in shapes.items():
             if (actual := tuple(getattr(self, name).shape)) != want:
                 raise ValueError(
-                    f"{name} has shape {actual}, want {want} beside pictures "
-                    f"{tuple(self.pictures.shape)}"
+                    f"{name} has shape {actual}, want {want} beside images "
+                    f"{tuple(self.images.shape)}"
                 )
         if self.instance_masks is not None and tuple(self.instance_masks.shape[:2]) != shape[:2]:
             raise ValueError(

@@ -53,7 +53,7 @@ class RegionModel(Protocol):
         ...
 
     def match_logit(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Gives log odds that text and picture belong together.
+        """Gives log odds that text and image belong together.
 
         Of a head with two classes the difference of their logits: the sigmoid of it is the
         softmax's probability, and its binary cross-entropy the two-way one.

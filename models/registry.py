@@ -30,7 +30,7 @@ from vlmill.models.imagebert.config import (
 )
 from vlmill.models.interbert.config import (
     InterBertConfig,
-    InterBertPicturesConfig,
+    InterBertImagesConfig,
     InterBertTasksConfig,
     InterBertTextConfig,
     interbert_chinese,
@@ -117,7 +117,7 @@ MODELS: dict[str, Variant] = VARIANTS | {
         config=ImageBertRetrievalConfig, home="vlmill.models.imagebert.tasks.ImageBertRetrieval"
     ),
     "interbert-pictures": Variant(
-        config=InterBertPicturesConfig, home="vlmill.models.interbert.tasks.InterBertPictures"
+        config=InterBertImagesConfig, home="vlmill.models.interbert.tasks.InterBertImages"
     ),
     "interbert-tasks": Variant(
         config=InterBertTasksConfig, home="vlmill.models.interbert.tasks.InterBertTasks"

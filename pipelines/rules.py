@@ -35,7 +35,7 @@ class WebPairRules:
     max_declared_aspect: float = 4.0  # ours; banners and rules
     max_repeats_on_page: int = 2  # ours; bullets and spacers come again and again
 
-    # Pictures.
+    # Images.
     min_side_px: int = 300  # LAIT: width and height above 300, both strict
 
     # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
@@ -50,11 +50,11 @@ class WebPairRules:
     min_score: float = 0.5  # ours
     max_images_per_text: int = 10  # ours; LAIT drops texts of "too many" images
 
-    # Pictures that look alike, and those that are kept apart.
+    # Images that look alike, and those that are kept apart.
     drop_near_duplicates: bool = False
-    hold_out: float = 0.0  # share of the groups of alike pictures that get the split "val"
+    hold_out: float = 0.0  # share of the groups of alike images that get the split "val"
     ignore_opt_outs: bool = False  # what sites forbid is honoured unless the user says otherwise
-    max_distance: int = 4  # bits of the perceptual hash, to pictures that are excluded
+    max_distance: int = 4  # bits of the perceptual hash, to images that are excluded
 
     def __post_init__(self) -> None:
         for field in fields(self):

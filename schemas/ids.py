@@ -4,7 +4,7 @@ import hashlib
 
 
 def compute_image_id(data: bytes) -> str:
-    """Returns the SHA-256 of a picture's bytes, 64 hexadecimal digits."""
+    """Returns the SHA-256 of an image's bytes, 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

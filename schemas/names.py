@@ -1,7 +1,7 @@
-"""Ids of one picture as different files write them: 46.jpg and 46, coco/132417 and 000000132417.
+"""Ids of one image as different files write them: 46.jpg and 46, coco/132417 and 000000132417.
 
-Two ids may be the same picture if what they differ in is only in one of them: the ending of a
-picture's file, folders in front, or what COCO puts before a number (its own prefix, zeros). So 46
+Two ids may be the same image if what they differ in is only in one of them: the ending of an
+image's file, folders in front, or what COCO puts before a number (its own prefix, zeros). So 46
 may be 46.jpg and train/46; 46.jpg is never 46.png, and train/46 never val/46. Letters with marks
 may be one character or several (macOS decomposes the names of files): both spell the same id.
 """
@@ -11,17 +11,17 @@ import unicodedata
 from dataclasses import dataclass
 from enum import IntEnum
 
-PICTURE_ENDINGS = (
+IMAGE_ENDINGS = (
     *(".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
     *(".jfif", ".jpe", ".avif", ".heic", ".heif"),
 )
-# COCO's file names: the number is the picture's, and the same in all of its annotations.
+# COCO's file names: the number is the image's, and the same in all of its annotations.
 _COCO = re.compile(r"COCO_((?:train|val|test)\d{4})_(\d+)", re.ASCII)
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 class Difference(IntEnum):
-    """How two ids of a picture differ; the further down, the less they have in common."""
+    """How two ids of an image differ; the further down, the less they have in common."""
 
     SPELLING = 1
     ENDING = 2
@@ -38,12 +38,12 @@ class _Name:
     folders: tuple[str, ...]
     text: str  # of the last part, without its ending
     ending: str  # in lower case; empty without
-    core: str  # what ids of the same picture have in common
+    core: str  # what ids of the same image have in common
     split: str  # of COCO, if the name says it
 
 
 def without_ending(image_id: str) -> str:
-    """Returns an id without the ending of a picture's file."""
+    """Returns an id without the ending of an image's file."""
     return image_id[: len(image_id) - len(_ending(image_id))]
 
 
@@ -60,14 +60,14 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def extract_core(image_id: str) -> str:
-    """Returns what ids of the same picture have in common: the last part without its ending, a
+    """Returns what ids of the same image have in common: the last part without its ending, a
     number without zeros in front.
     """
     return _name(image_id).core
 
 
 def difference(image_id: str, other: str) -> Difference | None:
-    """Returns how two unequal ids differ; None if they are of different pictures."""
+    """Returns how two unequal ids differ; None if they are of different images."""
     if composed(image_id) == composed(other):
         return Difference.SPELLING
     a, b = _name(image_id), _name(other)
@@ -83,7 +83,7 @@ def difference(image_id: str, other: str) -> Difference | None:
 
 def _ending(image_id: str) -> str:
     stem, dot, ending = image_id.rpartition(".")
-    known = f".{ending}".lower() in PICTURE_ENDINGS and stem and not stem.endswith("/")
+    known = f".{ending}".lower() in IMAGE_ENDINGS and stem and not stem.endswith("/")
     return dot + ending if known else ""
 
 

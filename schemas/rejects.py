@@ -17,7 +17,7 @@ class Reason(StrEnum):
     # Archives and records
     BROKEN_ARCHIVE = "broken_archive"  # cut, not gzip, not WARC: what could be read was read
     BAD_STATUS = "bad_status"  # an HTTP status other than 200
-    OTHER_TYPE = "other_type"  # neither a page nor a picture
+    OTHER_TYPE = "other_type"  # neither a page nor an image
     REVISIT = "revisit"  # the archive refers to an earlier record instead of the content
     DAMAGED = "damaged"  # bytes between two records of an archive that belong to none
     EMPTY = "empty"  # no bytes, or nothing in them
@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
     # Pages
     BROKEN_PAGE = "broken_page"  # cannot be parsed
-    NO_IMAGES = "no_images"  # the page's markup mentions no picture
+    NO_IMAGES = "no_images"  # the page's markup mentions no image
     OTHER_LANGUAGE = "other_language"
     UNKNOWN_LANGUAGE = "unknown_language"  # too little text to tell
 
@@ -45,27 +45,27 @@ class Reason(StrEnum):
     HOST_FAILED = "host_failed"  # its host failed too often, or wants to be left alone for long
     HOST_LIMIT = "host_limit"  # its host took all the time or bytes that one may, or is too slow
 
-    # Opt-outs of a page or picture (schemas/net/opt_outs.py)
+    # Opt-outs of a page or image (schemas/net/opt_outs.py)
     TDM_RESERVED = "tdm_reserved"  # tdm-reservation: 1
     NO_AI = "no_ai"  # robots: noai, noml
     NO_IMAGE_AI = "no_image_ai"  # robots: noimageai
     NO_INDEX = "no_index"  # robots: noindex, none
     NO_IMAGE_INDEX = "no_image_index"  # robots: noimageindex
 
-    # Pictures on pages
+    # Images on pages
     NOT_DOMINANT = "not_dominant"  # nothing marks it as content of its page
     ICON = "icon"  # by its name or class: icon, logo, sprite, avatar, tracking pixel
     ADVERTISEMENT = "advertisement"  # by its class or host
     NAVIGATION = "navigation"  # in a menu, header, footer or side bar
     DECLARED_SMALL = "declared_small"  # the page shows it too small, or as a strip
     REPEATED = "repeated"  # the page shows it again and again
-    TOO_MANY = "too_many"  # what a page shows beyond so many pictures, its number in ``detail``
+    TOO_MANY = "too_many"  # what a page shows beyond so many images, its number in ``detail``
     BAD_URL = "bad_url"  # data:, javascript:, malformed
-    MISSING_IMAGE = "missing_image"  # not among the pictures at hand
+    MISSING_IMAGE = "missing_image"  # not among the images at hand
     REJECTED_IMAGE = "rejected_image"  # at hand, and rejected itself
 
-    # Pictures
-    UNREADABLE_IMAGE = "unreadable_image"  # not decodable, truncated, or no picture at all
+    # Images
+    UNREADABLE_IMAGE = "unreadable_image"  # not decodable, truncated, or no image at all
     UNSUPPORTED_FORMAT = "unsupported_format"
     ANIMATED = "animated"
     TOO_SMALL = "too_small"  # a side at or below the limit
@@ -82,7 +82,7 @@ class Reason(StrEnum):
     NOT_WORDS = "not_words"  # numbers, codes, too few letters
     REPETITIVE = "repetitive"
     BLOCKED_WORD = "blocked_word"
-    FILE_NAME = "file_name"  # of a picture, which says more of a camera than of what it shows
+    FILE_NAME = "file_name"  # of an image, which says more of a camera than of what it shows
     CAPITALS = "capitals"  # nothing but capital letters
     PUNCTUATION = "punctuation"  # more marks than words, or the same one again and again
     UNBALANCED = "unbalanced"  # a quotation mark or a bracket without its other half
@@ -91,39 +91,39 @@ class Reason(StrEnum):
 
     # Pairs
     LOW_SCORE = "low_score"
-    NOT_BEST_TEXT = "not_best_text"  # another text suits this picture better
-    SHARED_TEXT = "shared_text"  # too many pictures have this text
-    EXCLUDED = "excluded"  # a picture of a list that the user gave, as of test sets
-    NEAR_DUPLICATE = "near_duplicate"  # another picture looks the same
+    NOT_BEST_TEXT = "not_best_text"  # another text suits this image better
+    SHARED_TEXT = "shared_text"  # too many images have this text
+    EXCLUDED = "excluded"  # an image of a list that the user gave, as of test sets
+    NEAR_DUPLICATE = "near_duplicate"  # another image looks the same
 
     # Tables of others
     BAD_ENCODING = "bad_encoding"  # bytes that are not of the file's encoding
-    NO_ID = "no_id"  # the column of ids or of pictures is empty, or holds what can be no id
+    NO_ID = "no_id"  # the column of ids or of images is empty, or holds what can be no id
     ID_CONFLICT = "id_conflict"  # an earlier row has this id and another content
-    UNSAFE_PATH = "unsafe_path"  # a name that leads out of the folder of pictures
+    UNSAFE_PATH = "unsafe_path"  # a name that leads out of the folder of images
 
     # Published data sets (pipelines/manifest/sets)
     BAD_ROW = "bad_row"  # a row of another layout than the others, or no JSON
     BAD_UNICODE = "bad_unicode"  # control characters or lone surrogates: mended, and counted
     EMPTY_TEXT = "empty_text"
-    IMAGE_MISSING = "image_missing"  # no such file in the folder of pictures
-    IMAGE_BROKEN = "image_broken"  # cut, damaged, or no picture that can be decoded
+    IMAGE_MISSING = "image_missing"  # no such file in the folder of images
+    IMAGE_BROKEN = "image_broken"  # cut, damaged, or no image that can be decoded
     IMAGE_TOO_LARGE = "image_too_large"  # more bytes or pixels than the limit
     PLACEHOLDER = "placeholder"  # the same bytes under many ids: "photo unavailable"
-    EMPTY_BOX = "empty_box"  # nothing of the box lies in its picture
+    EMPTY_BOX = "empty_box"  # nothing of the box lies in its image
     BAD_REFERENCE = "bad_reference"  # an object number of which there is no object
     LABEL_UNKNOWN = "label_unknown"  # an answer or a class that is not in the list
 
     # Regions and training
-    NO_PICTURE = "no_picture"  # the pair names none, or the images table has no such row
-    NO_REGIONS = "no_regions"  # the picture has no row in the regions table
+    NO_IMAGE = "no_picture"  # the pair names none, or the images table has no such row
+    NO_REGIONS = "no_regions"  # the image has no row in the regions table
     NO_BOXES = "no_boxes"  # it has a row without boxes
     HELD_OUT = "held_out"  # its split is kept for validation or test
     BAD_RECORD = "bad_record"  # of a feature file: cannot be parsed, or contradicts itself
-    BAD_BOXES = "bad_boxes"  # a given box is no box of this picture
-    NO_GIVEN_BOXES = "no_given_boxes"  # the box file has no entry for the picture
+    BAD_BOXES = "bad_boxes"  # a given box is no box of this image
+    NO_GIVEN_BOXES = "no_given_boxes"  # the box file has no entry for the image
     NOT_FINITE = "not_finite"  # a box, feature or score that is not, or not as the stored type
-    NETWORK_FAILED = "network_failed"  # out of memory, mostly: the picture failed alone, too
+    NETWORK_FAILED = "network_failed"  # out of memory, mostly: the image failed alone, too
 
 
 class Rejected(Exception):

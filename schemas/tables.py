@@ -1,7 +1,7 @@
 """Arrow schemas of every table that one stage writes and another reads.
 
 What is missing is null, never NaN. Boxes are float32 (x1, y1, x2, y2) in pixels of the original
-picture. The arrays that training reads again and again (features, class probabilities) are
+image. The arrays that training reads again and again (features, class probabilities) are
 ``large_binary``: row-major, little-endian, their dtype and width in the file's metadata, because
 nested Arrow lists of them read an order of magnitude more slowly.
 """
@@ -66,7 +66,7 @@ PAIRS = Table(
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
-            _field("image_id", _STRING),  # null: a text without a picture (since 1.1)
+            _field("image_id", _STRING),  # null: a text without an image (since 1.1)
             _field("text", _STRING, required=True),
             _field("language", _STRING),
             _field("source", _STRING),
@@ -76,8 +76,8 @@ PAIRS = Table(
             _field("page_url", _STRING),
             _field("image_url", _STRING),
             _field("license", _STRING),  # what the page says: a URL, or words (since 1.2)
-            _field("fold", _INT32),  # of COCO's test pictures, 0..4 (these since 1.3)
-            _field("caption_no", _INT32),  # which of its picture's captions, from 0
+            _field("fold", _INT32),  # of COCO's test images, 0..4 (these since 1.3)
+            _field("caption_no", _INT32),  # which of its image's captions, from 0
             _field("doc", _INT32),  # which of its file's documents a text is of, from 0
             _field("category", _STRING),  # of an item, as its shop says (since 1.4)
         ]
@@ -144,7 +144,7 @@ NEIGHBOURS = Table(
     ),
 )
 
-# One vector of length 1 a row, of a picture, a text or a pair by one checkpoint: inner products are
+# One vector of length 1 a row, of an image, a text or a pair by one checkpoint: inner products are
 # cosines. Whose it is says `kind`: `image` (image_id), `text` or `pair` (pair_id).
 VECTORS = Table(
     name="vectors",
@@ -275,7 +275,7 @@ STATEMENTS = Table(
     later=frozenset({"subset"}),
 )
 
-# Annotated objects of a picture: what training a detector reads.
+# Annotated objects of an image: what training a detector reads.
 BOXES = Table(
     name="boxes",
     version="1.0",

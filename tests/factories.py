@@ -1,4 +1,4 @@
-"""Tests of several folders share these tiny tables, pictures and checkpoints."""
+"""Tests of several folders share these tiny tables, images and checkpoints."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS
 from vlmill.train.recipes import RECIPES
 from vlmill.train.run.inputs import Inputs
 
-# The job of web pairs without models of picture filters, which has to be said.
+# The job of web pairs without models of image filters, which has to be said.
 NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 SMALL = [name for name in RECIPES if name.endswith("-small")]
 
@@ -36,7 +36,7 @@ def write_dvae(folder: Path) -> str:
 
 
 def write_images(folder: Path, count: int) -> str:
-    """Pictures of one colour each."""
+    """Images of one colour each."""
     empty = dict.fromkeys(IMAGES.schema.names)
     rows = []
     for number in range(count):
@@ -76,10 +76,10 @@ class Tables:
         self.negatives = str(folder / "negatives")
 
     def write(self, count: int = 12) -> Inputs:
-        """``count`` pairs of different pictures and texts, with regions."""
-        pictures = [f"picture-{i}" for i in range(count)]
-        self.write_pairs([(name, caption(i)) for i, name in enumerate(pictures)])
-        self.write_regions(pictures)
+        """``count`` pairs of different images and texts, with regions."""
+        images = [f"picture-{i}" for i in range(count)]
+        self.write_pairs([(name, caption(i)) for i, name in enumerate(images)])
+        self.write_regions(images)
         return Inputs(pairs=self.pairs, regions=self.regions)
 
     def write_pairs(
@@ -98,7 +98,7 @@ class Tables:
 
     def write_regions(
         self,
-        pictures: list[str],
+        images: list[str],
         *,
         boxes: int = 5,
         empty: tuple[str, ...] = (),
@@ -107,12 +107,12 @@ class Tables:
         broken: tuple[str, ...] = (),
         whole: tuple[str, ...] = (),
     ) -> None:
-        """Regions of random features, 16 wide; pictures in ``empty`` have none, those in ``whole``
-        a feature of the whole picture.
+        """Regions of random features, 16 wide; images in ``empty`` have none, those in ``whole``
+        a feature of the full image.
         """
         rng = np.random.default_rng(0)
         rows = []
-        for name in pictures:
+        for name in images:
             count = 0 if name in empty else boxes
             corners = rng.random((count, 2, 2)) * (200, 100)
             scale = 60_000 if name in broken else 1  # what overflows once it is squared

@@ -1,4 +1,4 @@
-"""Pictures that lie in their files as cameras store them, for the tests of what turns them."""
+"""Images that lie in their files as cameras store them, for the tests of what turns them."""
 
 import io
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 
 Array = npt.NDArray[Any]
 
-# How the array of an upright picture [H, W, ...] is stored in each orientation (EXIF 2.3, fig. 8).
+# How the array of an upright image [H, W, ...] is stored in each orientation (EXIF 2.3, fig. 8).
 STORED: dict[int, Callable[[Any], Any]] = {
     1: lambda upright: upright,
     2: lambda upright: upright[:, ::-1],
@@ -31,7 +31,7 @@ LOSSLESS: dict[str, dict[str, Any]] = {
 
 
 def encoded(pixels: Array, orientation: int | None, kind: str = "PNG") -> bytes:
-    """A file of the picture that is upright as ``pixels`` say; None: without any EXIF."""
+    """A file of the image that is upright as ``pixels`` say; None: without any EXIF."""
     options = dict(LOSSLESS[kind])
     if orientation is not None:
         exif = Image.Exif()
@@ -44,7 +44,7 @@ def encoded(pixels: Array, orientation: int | None, kind: str = "PNG") -> bytes:
 
 
 def stored_box(mask: Array, orientation: int) -> list[int]:
-    """The box around what ``mask`` [H, W] marks in the upright picture, in the stored one."""
+    """The box around what ``mask`` [H, W] marks in the upright image, in the stored one."""
     return box_around(STORED[orientation](mask))
 
 

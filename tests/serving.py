@@ -151,7 +151,7 @@ def form(files: Sequence[tuple[str, bytes]], **words: str) -> tuple[bytes, str]:
         for name, word in words.items()
     ]
     parts += [
-        f'--edge\r\nContent-Disposition: form-data; name="pictures"; filename="{name}"\r\n'.encode()
+        f'--edge\r\nContent-Disposition: form-data; name="images"; filename="{name}"\r\n'.encode()
         + b"Content-Type: image/jpeg\r\n\r\n"
         + content
         + b"\r\n"

@@ -13,7 +13,7 @@ from docs.site.hooks import COMMANDS
 
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.pipelines.filters.scorer import GROUPS, NAMES
-from vlmill.pipelines.filters.statistics import GROUPS as PICTURE_GROUPS
+from vlmill.pipelines.filters.statistics import GROUPS as IMAGE_GROUPS
 from vlmill.pipelines.launch.loading import flags_of_beam
 from vlmill.schemas.plain_fields import override
 from vlmill.train.convert.arguments import preset_changes
@@ -262,4 +262,4 @@ def test_the_page_of_filters_counts_the_features() -> None:
     counted = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.M))
     assert counted == {group: str(len(names)) for group, names in GROUPS.items()}
     assert f"There are {len(NAMES)} features" in page
-    assert all(f"| `{group}` |" in page for group in PICTURE_GROUPS)
+    assert all(f"| `{group}` |" in page for group in IMAGE_GROUPS)

@@ -1,7 +1,7 @@
 """The blocks of the pages are run as they stand, in a folder with tiny data of the names they use.
 
 A block that needs more says so in a comment above it, ``<!-- needs: a GPU -->``; it is skipped, and
-the suite's summary counts them. Two things are cut: pretraining to two steps, and the pictures.
+the suite's summary counts them. Two things are cut: pretraining to two steps, and the images.
 What a line of Python prints is compared with the comment behind it.
 """
 
@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vlmill.pipelines.nearest_images import command as nearest_images
 
 from vlmill.extract import cli as extract_cli
 from vlmill.models import preset
 from vlmill.models.inputs import VLInputs
 from vlmill.pipelines.manifest import job as manifest
-from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.schemas.console.command import run_command
 from vlmill.train import cli as train_cli
 
@@ -36,7 +36,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "extract-rois": lambda words: run_command(extract_cli.command, words),
     "train-vl": train_cli.main,
     "python -m vlmill.pipelines.manifest": manifest.main,
-    "python -m vlmill.pipelines.nearest_pictures": nearest_pictures.main,
+    "python -m vlmill.pipelines.nearest_images": nearest_images.main,
 }
 TINY = ("--arch", "tiny", "--short-side", "240", "--long-side", "400", "--max-boxes", "36")
 CAPTIONS = ("a red kite", "a blue boat", "two dogs", "a green hill", "a white wall", "one cat")
@@ -76,7 +76,7 @@ def succeed(name: str, *words: object) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six pictures with captions, their tables, and their regions as a file of another project."""
+    """Six images with captions, their tables, and their regions as a file of another project."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "photos").mkdir()
     generator = np.random.default_rng(0)

@@ -12,7 +12,7 @@ NUMBER = int_at_least(0).__code__  # of all such types
 Flag = tuple[str, list[str], str, Callable[[str], object]]  # command, subcommand, flag, its type
 CRAWL, WEB, MANIFEST, TABLES, NEAREST, HARD = (
     f"python -m vlmill.pipelines.{job}"
-    for job in ("crawl", "web_pairs", "manifest", "tables", "nearest_pictures", "hard_negatives")
+    for job in ("crawl", "web_pairs", "manifest", "tables", "nearest_images", "hard_negatives")
 )
 # Counts of which there must be one: what would otherwise do nothing, or wait for ever.
 AT_LEAST_ONE = [
@@ -20,13 +20,13 @@ AT_LEAST_ONE = [
     *((WEB, flag) for flag in ("--workers", "--shards")),
     *((f"{MANIFEST} {name}", "--workers") for name in ("own", "coco")),
     *((f"{MANIFEST} {name}", "--rows-per-shard") for name in ("own", "coco")),
-    *((NEAREST, flag) for flag in ("--top", "--threads", "--pictures-per-shard")),
+    *((NEAREST, flag) for flag in ("--top", "--threads", "--images-per-shard")),
     *((HARD, flag) for flag in ("--workers", "--pairs-per-shard", "--document-parts")),
     (f"{TABLES} sample", "--rows"),
     *(("train-vl search", flag) for flag in ("--top", "--threads")),
     ("train-vl serve", "--batch-size"),
     *((f"extract-rois {name}", "--batch-size") for name in ("run", "serve")),
-    ("extract-rois import", "--pictures-per-shard"),
+    ("extract-rois import", "--images-per-shard"),
 ]
 
 

@@ -22,7 +22,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "pipelines/regions/command.py": {"extract"},
     "pipelines/regions/job.py": {"extract"},
     "pipelines/regions/on_beam.py": {"extract"},
-    # A picture filter may have a network as its backbone.
+    # An image filter may have a network as its backbone.
     "pipelines/filters/backbone.py": {"models", "torch", "torchvision"},
     # Curves of the runs that train, in whichever folder.
     "schemas/console/trackers.py": {"accelerate"},
@@ -35,7 +35,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "pipelines/nearest_pictures/search.py": {"faiss"},
     "pipelines/nearest_pictures/published.py": {"models"},
     "pipelines/manifest/sets/refcoco.py": {"models"},
-    # `vlmill.load` takes raw pictures to their regions.
+    # `vlmill.load` takes raw images to their regions.
     "train/pretrained/detector.py": {"extract"},
 }
 
@@ -46,7 +46,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "errors ids names plain_yaml processes",
         "plain_fields extras",
         "tables rejects answers labels splits",
-        "files pictures",
+        "files images",
         "readers console net",
         "service",
         "__init__",
@@ -66,7 +66,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "extract": (
         "config",
-        "pictures whole",
+        "images whole",
         "detect formats",
         "run show verify compare train",
         "service",
@@ -82,7 +82,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "pages filters",
         "archives choice",
         "fetching",
-        "web_pairs hard_negatives nearest_pictures manifest regions crawl fit_image_filter "
+        "web_pairs hard_negatives nearest_images manifest regions crawl fit_image_filter "
         "fit_scorer tables",
         "__init__",
     ),
@@ -296,7 +296,7 @@ def test_what_is_open_is_needed() -> None:
         ("models/vlmo/x.py", "from vlmill.models.beit import model"),
         ("models/vilbert/x.py", "from vlmill.models.detector.boxes import clip_boxes"),
         ("models/vlbert/x.py", "from vlmill.models import preset"),
-        ("extract/pictures/x.py", "from vlmill.extract.detect import predict"),
+        ("extract/images/x.py", "from vlmill.extract.detect import predict"),
         ("extract/formats/x.py", "from vlmill.extract import cli"),
         ("pipelines/web_pairs/x.py", "import vlmill.pipelines.manifest.own.job"),
         ("pipelines/pages/x.py", "from vlmill.pipelines.launch.options import beam_options"),

@@ -47,7 +47,7 @@ from vlmill.train.tasks.search.command import (
 )
 
 PRETRAIN_HELP = """\
-Pretrain a model on image-text pairs and the regions of their pictures.
+Pretrain a model on image-text pairs and the regions of their images.
 
 example:
   train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions \\
@@ -67,7 +67,7 @@ Pairs of a split for validation or test (val, dev, test, testA, ...: docs/traini
 trained on, and a split of another name is an error. train_splits=[train,val] trains on those that
 it names, validation_splits=[minival] validates on those.
 
-Memory is bounded by the batch, plus some 60 bytes for each pair and 150 for each picture.
+Memory is bounded by the batch, plus some 60 bytes for each pair and 150 for each image.
 """
 
 EXAMPLES = """\
@@ -178,15 +178,15 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of RECIPE")
     parser.add_argument(
-        "--pairs", metavar="TABLE", help="image-text pairs; recipes of pictures alone need none"
+        "--pairs", metavar="TABLE", help="image-text pairs; recipes of images alone need none"
     )
-    parser.add_argument("--regions", metavar="TABLE", help="regions of the pictures")
-    parser.add_argument("--images", metavar="TABLE", help="the pictures, for recipes of pixels")
+    parser.add_argument("--regions", metavar="TABLE", help="regions of the images")
+    parser.add_argument("--images", metavar="TABLE", help="the images, for recipes of pixels")
     parser.add_argument(
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="pairs without their picture are an error, or left out and listed (default: skip)",
+        help="pairs without their image are an error, or left out and listed (default: skip)",
     )
     parser.add_argument("--negatives", metavar="TABLE", help="hard negatives of the pairs")
     parser.add_argument("--init", metavar="DIR", help="start from this checkpoint's weights")

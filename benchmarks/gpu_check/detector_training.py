@@ -1,7 +1,7 @@
 """Measures a detector's training step at the published batch, beside Detectron2's where it is.
 
 A step is forward, backward and the optimiser's update of Detectron2's recipe for COCO (R101-C4,
-512 regions of a picture), in float32 and with the forward pass in bfloat16.
+512 regions of an image), in float32 and with the forward pass in bfloat16.
 """
 
 import importlib
@@ -17,14 +17,14 @@ WARM_UP = 2
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Returns pictures a second in bfloat16; seconds and memory by side and precision."""
+    """Returns images a second in bfloat16; seconds and memory by side and precision."""
     # By its name: the scripts beside it import it without the folder.
     peers = importlib.import_module("benchmarks.peers.detectron2_step")
     work = peers.Work(
-        depth=101, pictures=8, height=800, width=1088, regions=512, device=setting.device.type
+        depth=101, images=8, height=800, width=1088, regions=512, device=setting.device.type
     )
     if setting.tiny:
-        work = replace(work, depth=50, pictures=1, height=64, width=80, regions=8, narrow=True)
+        work = replace(work, depth=50, images=1, height=64, width=80, regions=8, narrow=True)
     makers = {"ours": peers.our_step}
     if peers.is_there():
         makers["detectron2"] = peers.their_step
@@ -37,12 +37,12 @@ def run(setting: Setting) -> dict[str, Any]:
     theirs = sides["detectron2-bfloat16"]["step_s"] if "detectron2" in makers else None
     assert ours is not None
     return {
-        "value": work.pictures / ours,
-        "unit": "pictures/s",
+        "value": work.images / ours,
+        "unit": "images/s",
         "peer": "detectron2" if theirs else None,  # None: it cannot be imported here
         "ratio": ours / theirs if theirs else None,
         "bar": BAR,
-        "pictures": work.pictures,
+        "pictures": work.images,
         "sides": sides,
     }
 

@@ -22,6 +22,9 @@ from benchmarks.gpu_check.measuring import (
 from benchmarks.gpu_check.photos import write_photos
 from benchmarks.gpu_check.setting import Setting
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import InputImage, plan_images
+from vlmill.extract.images.resize import network_input, pixel_input
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -29,9 +32,6 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.transfer import upload_batch
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import InputImage, plan_pictures
-from vlmill.extract.pictures.resize import network_input, pixel_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, compute_results, write_parts
@@ -40,7 +40,7 @@ from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.schemas.console.progress import Progress
 from vlmill.train.devices.throughput import product_rate
 
-BARS = {"exact": 20.0, "fast": 150.0}  # pictures/s on an H100, from the design
+BARS = {"exact": 20.0, "fast": 150.0}  # images/s on an H100, from the design
 Precision = Literal["exact", "fast"]
 
 
@@ -52,9 +52,9 @@ class Size:
     limits: InputLimits
     different: int  # photographs
     batch_sizes: tuple[int, ...]
-    warm_up: int  # pictures
+    warm_up: int  # images
     measured_s: float
-    most: int  # pictures
+    most: int  # images
     workers: int
 
 
@@ -86,9 +86,9 @@ class Speed:
     """Holds what a run of the pipeline gave."""
 
     batch_size: int
-    pictures: int
-    pictures_per_s: float  # after the warm-up, until everything is on disk
-    regions_per_picture: float
+    images: int
+    images_per_s: float  # after the warm-up, until everything is on disk
+    regions_per_image: float
     peak_memory_gb: float | None
 
 
@@ -110,21 +110,21 @@ def extraction(setting: Setting, precision: Precision) -> dict[str, object]:
     config = ExtractConfig(limits=size.limits, precision=precision)
     detector = open_detector(size.spec, None, device=str(setting.device))
     photos = write_photos(setting.folder / "photos", size.most, different=size.different)
-    plan = plan_pictures([str(setting.folder / "photos")], ids="name")
+    plan = plan_images([str(setting.folder / "photos")], ids="name")
     speeds = [speed_of(setting, size, detector, config, plan, batch) for batch in size.batch_sizes]
-    best = max(speeds, key=lambda speed: speed.pictures_per_s)
+    best = max(speeds, key=lambda speed: speed.images_per_s)
     config = dataclasses.replace(config, batch_size=best.batch_size)
     queries = queries_of(photos, detector, config)
     operations = operations_of(queries, detector, config) / len(queries)
     peak = peak_of(precision, setting.device)
     waits = places_of_waits(lambda: start_batch(queries, detector, config)())
     return {
-        "value": best.pictures_per_s,
-        "unit": "pictures/s",
+        "value": best.images_per_s,
+        "unit": "images/s",
         "limit": peak / operations,
-        "fraction_of_limit": best.pictures_per_s * operations / peak,
+        "fraction_of_limit": best.images_per_s * operations / peak,
         "bar": BARS[precision],
-        "bar_met": best.pictures_per_s >= BARS[precision],
+        "bar_met": best.images_per_s >= BARS[precision],
         "batch_size": best.batch_size,
         "workers": size.workers,
         "layers": size.spec.depth,
@@ -145,7 +145,7 @@ def speed_of(
     plan: Sequence[InputImage],
     batch_size: int,
 ) -> Speed:
-    """Runs the pipeline for a while: first for the warm-up's rate, which says how many pictures."""
+    """Runs the pipeline for a while: first for the warm-up's rate, which says how many images."""
     config = dataclasses.replace(config, batch_size=batch_size)
     folder = setting.folder / f"regions-{batch_size}"
 
@@ -161,21 +161,21 @@ def speed_of(
         seconds = extract(job_of(folder / "measured", count), engine)
     return Speed(
         batch_size=batch_size,
-        pictures=count,
-        pictures_per_s=count / seconds,
-        regions_per_picture=regions_in(folder / "measured", count) / count,
+        images=count,
+        images_per_s=count / seconds,
+        regions_per_image=regions_in(folder / "measured", count) / count,
         peak_memory_gb=peak_memory_gb(setting.device),
     )
 
 
 def extract(job: Job, engine: Engine) -> float:
-    """Returns seconds from the first picture that is asked for until the last shard is on disk.
+    """Returns seconds from the first image that is asked for until the last shard is on disk.
 
     As ``vlmill.extract.run.job.run`` does it, with processes that have been started already.
     """
     started = time.perf_counter()
     with (
-        Progress(total=len(job.plan), unit="picture", label="regions") as progress,
+        Progress(total=len(job.plan), unit="image", label="regions") as progress,
         Background() as background,
     ):
         indices = range(job.num_shards)
@@ -184,11 +184,11 @@ def extract(job: Job, engine: Engine) -> float:
     return time.perf_counter() - started
 
 
-def regions_in(folder: Path, pictures: int) -> int:
-    """Returns how many regions were written, once every picture is seen to have its row."""
+def regions_in(folder: Path, images: int) -> int:
+    """Returns how many regions were written, once every image is seen to have its row."""
     columns = [pq.read_table(path, columns=["num_boxes"]) for path in folder.glob("regions-*")]
     counts = [count for table in columns for count in table.column(0).to_pylist()]
-    assert len(counts) == pictures, f"{len(counts)} rows of {pictures} pictures"
+    assert len(counts) == images, f"{len(counts)} rows of {images} images"
     return sum(counts)
 
 
@@ -201,9 +201,9 @@ def queries_of(
         path = photos[number % len(photos)]
         pixels = decode(path.read_bytes(), config.limits)
         make = pixel_input if resizes_pixels(detector) else network_input
-        picture = make(pixels, detector.model.config, config.limits)
-        if not queries or picture.size == queries[0].picture.size:
-            queries.append(Query(image_id=str(number), picture=picture))
+        image = make(pixels, detector.model.config, config.limits)
+        if not queries or image.size == queries[0].image.size:
+            queries.append(Query(image_id=str(number), image=image))
         if len(queries) == config.batch_size:
             break
     return queries

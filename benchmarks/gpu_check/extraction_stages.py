@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from benchmarks.gpu_check.measuring import timed
 from benchmarks.gpu_check.setting import Setting
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import InputImage
+from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
@@ -17,9 +20,6 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import download, make_frames, upload_batch
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import InputImage
-from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import open_source
@@ -31,7 +31,7 @@ from vlmill.schemas.tables import REGIONS
 from vlmill.train.devices.throughput import wait_for
 
 ROUNDS, TINY_ROUNDS = 5, 1
-DECODED = 400  # pictures, or all there are
+DECODED = 400  # images, or all there are
 WRITTEN_ROWS = 128
 
 Work = Callable[[], object]
@@ -77,7 +77,7 @@ def device_stages(
     batch = upload_batch(queries, spec, device)
     frames = make_frames(batch.measures)
     limits, min_sides = frames.network_limits, frames.min_sides
-    features = model.feature_map(batch.pictures)
+    features = model.feature_map(batch.images)
     boxes, taken = model.proposals(features, limits, min_sides)
     rois, maps = number_boxes(boxes)[:chunk], poolable(features, spec)
     pooled = pool_regions(maps, rois, spec)
@@ -91,7 +91,7 @@ def device_stages(
     results = {**stored(), "taken": chosen.box_mask}
     return {
         "upload": lambda: upload_batch(queries, spec, device),
-        "backbone": lambda: model.feature_map(batch.pictures),
+        "backbone": lambda: model.feature_map(batch.images),
         "proposals": lambda: model.proposals(features, limits, min_sides),
         f"pooling_of_{len(pooled)}_regions": lambda: pool_regions(maps, rois, spec),
         f"res5_of_{len(pooled)}_regions": lambda: heads.region_means(pooled),
@@ -133,7 +133,7 @@ def rows_ms(
 def decode_ms(
     plan: Sequence[InputImage], detector: Detector, config: ExtractConfig, rounds: int
 ) -> dict[str, float]:
-    """Returns milliseconds of one thread for the first picture: decoding, and resizing."""
+    """Returns milliseconds of one thread for the first image: decoding, and resizing."""
     with open(plan[0].path, "rb") as file:
         data = file.read()
     pixels = decode(data, config.limits)
@@ -148,7 +148,7 @@ def decode_ms(
 def decode_rate(
     plan: Sequence[InputImage], detector: Detector, config: ExtractConfig, workers: int
 ) -> float:
-    """Returns the pictures a second that the worker processes hand over when nothing else is
+    """Returns the images a second that the worker processes hand over when nothing else is
     done.
     """
     spec = detector.model.config
@@ -165,7 +165,7 @@ def decode_rate(
 def writing(
     setting: Setting, rows: Sequence[RegionRow], detector: Detector, config: ExtractConfig
 ) -> dict[str, float]:
-    """Returns milliseconds of the writing thread for a picture, and bytes a second."""
+    """Returns milliseconds of the writing thread for an image, and bytes a second."""
     many = [rows[number % len(rows)] for number in range(WRITTEN_ROWS)]
     job = Job(plan=(), output=setting.folder, detector=detector, config=config)
     folder = setting.folder / "written"

@@ -1,4 +1,4 @@
-"""Makes pictures like photographs, made on the spot: no data travel to the machine that is
+"""Makes images like photographs, made on the spot: no data travel to the machine that is
 checked.
 """
 
@@ -27,8 +27,8 @@ def photo(seed: int, size: tuple[int, int]) -> bytes:
     photograph's.
     """
     rng = np.random.default_rng(seed)
-    picture = Image.fromarray(clouds(rng, size))
-    draw = ImageDraw.Draw(picture)
+    image = Image.fromarray(clouds(rng, size))
+    draw = ImageDraw.Draw(image)
     for _ in range(SHAPES):
         corner = rng.integers(0, size)
         extent = rng.integers(10, max(size) // 3, 2)
@@ -36,7 +36,7 @@ def photo(seed: int, size: tuple[int, int]) -> bytes:
         box = [*map(int, corner), *map(int, corner + extent)]
         (draw.ellipse if rng.random() < 0.5 else draw.rectangle)(box, fill=shade)
     grain = rng.normal(0, 6, (size[1], size[0], 3))
-    pixels = (np.asarray(picture) + grain).clip(0, 255).astype(np.uint8)
+    pixels = (np.asarray(image) + grain).clip(0, 255).astype(np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "JPEG", quality=90)
     return out.getvalue()

@@ -96,7 +96,7 @@ def regions_recipe(setting: Setting) -> Recipe:
 
 
 def pixels_recipe(setting: Setting) -> Recipe:
-    """Returns a recipe of VLMo on pictures of 64 pixels, in six layers of 256."""
+    """Returns a recipe of VLMo on images of 64 pixels, in six layers of 256."""
     if setting.tiny:
         model = preset("vlmo-small", **TINY_MODEL, num_layers=2, first_vl_layer=1, image_size=32)
     else:
@@ -115,7 +115,7 @@ def _sized(recipe: Recipe, model: Any, setting: Setting) -> Recipe:
 
 
 def sizes_for(variant: str, *, tiny: bool) -> TableSizes:
-    """Returns tables with regions, or with pictures for VLMo."""
+    """Returns tables with regions, or with images for VLMo."""
     regions, side = ((10, 36), None) if variant != "vlmo" else (None, 80)
     if tiny:
         return TableSizes(
@@ -125,9 +125,9 @@ def sizes_for(variant: str, *, tiny: bool) -> TableSizes:
             regions=regions and (4, 10),
             feature_dim=24,
             classes=9,
-            picture_px=side and 40,
+            image_px=side and 40,
         )
-    return TableSizes(pairs=512, vocabulary=4000, regions=regions, picture_px=side)
+    return TableSizes(pairs=512, vocabulary=4000, regions=regions, image_px=side)
 
 
 def losses_in(precision: Literal["no", "bf16"], work: Work, setting: Setting) -> list[float]:

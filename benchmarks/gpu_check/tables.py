@@ -1,6 +1,6 @@
-"""Writes tables of random pairs, regions and pictures, through the project's own writers.
+"""Writes tables of random pairs, regions and images, through the project's own writers.
 
-R regions of a picture, K classes with background.
+R regions of an image, K classes with background.
 """
 
 import io
@@ -21,7 +21,7 @@ from vlmill.train.run.inputs import Inputs
 
 Array = npt.NDArray[np.float16]
 
-GROUP = 32  # pictures that are written at once
+GROUP = 32  # images that are written at once
 WIDTH_PX, HEIGHT_PX = 640, 480
 # Rows to choose from: to draw every feature and distribution by itself takes a minute.
 FEATURES_POOLED, DISTRIBUTIONS_POOLED = 1024, 256
@@ -34,9 +34,9 @@ CONTINUATIONS = 0.2  # of the vocabulary; BERT's has 5,828 of 30,522
 class TableSizes:
     """Says how many pairs, and how large what belongs to each.
 
-    ``regions`` are the fewest and the most of a picture, none for tables of pictures alone.
-    ``picture_px`` is a picture's side, None for tables of regions alone. ``texts`` come without
-    a picture, beside the pairs.
+    ``regions`` are the fewest and the most of an image, none for tables of images alone.
+    ``image_px`` is an image's side, None for tables of regions alone. ``texts`` come without
+    an image, beside the pairs.
     """
 
     pairs: int
@@ -46,11 +46,11 @@ class TableSizes:
     regions: tuple[int, int] | None = (10, 100)
     feature_dim: int = 2048
     classes: int = 1601  # with background
-    picture_px: int | None = None
+    image_px: int | None = None
 
 
 def write_tables(folder: Path, sizes: TableSizes) -> Inputs:
-    """Writes pairs of a caption and a picture each, what is known of the pictures, and a
+    """Writes pairs of a caption and an image each, what is known of the images, and a
     vocabulary.
     """
     rng = np.random.default_rng(0)
@@ -65,9 +65,9 @@ def write_tables(folder: Path, sizes: TableSizes) -> Inputs:
     if sizes.regions is not None:
         regions = str(folder / "regions")
         write_regions(folder / "regions", names, sizes, rng)
-    if sizes.picture_px is not None:
+    if sizes.image_px is not None:
         images = str(folder / "images")
-        write_pictures(folder / "images", names, sizes.picture_px, rng)
+        write_images(folder / "images", names, sizes.image_px, rng)
     return Inputs(pairs=str(folder / "pairs"), regions=regions, images=images, vocab=str(vocab))
 
 
@@ -112,7 +112,7 @@ def caption_length(rng: np.random.Generator, longest: int) -> int:
 
 def write_pairs(folder: Path, names: Sequence[str | None], captions: Sequence[str]) -> None:
     """Writes the pairs table, of no source and no split; texts alone have None for their
-    picture's.
+    image's.
     """
     empty = dict.fromkeys(PAIRS.schema.names)
     rows = [
@@ -174,7 +174,7 @@ def pool_of_distributions(rng: np.random.Generator, classes: int, most: int) -> 
     return distributions
 
 
-def write_pictures(folder: Path, names: list[str], side: int, rng: np.random.Generator) -> None:
+def write_images(folder: Path, names: list[str], side: int, rng: np.random.Generator) -> None:
     """Writes the images table: small JPEGs of coloured patches."""
     empty = dict.fromkeys(IMAGES.schema.names)
     with ShardWriter(folder, IMAGES, 0, 1) as writer:
@@ -184,7 +184,7 @@ def write_pictures(folder: Path, names: list[str], side: int, rng: np.random.Gen
 
 
 def jpeg(rng: np.random.Generator, side: int) -> bytes:
-    """Returns a picture a third wider than high, of a few patches of colour with soft edges."""
+    """Returns an image a third wider than high, of a few patches of colour with soft edges."""
     patches = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     written = io.BytesIO()
     patches.resize((side * 4 // 3, side), Image.Resampling.BICUBIC).save(written, "JPEG")

@@ -127,19 +127,17 @@ class Work:
 
 def table_sizes(case: Case, *, tiny: bool) -> TableSizes:
     """Returns sizes as large as what the published runs read, or as small as works."""
-    has_pictures = case.regions is None
+    has_images = case.regions is None
     if not tiny:
-        return TableSizes(
-            pairs=PAIRS, regions=case.regions, picture_px=256 if has_pictures else None
-        )
+        return TableSizes(pairs=PAIRS, regions=case.regions, image_px=256 if has_images else None)
     return TableSizes(
         pairs=TINY_PAIRS,
         vocabulary=60,
         longest=24,
-        regions=None if has_pictures else (6, 20),
+        regions=None if has_images else (6, 20),
         feature_dim=37,
         classes=41,
-        picture_px=40 if has_pictures else None,
+        image_px=40 if has_images else None,
     )
 
 
@@ -178,7 +176,7 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
             pairs=inputs.pairs,
             tokenizer=tokenizer,
             max_tokens=feeding.max_tokens or sizes.longest,
-            pictures=sources.joined_images,
+            images=sources.joined_images,
             takes_pairs=feeding.kind != "text",
             takes_texts=feeding.kind == "text" or bool(feeding.text_rows),
         ),

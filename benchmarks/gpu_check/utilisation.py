@@ -28,7 +28,7 @@ def useful_operations(
     What multiplies rows with weights is counted as it runs, since packed rows are real ones.
     Attention may go through padding or through a kernel that the counter does not know, so it is
     counted by hand. VLMo's pairs meet in matching by chance, so its attention counts as it runs in
-    a grid: the padding of captions behind 197 positions of a picture is 1 % of a step at most.
+    a grid: the padding of captions behind 197 positions of an image is 1 % of a step at most.
     """
     counter = operations_counter()
     with counter:

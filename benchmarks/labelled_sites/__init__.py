@@ -1,1 +1,1 @@
-"""Sites whose pictures a person has judged: reading, counting, fitting the choice's weights."""
+"""Sites whose images a person has judged: reading, counting, fitting the choice's weights."""

@@ -1,4 +1,4 @@
-"""Fits the weights of the choice's features: a logistic model of "describes its picture"."""
+"""Fits the weights of the choice's features: a logistic model of "describes its image"."""
 
 from collections.abc import Mapping, Sequence
 

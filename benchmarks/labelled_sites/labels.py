@@ -1,4 +1,4 @@
-"""What a person said of pictures, and whether a kept text is among what describes them."""
+"""What a person said of images, and whether a kept text is among what describes them."""
 
 import json
 import unicodedata
@@ -15,7 +15,7 @@ _LEAST_PART = 0.5  # of a described text that a kept part has to be, and the oth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A picture on a page as it was judged by eye."""
+    """An image on a page as it was judged by eye."""
 
     archive: str
     language: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from labelled_sites.labels import Label, read_labels, verdict_of
 from labelled_sites.reading import by_host, joined_pages
 from vlmill.pipelines.choice.choose import choose, scenes
-from vlmill.pipelines.choice.dominance import judge_pictures
+from vlmill.pipelines.choice.dominance import judge_images
 from vlmill.pipelines.choice.features import features
 from vlmill.pipelines.choice.joined import JoinedPage, TextSource
 from vlmill.pipelines.choice.survey import Site, survey_site
@@ -19,7 +19,7 @@ from vlmill.schemas.net.urls import join_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledSite:
-    """An archive, surveyed host by host, and the labels of its pictures."""
+    """An archive, surveyed host by host, and the labels of its images."""
 
     archive: str
     hosts: Sequence[tuple[Site, Sequence[JoinedPage]]]
@@ -28,7 +28,7 @@ class LabelledSite:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A picture's best text over all pages of its site."""
+    """An image's best text over all pages of its site."""
 
     score: float
     text: str
@@ -37,7 +37,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A candidate text of a labelled picture: its features, and whether it describes it."""
+    """A candidate text of a labelled image: its features, and whether it describes it."""
 
     archive: str
     features: Mapping[str, float]
@@ -63,9 +63,9 @@ def read_sites(folder: Path, rules: WebPairRules) -> list[LabelledSite]:
 def mine(
     site: LabelledSite, rules: WebPairRules, weights: Mapping[str, float]
 ) -> list[tuple[Label, Kept | None]]:
-    """Each label with what is kept of its picture, None for nothing.
+    """Each label with what is kept of its image, None for nothing.
 
-    A picture has one text, the best of all pages that show it; a text of more pictures than
+    An image has one text, the best of all pages that show it; a text of more images than
     ``rules.max_images_per_text`` is dropped.
     """
     best: dict[str, Kept] = {}
@@ -93,10 +93,10 @@ def _kept(
     for choice in choose(joined, site, rules, weights=weights):
         if isinstance(choice, Drop):
             continue
-        picture = joined.pictures[choice.order]
-        assert not isinstance(picture, Drop)
+        image = joined.images[choice.order]
+        assert not isinstance(image, Drop)
         best = choice.texts[0]
-        pairs.append((picture.image_id, Kept(best.score, best.text, best.source)))
+        pairs.append((image.image_id, Kept(best.score, best.text, best.source)))
     return pairs
 
 
@@ -110,20 +110,20 @@ def _image_ids(site: LabelledSite, label: Label) -> set[str]:
         if joined.page.url == label.page_url
         for image in joined.page.images
         if key in map(join_key, image.urls)
-        and (archived := joined.pictures.get(image.order)) is not None
+        and (archived := joined.images.get(image.order)) is not None
         and not isinstance(archived, Drop)
     }
 
 
 def examples(site: LabelledSite, rules: WebPairRules) -> list[Example]:
-    """The candidates of the site's labelled pictures, of each on its labelled page."""
+    """The candidates of the site's labelled images, of each on its labelled page."""
     made = []
     for surveyed, pages in site.hosts:
         for joined in pages:
             labels = [label for label in site.labels if label.page_url == joined.page.url]
             if not labels:
                 continue
-            judged = judge_pictures(joined, surveyed, rules)
+            judged = judge_images(joined, surveyed, rules)
             seen = scenes(joined, surveyed, judged)
             for label in labels:
                 key = join_key(label.image_url)

@@ -1,4 +1,4 @@
-"""Archives of sites become pages joined with their pictures, in this process."""
+"""Archives of sites become pages joined with their images, in this process."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
+from vlmill.pipelines.pages.images import examine_image
 
 from vlmill.pipelines.archives.reading import Record, read_archive
 from vlmill.pipelines.choice.joined import JoinedPage, Measured
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.page import Page
-from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
@@ -19,21 +19,21 @@ from vlmill.schemas.net.urls import join_key
 
 
 def joined_pages(archive: Path, rules: WebPairRules) -> list[JoinedPage]:
-    """The pages of an archive with the pictures that lie in it, in whatever language they are."""
+    """The pages of an archive with the images that lie in it, in whatever language they are."""
     detector = LanguageDetector()
     pages: list[Page] = []
-    pictures: dict[str, Measured | Drop] = {}
+    images: dict[str, Measured | Drop] = {}
     for record in _records(archive, rules):
         if record.kind == "page":
             page = page_of(record, detector, rules)
             if page is not None:
                 pages.append(page)
         elif record.kind == "picture":
-            facts = examine_picture(
+            facts = examine_image(
                 record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels
             )
-            pictures[join_key(record.url)] = facts
-    return [join(page, pictures) for page in pages]
+            images[join_key(record.url)] = facts
+    return [join(page, images) for page in pages]
 
 
 def _records(archive: Path, rules: WebPairRules) -> Iterator[Record]:
@@ -44,7 +44,7 @@ def _records(archive: Path, rules: WebPairRules) -> Iterator[Record]:
 
 
 def page_of(record: Record, detector: LanguageDetector, rules: WebPairRules) -> Page | None:
-    """Parses and reads a page; None for one without pictures or that cannot be parsed."""
+    """Parses and reads a page; None for one without images or that cannot be parsed."""
     source = decode_source(record, rules)
     page = source if isinstance(source, Drop) else read_page(source, record.url, rules)
     if isinstance(page, Drop) or isinstance(source, Drop):
@@ -53,11 +53,11 @@ def page_of(record: Record, detector: LanguageDetector, rules: WebPairRules) -> 
     return replace(page, language="" if isinstance(language, Drop) else language)
 
 
-def join(page: Page, pictures: dict[str, Measured | Drop]) -> JoinedPage:
-    """The page with the largest picture that lies under the addresses of each of its images."""
+def join(page: Page, images: dict[str, Measured | Drop]) -> JoinedPage:
+    """The page with the largest image that lies under the addresses of each of its images."""
     at_hand: dict[int, Measured | Drop] = {}
     for image in page.images:
-        outcomes = [pictures[key] for url in image.urls if (key := join_key(url)) in pictures]
+        outcomes = [images[key] for url in image.urls if (key := join_key(url)) in images]
         if outcomes:
             at_hand[image.order] = max(outcomes, key=_area)
     return JoinedPage(page, at_hand)

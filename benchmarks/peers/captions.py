@@ -1,6 +1,6 @@
-"""Captions and pictures to be ranked: tables as `train-vl evaluate retrieval` reads them.
+"""Captions and images to be ranked: tables as `train-vl evaluate retrieval` reads them.
 
-I pictures, T captions, R regions with the whole picture in row 0 where a model reads it, D feature
+I images, T captions, R regions with the full image in row 0 where a model reads it, D feature
 width.
 """
 
@@ -21,7 +21,7 @@ from vlmill.schemas.tables import IMAGES, REGIONS
 
 FEATURES = 2_048
 SIDE_PX = 600
-PICTURE_PX = (500, 375)  # as Flickr30k and COCO have most of them
+IMAGE_PX = (500, 375)  # as Flickr30k and COCO have most of them
 FIRST_WORD, WORDS_END = 1_000, 30_000  # of BERT's vocabulary
 
 
@@ -47,12 +47,12 @@ def random_captions(lengths: Sequence[int]) -> tuple[NDArray[np.int64], ...]:
 
 
 def names(count: int) -> list[str]:
-    """The pictures' ids."""
+    """The images' ids."""
     return [f"picture-{number}" for number in range(count)]
 
 
 def write_regions(folder: Path, counts: Sequence[int]) -> str:
-    """Writes a table of pictures of so many regions; returns its folder."""
+    """Writes a table of images of so many regions; returns its folder."""
     rng, rows = np.random.default_rng(0), []
     for name, count in zip(names(len(counts)), counts, strict=True):
         corners = np.sort(rng.random((count, 2, 2)) * SIDE_PX, axis=1).astype(np.float32)
@@ -75,13 +75,13 @@ def write_regions(folder: Path, counts: Sequence[int]) -> str:
     return str(folder)
 
 
-def write_pictures(folder: Path, count: int) -> str:
-    """Writes a table of so many pictures of noise, as JPEG; returns its folder."""
+def write_images(folder: Path, count: int) -> str:
+    """Writes a table of so many images of noise, as JPEG; returns its folder."""
     rng, rows = np.random.default_rng(0), []
     for name in names(count):
         coarse = rng.integers(0, 255, (12, 16, 3), dtype=np.uint8)
         data = io.BytesIO()
-        Image.fromarray(coarse).resize(PICTURE_PX).save(data, "JPEG", quality=90)
+        Image.fromarray(coarse).resize(IMAGE_PX).save(data, "JPEG", quality=90)
         rows.append(
             dict.fromkeys(IMAGES.schema.names) | {"image_id": name, "bytes": data.getvalue()}
         )

@@ -1,6 +1,6 @@
 """Questions with four choices for a step of VCR: tables that a run reads, and a batch for peers.
 
-B questions, C choices, T tokens, R regions with the whole picture in row 0, D feature width.
+B questions, C choices, T tokens, R regions with the full image in row 0, D feature width.
 """
 
 from dataclasses import dataclass
@@ -96,11 +96,11 @@ def write_choices(folder: Path, count: int) -> TaskInputs:
         tables["annotated"].append(region_row(number, objects, rng))
         tables["detected"].append(region_row(number, boxes_of(DETECTED[at], rng), rng))
     write_shard(folder / "choices", CHOICES, rows)
-    for name, pictures in tables.items():
+    for name, images in tables.items():
         write_shard(
             folder / name,
             REGIONS,
-            encode_regions(pictures, dtype="float16"),
+            encode_regions(images, dtype="float16"),
             arrays=region_arrays(dtype="float16", feature_dim=FEATURES),
         )
     return TaskInputs(
@@ -120,14 +120,14 @@ def text_of(length: int, objects: int, rng: np.random.Generator) -> tuple[str, l
 
 
 def boxes_of(count: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """So many boxes [count, 4], with an area, of a picture."""
+    """So many boxes [count, 4], with an area, of a image."""
     start = rng.random((count, 2)) * (SIDE_PX / 2)
     size = 8 + rng.random((count, 2)) * (SIDE_PX / 2 - 8)
     return np.concatenate([start, start + size], axis=1).astype(np.float32)
 
 
 def region_row(number: int, boxes: NDArray[np.float32], rng: np.random.Generator) -> RegionRow:
-    """A picture's regions at these boxes."""
+    """An image's regions at these boxes."""
     return RegionRow(
         image_id=str(number),
         width=SIDE_PX,

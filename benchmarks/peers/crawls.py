@@ -1,9 +1,9 @@
-"""Runs a whole crawl of a list of pictures by one of two tools in this process, and times it.
+"""Runs a whole crawl of a list of images by one of two tools in this process, and times it.
 
 ``python benchmarks/peers/crawls.py TOOL FILE FOLDER CONNECTIONS`` prints a line of JSON. ``vlmill``
 is the crawl with one worker, from the list to archives, tables and report; ``img2dataset`` its
 ``download`` with one process of so many threads into tar files, run by an interpreter that has it:
-pictures as they came, as the crawl keeps them, or, ``img2dataset-resized``, at 256 pixels as its
+images as they came, as the crawl keeps them, or, ``img2dataset-resized``, at 256 pixels as its
 examples do. CPU seconds are those of all processes, with imports.
 """
 

@@ -1,6 +1,6 @@
-"""A training step of our detector and Detectron2's, on the same weights and pictures.
+"""A training step of our detector and Detectron2's, on the same weights and images.
 
-N pictures, M true boxes. Detectron2 is no dependency: where it cannot be imported, our step alone
+N images, M true boxes. Detectron2 is no dependency: where it cannot be imported, our step alone
 is there (docs/install.md says how to install it).
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vlmill.extract.images.resize import normalise_pixels
 
-from vlmill.extract.pictures.resize import normalise_pixels
 from vlmill.extract.train.batches import padded_batch
 from vlmill.extract.train.loop import drawing
 from vlmill.extract.train.recipes import find_recipe
@@ -32,18 +32,18 @@ LOSSES = {
     "class": "loss_cls",
     "box": "loss_box_reg",
 }
-BOXES_OF_PICTURE = 7  # COCO's mean
+BOXES_OF_IMAGE = 7  # COCO's mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Says what a step computes: pictures of noise, all of one size, with boxes anywhere."""
+    """Says what a step computes: images of noise, all of one size, with boxes anywhere."""
 
     depth: int
-    pictures: int
+    images: int
     height: int
     width: int
-    regions: int  # sampled of each picture
+    regions: int  # sampled of each image
     seed: int = 0
     device: str = "cpu"
     narrow: bool = False  # an eighth of the channels: for tests
@@ -61,29 +61,29 @@ class Work:
         return replace(recipe, detector=detector, roi=replace(recipe.roi, matching=matching))
 
     def pixels(self) -> list[Tensor]:
-        """Returns the pictures, uint8 blue-green-red [H, W, 3]."""
+        """Returns the images, uint8 blue-green-red [H, W, 3]."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.height, self.width, 3)
         return [
             torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-            for _ in range(self.pictures)
+            for _ in range(self.images)
         ]
 
     def truths(self, config: DetectorConfig) -> list[Truth]:
-        """Returns what is in the pictures."""
+        """Returns what is in the images."""
         generator = torch.Generator().manual_seed(self.seed + 1)
         limits = torch.tensor([self.width, self.height] * 2, dtype=torch.float32)
         instances = []
-        for _ in range(self.pictures):
-            ends = torch.rand(2, BOXES_OF_PICTURE, 2, generator=generator)
+        for _ in range(self.images):
+            ends = torch.rand(2, BOXES_OF_IMAGE, 2, generator=generator)
             low, high = ends.amin(0) * 0.8, ends.amax(0)
             boxes = torch.cat((low, torch.maximum(high, low + 0.1)), dim=1) * limits
-            classes = torch.randint(config.num_classes, (BOXES_OF_PICTURE,), generator=generator)
+            classes = torch.randint(config.num_classes, (BOXES_OF_IMAGE,), generator=generator)
             instances.append(
                 Truth(
                     boxes=boxes,
                     classes=classes,
-                    attributes=torch.full((BOXES_OF_PICTURE, 0), -1),
+                    attributes=torch.full((BOXES_OF_IMAGE, 0), -1),
                 )
             )
         return instances
@@ -92,13 +92,13 @@ class Work:
 def batch_of(work: Work, config: DetectorConfig) -> Batch:
     """Returns the work as our step takes it."""
     sizes = (work.height, work.width)
-    pictures = [
+    images = [
         normalise_pixels(pixels.numpy(), 1.0, sizes, config).permute(2, 0, 1)
         for pixels in work.pixels()
     ]
-    names = [str(number) for number in range(work.pictures)]
-    scales = [1.0] * work.pictures
-    return padded_batch(names, pictures, work.truths(config), scales, config)
+    names = [str(number) for number in range(work.images)]
+    scales = [1.0] * work.images
+    return padded_batch(names, images, work.truths(config), scales, config)
 
 
 def computing(work: Work) -> Any:

@@ -1,6 +1,6 @@
 """Runs the official repositories' own steps of VCR on our batches, for comparison in one run.
 
-They take the checkouts that `official_models` names. ViLBERT's code repeats a picture's regions for
+They take the checkouts that `official_models` names. ViLBERT's code repeats an image's regions for
 each choice, pads texts to 60 tokens and regions to 100, and computes the heads of all tasks and
 those of pretraining in every step; PyTorch's norm has the place of apex's. VL-BERT's makes its
 features of pixels: here it is handed those that are stored, and its network of regions is left out.

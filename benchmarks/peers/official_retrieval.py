@@ -1,13 +1,13 @@
-"""Runs the official repositories' own ranking of captions and pictures, for comparison in one run.
+"""Runs the official repositories' own ranking of captions and images, for comparison in one run.
 
 They take the checkouts that `official_models` names. ViLBERT's and InterBERT's is the loop of
-their ``eval_retrieval.py`` with ``--zero_shot``: each caption with all pictures in one batch (500
-there, as many as are given here), captions padded to 30 tokens and pictures to 100 or 102 rows, all
+their ``eval_retrieval.py`` with ``--zero_shot``: each caption with all images in one batch (500
+there, as many as are given here), captions padded to 30 tokens and images to 100 or 102 rows, all
 heads of pretraining computed. VL-BERT, which has no such loop, reads pairs in batches of 8 that are
 padded to the longest, as its loader pads them. PyTorch's norm has the place of apex's.
 
 Each writes its weights into a folder before anything else, and after each pass its scores: log odds
-[I, T] that a caption belongs to a picture.
+[I, T] that a caption belongs to a image.
 """
 
 import importlib
@@ -59,7 +59,7 @@ def interbert(root: Path, work: PeerWork, folder: Path) -> tuple[nn.Module, Step
 
 
 def _caption_by_caption(model: nn.Module, work: PeerWork, folder: Path, max_rows: int) -> Step:
-    """Each caption with all pictures, as ``eval_retrieval.py`` has it."""
+    """Each caption with all images, as ``eval_retrieval.py`` has it."""
     torch.save(model.state_dict(), folder / WEIGHTS)
     model.eval()
     of_all = "multimodal_mask" in model.forward.__code__.co_varnames
@@ -67,19 +67,19 @@ def _caption_by_caption(model: nn.Module, work: PeerWork, folder: Path, max_rows
         F.pad(rows, (0, 0, 0, max_rows - rows.shape[1])) for rows in (work.features, work.locations)
     )
     image_mask = mask_of(work.region_lengths, max_rows).long()
-    pictures = len(features)
+    images = len(features)
 
     def step(_: bool) -> None:
-        scores = np.zeros((pictures, len(work.captions)), dtype=np.float32)
+        scores = np.zeros((images, len(work.captions)), dtype=np.float32)
         for at, caption in enumerate(work.captions):
             tokens = torch.zeros(1, MAX_TOKENS, dtype=torch.int64)
             tokens[0, : len(caption)] = torch.from_numpy(caption)
             mask, more = (tokens > 0).long(), dict[str, Tensor]()
             if of_all:  # InterBERT's loop repeats the caption itself
-                more["multimodal_mask"] = torch.cat([image_mask, mask.expand(pictures, -1)], dim=1)
-                tokens = tokens.expand(pictures, -1)
+                more["multimodal_mask"] = torch.cat([image_mask, mask.expand(images, -1)], dim=1)
+                tokens = tokens.expand(images, -1)
             with torch.no_grad():
-                # Its loader copies all pictures for each caption.
+                # Its loader copies all images for each caption.
                 logits = model(
                     tokens,
                     features.clone(),
@@ -117,12 +117,12 @@ def vl_bert(root: Path, work: PeerWork, folder: Path) -> tuple[nn.Module, Step]:
 
     def logits(pairs: Tensor) -> Tensor:
         texts = [torch.from_numpy(work.captions[at]) for at in (pairs % count).tolist()]
-        tokens, pictures = pad_sequence(texts, batch_first=True), boxes[pairs // count]
-        rows = int((pictures[:, :, 0] > -1.5).sum(1).max())
+        tokens, images = pad_sequence(texts, batch_first=True), boxes[pairs // count]
+        rows = int((images[:, :, 0] > -1.5).sum(1).max())
         nothing = torch.zeros(len(pairs), rows, dtype=torch.int64)
         outputs, _ = model(
             None,
-            pictures[:, :rows].clone(),
+            images[:, :rows].clone(),
             torch.full((len(pairs), 4), float(SIDE_PX)),
             tokens,
             torch.zeros(len(pairs), dtype=torch.int64),

@@ -25,7 +25,7 @@ from vlmill.models.detector.resnet import Bottleneck, ConvNorm, FrozenBatchNorm,
 
 @dataclass(frozen=True, kw_only=True)
 class Regions:
-    """Holds one picture's proposals and the regions chosen from them."""
+    """Holds one image's proposals and the regions chosen from them."""
 
     boxes: Float[Tensor, "R 4"]
     features: Float[Tensor, "R D"]
@@ -34,11 +34,11 @@ class Regions:
 
 
 def extract(
-    model: FasterRCNN, picture: Float[Tensor, "1 3 H W"], scale: float, rule: Selection
+    model: FasterRCNN, image: Float[Tensor, "1 3 H W"], scale: float, rule: Selection
 ) -> Regions:
     """Detects and selects with an unfolded ``model``."""
-    features = backbone(model, picture)
-    height, width = picture.shape[2:]
+    features = backbone(model, image)
+    height, width = image.shape[2:]
     offset, least = model.config.box_offset, model.config.min_input_size(scale)
     limits = torch.tensor([[width - offset, height - offset] * 2])
     places, taken = model.proposals(features, limits, torch.tensor([least]))
@@ -55,10 +55,10 @@ def extract(
     return Regions(boxes=boxes, features=means, class_probs=probs, chosen=chosen[counts])
 
 
-def backbone(model: FasterRCNN, picture: Float[Tensor, "1 3 H W"]) -> Tensor:
+def backbone(model: FasterRCNN, image: Float[Tensor, "1 3 H W"]) -> Tensor:
     """Computes stem to res4."""
     body = model.backbone
-    x = stem_pool(F.relu_(conv_norm(body.stem.conv1, picture)), ceil_pool=body.stem.ceil_pool)
+    x = stem_pool(F.relu_(conv_norm(body.stem.conv1, image)), ceil_pool=body.stem.ceil_pool)
     for blocks in (body.res2, body.res3, body.res4):
         x = stage(blocks, x)
     return x

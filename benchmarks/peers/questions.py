@@ -1,6 +1,6 @@
-"""Questions about pictures for a step of VQA: tables that a run reads, and its first batch.
+"""Questions about images for a step of VQA: tables that a run reads, and its first batch.
 
-B questions, T tokens, R regions with the whole picture in row 0, D feature width, A answers.
+B questions, T tokens, R regions with the full image in row 0, D feature width, A answers.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ SPECIAL = ("[PAD]", *(f"[unused{number}]" for number in range(99)), "[UNK]", "[C
 
 @dataclass(frozen=True, kw_only=True)
 class VqaWork:
-    """B questions for a step, as a peer takes them; row 0 of the R regions is the whole picture.
+    """B questions for a step, as a peer takes them; row 0 of the R regions is the full image.
 
     questions int64 [B, T] are word pieces without special ones, 0 behind them; features [B, R, D];
     locations [B, R, 5] as fractions; region_lengths int64 [B]; targets [B, A], the soft score of
@@ -90,14 +90,14 @@ def write_vocabulary(folder: Path) -> None:
 
 
 def write_questions(folder: Path, texts: Sequence[int], regions: Sequence[int]) -> TaskInputs:
-    """Writes a question of so many tokens, with [CLS] and [SEP], about a picture of so many
-    regions, the whole picture among them, for each of ``texts``; and a vocabulary of BERT's size.
+    """Writes a question of so many tokens, with [CLS] and [SEP], about an image of so many
+    regions, the full image among them, for each of ``texts``; and a vocabulary of BERT's size.
     """
     rng = np.random.default_rng(0)
     write_vocabulary(folder)
     answers = [f"answer {number}" for number in range(ANSWERS)]
     (folder / "answers.txt").write_text("\n".join(answers) + "\n", encoding="utf-8")
-    rows, pictures = [], []
+    rows, images = [], []
     for number, (length, count) in enumerate(zip(texts, regions, strict=True)):
         text = " ".join(f"w{word}" for word in rng.integers(0, 20_000, length - 2))
         said = [answers[at] for at in rng.integers(0, ANSWERS, 3)]
@@ -114,7 +114,7 @@ def write_questions(folder: Path, texts: Sequence[int], regions: Sequence[int]) 
             }
         )
         corners = np.sort(rng.random((count - 1, 2, 2)) * SIDE_PX, axis=1).astype(np.float32)
-        pictures.append(
+        images.append(
             RegionRow(
                 image_id=str(number),
                 width=SIDE_PX,
@@ -127,7 +127,7 @@ def write_questions(folder: Path, texts: Sequence[int], regions: Sequence[int]) 
     write_shard(
         folder / "regions",
         REGIONS,
-        encode_regions(pictures, dtype="float16"),
+        encode_regions(images, dtype="float16"),
         arrays=region_arrays(dtype="float16", feature_dim=FEATURES),
     )
     return TaskInputs(

@@ -40,9 +40,9 @@ class Body(nn.Module):
         self.frozen = nn.Sequential(*stem, resnet.layer1).requires_grad_(False)
         self.trained = nn.Sequential(resnet.layer2, resnet.layer3)
 
-    def forward(self, pictures: Tensor) -> dict[str, Tensor]:
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Returns res4."""
-        return OrderedDict({"0": self.trained(self.frozen(pictures))})
+        return OrderedDict({"0": self.trained(self.frozen(images))})
 
 
 class Head(nn.Module):
@@ -91,7 +91,7 @@ def torchvision_step(work: Work) -> tuple[nn.Module, Step]:
     rate = solver.lr * solver.warmup_from
     optimizer = torch.optim.SGD(trained, rate, solver.momentum, weight_decay=solver.weight_decay)
     device = torch.device(work.device)
-    pictures = [pixels.permute(2, 0, 1).to(device) / 255 for pixels in work.pixels()]
+    images = [pixels.permute(2, 0, 1).to(device) / 255 for pixels in work.pixels()]
     targets = [
         {"boxes": truth.boxes.to(device), "labels": truth.classes.to(device) + 1}
         for truth in work.truths(detector)
@@ -99,7 +99,7 @@ def torchvision_step(work: Work) -> tuple[nn.Module, Step]:
 
     def take(moving: bool) -> dict[str, float]:
         with computing(work):
-            losses = model(pictures, targets)
+            losses = model(images, targets)
         return moved(losses, optimizer if moving else None)
 
     return model.train(), take

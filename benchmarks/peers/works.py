@@ -1,6 +1,6 @@
 """Batches of random pairs for the models and their peers, masked as a recipe masks real ones.
 
-B pairs, T tokens, R regions with the whole picture in row 0, D feature width, K classes.
+B pairs, T tokens, R regions with the full image in row 0, D feature width, K classes.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlmill.train.loading.masking.words import Lexicon, mask_texts
 from vlmill.train.loading.random import Uniforms, streams
-from vlmill.train.loading.sample import mask_picture
+from vlmill.train.loading.sample import mask_image
 from vlmill.train.recipes import Masking
 
 WORDS = 30_522
@@ -24,12 +24,12 @@ LEXICON = Lexicon(
     continues=np.zeros(WORDS, np.bool_),  # a random token begins a word
     specials=frozenset((0, 100, CLS, SEP, MASK)),
 )
-SIDE_PX = 600.0  # of every picture, in which groups of regions overlap
+SIDE_PX = 600.0  # of every image, in which groups of regions overlap
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionWork:
-    """B pairs for a pretraining step; row 0 of the R regions is the whole picture.
+    """B pairs for a pretraining step; row 0 of the R regions is the full image.
 
     tokens int64 [B, T], masked; lengths of texts and region lists, int64 [B]; features [B, R, D];
     locations [B, R, 5] as fractions; word_labels [B, T], -1 where nothing is to be guessed;
@@ -119,7 +119,7 @@ def random_regions(
     masked = torch.zeros(batch, rows, dtype=torch.bool)
     for at, count in enumerate(regions.tolist()):
         boxes = (corners[at, 1:count] * SIDE_PX).numpy()
-        flags = mask_picture(boxes, draws[at], masking, (int(SIDE_PX), int(SIDE_PX))).masked
+        flags = mask_image(boxes, draws[at], masking, (int(SIDE_PX), int(SIDE_PX))).masked
         masked[at, 1:count] = torch.from_numpy(flags)
     return RegionWork(
         tokens=tokens,

@@ -1,6 +1,6 @@
-"""Measures what a trained model takes from pictures.
+"""Measures what a trained model takes from images.
 
-A masked word is guessed beside its own picture and beside another one: the difference is what the
+A masked word is guessed beside its own image and beside another one: the difference is what the
 model sees, the second share what it knows of captions alone. A masked thing (a region and all that
 overlap with it) is guessed beside its caption, beside none, and beside another's. Questions become
 rows by the functions that make training's, so that a wrong mask or label shows in either.

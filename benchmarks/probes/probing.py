@@ -40,12 +40,12 @@ class ProbeInputs:
 
 
 def probe(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> dict[str, float]:
-    """Returns the shares of right answers: ``words/GROUP/own_picture``,
-    ``words/GROUP/other_picture`` and their difference ``words/GROUP/seen``; of models that read
+    """Returns the shares of right answers: ``words/GROUP/own_image``,
+    ``words/GROUP/other_image`` and their difference ``words/GROUP/seen``; of models that read
     regions ``regions/class/own_caption``, ``regions/class/no_caption`` and
     ``regions/class/other_caption``. ``.../asked`` counts.
 
-    Pairs without their picture are left out, and a model without a head for words is asked none.
+    Pairs without their image are left out, and a model without a head for words is asked none.
     Raises InputError for tables that do not do.
     """
     shown, tokenizer = _shown(loaded, inputs), loaded.tokenizer
@@ -87,7 +87,7 @@ def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
     feeding = find_feeding(loaded)
     if feeding.kind == "pixels":
         if inputs.images is None:
-            raise InputError(f"--images is missing: a {loaded.variant} reads pictures")
+            raise InputError(f"--images is missing: a {loaded.variant} reads images")
         return ShownPixels(ImageReader(inputs.images), feeding)
     if inputs.regions is None:
         raise InputError(f"--regions is missing: a {loaded.variant} reads regions")
@@ -95,7 +95,7 @@ def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
 
 
 def probe_words(ask: Ask, words: list[Question], others: Mapping[str, str]) -> dict[str, float]:
-    """Probes masked words beside their own picture and beside another one."""
+    """Probes masked words beside their own image and beside another one."""
     own_scores, other_scores = ask(words), ask(beside(words, others))
     metrics: dict[str, float] = {}
     for group, score in own_scores.items():
@@ -110,7 +110,7 @@ def probe_words(ask: Ask, words: list[Question], others: Mapping[str, str]) -> d
 def probe_regions(
     ask: Ask, regions: RegionReader, texts: Mapping[str, Ids], others: Mapping[str, str]
 ) -> dict[str, float]:
-    """Probes masked things beside their picture's text, [CLS] [SEP] alone, and another picture's
+    """Probes masked things beside their image's text, [CLS] [SEP] alone, and another image's
     text.
     """
     things = [

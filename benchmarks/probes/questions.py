@@ -14,7 +14,7 @@ from vlmill.train.loading.sample import select_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Holds a text [T] beside a picture. To be guessed are the ``masked`` [T] tokens, which the
+    """Holds a text [T] beside a image. To be guessed are the ``masked`` [T] tokens, which the
     model sees as [MASK], or the class of ``region``, hidden with all that overlap with it.
     """
 
@@ -65,7 +65,7 @@ def word_questions(
 def region_questions(
     class_ids: npt.NDArray[Any] | None, tokens: Ids, image_id: str, group: str = "class"
 ) -> list[Question]:
-    """Makes a question for each region of a picture that has a class."""
+    """Makes a question for each region of an image that has a class."""
     known = [] if class_ids is None else np.flatnonzero(np.asarray(class_ids) >= 0).tolist()
     nothing = np.zeros(len(tokens), dtype=np.bool_)
     return [
@@ -81,17 +81,17 @@ def other_of(names: Sequence[str]) -> dict[str, str]:
     """
     different = list(dict.fromkeys(names))
     if len(different) < 2:
-        raise ValueError(f"{len(different)} different pictures: want at least 2")
+        raise ValueError(f"{len(different)} different images: want at least 2")
     return dict(zip(different, different[1:] + different[:1], strict=True))
 
 
-def beside(questions: Sequence[Question], pictures: Mapping[str, str]) -> list[Question]:
-    """Puts questions beside the pictures that ``pictures`` names for their own."""
-    return [replace(question, image_id=pictures[question.image_id]) for question in questions]
+def beside(questions: Sequence[Question], images: Mapping[str, str]) -> list[Question]:
+    """Puts questions beside the images that ``images`` names for their own."""
+    return [replace(question, image_id=images[question.image_id]) for question in questions]
 
 
 def told(questions: Sequence[Question], texts: Mapping[str, Ids]) -> list[Question]:
-    """Gives questions about regions the text [T] of their picture in ``texts``."""
+    """Gives questions about regions the text [T] of their image in ``texts``."""
     changed = []
     for question in questions:
         tokens = texts[question.image_id]

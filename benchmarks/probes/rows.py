@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from vlmill.train.loading.images.crop import evaluation_image
 
 from probes.questions import Question
 from vlmill.schemas.readers.images import ImageReader
@@ -15,7 +16,6 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
-from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import (
     Sample,
     SampledRegions,
@@ -29,14 +29,14 @@ OVERLAP = 0.4  # above it a box shows the same thing, as in InterBERT's groups
 
 
 class Shown(Protocol):
-    """Says where the pictures beside texts come from."""
+    """Says where the images beside texts come from."""
 
     def sample(self, question: Question, text: MaskedTokens) -> Sample:
         """Returns the row of a question."""
         ...
 
     def has(self, image_id: str) -> bool:
-        """Says whether there is something to be seen of a picture."""
+        """Says whether there is something to be seen of a image."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class ShownRegions:
         self.regions, self.feeding = regions, feeding
 
     def has(self, image_id: str) -> bool:
-        """Says whether the picture has at least one box."""
+        """Says whether the image has at least one box."""
         return image_id in self.regions and self.regions.num_boxes(image_id) > 0
 
     def sample(self, question: Question, text: MaskedTokens) -> Sample:
@@ -70,7 +70,7 @@ class ShownRegions:
 
 
 class ShownPixels:
-    """Shows whole pictures as pixels."""
+    """Shows full images as pixels."""
 
     regions: RegionReader | None = None
 
@@ -78,13 +78,13 @@ class ShownPixels:
         self._images, self.feeding = images, feeding
 
     def has(self, image_id: str) -> bool:
-        """Says whether the table has a row of the picture."""
+        """Says whether the table has a row of the image."""
         return image_id in self._images
 
     def sample(self, question: Question, text: MaskedTokens) -> Sample:
-        """Makes the row with the picture of evaluation."""
+        """Makes the row with the image of evaluation."""
         content, size = self._images[question.image_id], self.feeding.image_size
-        pixels = evaluation_picture(content, question.image_id, size)
+        pixels = evaluation_image(content, question.image_id, size)
         return Sample(pair_id=question.image_id, text=text, pixels={"pixels": pixels})
 
 

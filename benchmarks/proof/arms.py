@@ -70,7 +70,7 @@ SINGLE_REGIONS = (
     "masking.region_to_zero=0.9",
 )
 SINGLE_WORDS = ("masking.word_rule=tokens", "masking.words=0.15")
-# Half of a batch's captions have another one of their picture in it, as where Conceptual Captions,
+# Half of a batch's captions have another one of their image in it, as where Conceptual Captions,
 # SBU, COCO and Visual Genome come in blocks of 64 in windows of 16,384.
 BLOCKS = ("loading.window=640", "loading.block=64")
 HALF = ("hard_negative_share=0.5",)
@@ -79,7 +79,7 @@ HALF = ("hard_negative_share=0.5",)
 def ablations(recipe: str, *masks: Arm) -> tuple[Arm, ...]:
     """What is asked of ImageBERT and InterBERT alike, and their own ``masks``.
 
-    The first stage is on twice as many pairs, of which three in ten have another picture's
+    The first stage is on twice as many pairs, of which three in ten have another image's
     caption. All arms take as many steps in all: the stage is measured against as many on clean
     pairs alone, and on all pairs at once.
     """

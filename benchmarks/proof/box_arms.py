@@ -19,7 +19,7 @@ FEWER = ("batch_size=16",)  # questions, of four texts each
 # The paper's loss. By the released one, of each choice alone, VL-BERT learns where a thing stands
 # to 0.41 in as many steps, by this to 0.92.
 ONE_OF_FOUR = ("settings.loss=softmax",)
-# Choices say where things stand: a mirrored picture would make them wrong (the released code
+# Choices say where things stand: a mirrored image would make them wrong (the released code
 # mirrors nonetheless).
 UNMIRRORED = ("feeding.flip=0",)
 CHOICES = (*FEWER, *NO_CATEGORIES, *ONE_OF_FOUR)

@@ -14,11 +14,11 @@ SPLIT = "test"
 
 
 def box_inputs(tables: Any, feeding: Feeding) -> dict[str, str | None]:
-    """The tables that a run with this feeding reads: examples with boxes, pictures, regions."""
+    """The tables that a run with this feeding reads: examples with boxes, images, regions."""
     reads = {
         "regions": feeding.reads_regions and feeding.boxes != "annotated",
         "annotated_regions": feeding.reads_regions and feeding.boxes != "detected",
-        "images": feeding.reads_pictures,
+        "images": feeding.reads_images,
     }
     folders = {
         "regions": tables.regions,
@@ -49,7 +49,7 @@ def box_lines(line: Line, blind: Line | None) -> Sequence[Line]:
                 told,
                 value,
                 "share",
-                peer="a model that sees no picture",
+                peer="a model that sees no image",
                 peer_value=alone,
                 ratio=value / alone if alone else None,
                 margin=value - alone,

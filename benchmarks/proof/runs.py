@@ -149,7 +149,7 @@ def pretrained(job: Job, init: Path | None = None) -> Path:
     inputs = Inputs(
         pairs=tables.pairs,
         regions=tables.regions if feeding.reads_regions else None,
-        images=tables.images if feeding.reads_pictures else None,
+        images=tables.images if feeding.reads_images else None,
         negatives=tables.negatives,
         init=None if init is None else str(init),
     )

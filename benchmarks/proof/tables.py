@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from proof.arms import Arm
+from vlmill.pipelines.nearest_images import command as nearest_images
 from worlds import Detector, World, make_scenes, oracles, write_noisy_pairs, write_world
 from worlds.expressions import write_boxes
 from worlds.scenes import Split
 
 from vlmill.pipelines.hard_negatives import command as hard_negatives
-from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions
-CAPTIONS = 8  # of a picture, where it has several
+CAPTIONS = 8  # of an image, where it has several
 MORE_BOXES = 11  # around each thing, beside the tight one
 LARGER = 2  # times as many pairs in the first stage
 Oracles = dict[str, dict[str, float]]
@@ -23,13 +23,13 @@ Oracles = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmTables:
-    """The folders that an arm reads. ``images`` and ``regions`` have all its pictures."""
+    """The folders that an arm reads. ``images`` and ``regions`` have all its images."""
 
     pairs: str
     regions: str
     images: str
     negatives: str | None = None
-    neighbours: str | None = None  # the nearest pictures of each
+    neighbours: str | None = None  # the nearest images of each
     boxes: str = ""  # expressions, choices and the things' own regions
 
 
@@ -48,7 +48,7 @@ class WorldTables:
 
     @property
     def plain(self) -> Path:
-        """The folder of the pairs as they are, with their pictures and regions."""
+        """The folder of the pairs as they are, with their images and regions."""
         return self.folder / "world"
 
     def write(self, arms: tuple[Arm, ...], known: dict[str, Any]) -> None:
@@ -76,24 +76,24 @@ class WorldTables:
         """What an arm reads."""
         folders = {"staged": self.folder / "large-world"}
         folders |= {name: self.folder / name for name in ("captions", "many-boxes")}
-        pictures = folders.get(arm.tables, self.plain)
+        images = folders.get(arm.tables, self.plain)
         pairs = self.plain if arm.tables == "world" else self.folder / arm.tables
         return ArmTables(
             pairs=str(pairs),
-            regions=str(pictures),
-            images=str(pictures),
+            regions=str(images),
+            images=str(images),
             negatives=str(self.folder / "negatives") if arm.negatives else None,
             neighbours=str(self.folder / "neighbours"),
             boxes=str(self.folder / "boxes"),
         )
 
     def write_boxes(self) -> None:
-        """Writes what tasks with boxes ask of the plain world's pictures, if that is not done."""
-        pictures: dict[Split, int] = {"train": self.pairs, "test": self.held_out}
-        write_boxes(self.folder / "boxes", self.world, pictures=pictures)
+        """Writes what tasks with boxes ask of the plain world's images, if that is not done."""
+        images: dict[Split, int] = {"train": self.pairs, "test": self.held_out}
+        write_boxes(self.folder / "boxes", self.world, images=images)
 
     def write_neighbours(self) -> None:
-        """Finds the nearest pictures of each by their regions, if that is not done."""
+        """Finds the nearest images of each by their regions, if that is not done."""
         flags = ["--regions", str(self.plain), "--pairs", str(self.plain)]
-        if nearest_pictures.main([*flags, "--output", str(self.folder / "neighbours")]):
-            raise InputError(f"--output {self.folder}: nearest pictures failed, see above")
+        if nearest_images.main([*flags, "--output", str(self.folder / "neighbours")]):
+            raise InputError(f"--output {self.folder}: nearest images failed, see above")

@@ -6,7 +6,7 @@ from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
 
 BLIND = "blind"  # the arm that each of a task's is compared with
-# How many more questions, as a share, a model has to answer than the one that sees no picture.
+# How many more questions, as a share, a model has to answer than the one that sees no image.
 MARGIN = 0.1
 PRETRAINING, PRETRAINING_STEPS = ("batch_size=32",), 400
 SPLITS = ("train_splits=[train]", "validation_splits=[test]")
@@ -29,7 +29,7 @@ class TaskArm:
     """A task's small recipe with ``changes`` to its fields.
 
     ``pretrained`` is the small recipe that its checkpoint to start from has gone through on the
-    captions of the same pictures; None: weights are drawn. ``seeds`` are those that the full form
+    captions of the same images; None: weights are drawn. ``seeds`` are those that the full form
     trains with.
     """
 
@@ -43,7 +43,7 @@ class TaskArm:
 
     @property
     def reads_neighbours(self) -> bool:
-        """Whether captions of near pictures are among its negatives."""
+        """Whether captions of near images are among its negatives."""
         settings = task_recipe_named(self.recipe).settings
         return getattr(settings, "negatives", "") == "alignment"
 
@@ -100,7 +100,7 @@ def vqa_arm(
 
 
 def retrieval_arms() -> tuple[TaskArm, ...]:
-    """Retrieval with every model. A blind one would find pictures by chance: none is trained."""
+    """Retrieval with every model. A blind one would find images by chance: none is trained."""
     return tuple(
         TaskArm(
             task="retrieval",

@@ -136,7 +136,7 @@ def _line(job: TaskJob) -> Line:
     feeding = recipe.stages[0].feeding
     tables = {
         "regions": job.tables.regions if feeding.reads_regions else None,
-        "images": job.tables.images if feeding.reads_pictures else None,
+        "images": job.tables.images if feeding.reads_images else None,
     }
     if arm.task in BOX_TASKS:
         tables = box_inputs(job.tables, feeding)

@@ -1,4 +1,4 @@
-"""Figures of fine-tuned models as lines of JSON, beside those of a model that saw no picture."""
+"""Figures of fine-tuned models as lines of JSON, beside those of a model that saw no image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +83,7 @@ def figure_line(line: Line, blind: Line | None, name: str) -> Line:
         told,
         value,
         "share",
-        peer="chance" if name in CHANCE else "a model that sees no picture",
+        peer="chance" if name in CHANCE else "a model that sees no image",
         peer_value=alone,
         ratio=value / alone if alone else None,
         margin=value - alone,

@@ -1,4 +1,4 @@
-"""The arms of two-picture statements and of texts alone, and their tables."""
+"""The arms of two-image statements and of texts alone, and their tables."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def text_arms() -> tuple[TaskArm, ...]:
     """
     return (
         nlvr2_arm("vilbert", VILBERT, "vilbert-small"),
-        # From BERT alone: without a picture it makes no difference.
+        # From BERT alone: without an image it makes no difference.
         nlvr2_arm(BLIND, VILBERT, "bert-small", (*FROM_BERT, "blind=true")),
         nlvr2_arm("interbert", INTERBERT, "interbert-small"),
         nlvr2_arm("vilbert-from-bert", VILBERT, "bert-small", FROM_BERT),
@@ -77,7 +77,7 @@ def glue_arm(
 def write_statements(folder: Path, world: World, task: str, *, pairs: int, held_out: int) -> None:
     """Writes the task's rows on the world's scenes, if they are not there.
 
-    A table holds those of one task: NLVR2's evaluation refuses texts without pictures.
+    A table holds those of one task: NLVR2's evaluation refuses texts without images.
     """
     if any(folder.glob(f"{STATEMENTS.name}-*.parquet")):
         return

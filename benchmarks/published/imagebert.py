@@ -1,6 +1,6 @@
 """ImageBERT's ablations (arXiv:2001.07966, tables 3 and 4): stages, parts, regions, losses.
 
-Pairs of which three in ten have another picture's caption stand for LAIT, as it was mined by a
+Pairs of which three in ten have another image's caption stand for LAIT, as it was mined by a
 machine, half of the clean pairs for Conceptual Captions, and all of them for it and SBU.
 """
 
@@ -11,7 +11,7 @@ from worlds import NOISY
 
 from published.row import (
     CAPTIONS,
-    PICTURES,
+    IMAGES,
     ZERO_SHOT,
     AblationTable,
     Row,
@@ -25,8 +25,8 @@ BERT = Step(arm=Arm(recipe="bert-small"), steps=400)
 STEPS = 500  # of a stage
 WITHOUT_MRFR = ("objectives.mrfr=0",)  # as in the paper's table 3
 RANKED = {ZERO_SHOT: Tuning(recipe="retrieval-imagebert-small", steps=0)}
-ZERO_SHOTS = (recall(ZERO_SHOT, PICTURES), recall(ZERO_SHOT, CAPTIONS))
-TUNED = (recall("retrieval", PICTURES), recall("retrieval", CAPTIONS))
+ZERO_SHOTS = (recall(ZERO_SHOT, IMAGES), recall(ZERO_SHOT, CAPTIONS))
+TUNED = (recall("retrieval", IMAGES), recall("retrieval", CAPTIONS))
 HALF = ("share=0.5",)
 LOSSES = {
     "binary": ("settings.losses=[binary]", "settings.num_candidates=2"),
@@ -54,7 +54,7 @@ def tuned(subject: Subject, key: str, *changes: str) -> Subject:
 
 
 def regions(count: int) -> Subject:
-    """Pretrained and fine-tuned on the surest regions of a picture that has many."""
+    """Pretrained and fine-tuned on the surest regions of an image that has many."""
     most = f"feeding.max_regions={count}"
     arm = replace(small(*WITHOUT_MRFR, most), tables="many-boxes")
     subject = replace(imagebert(f"imagebert-{count}-regions", arm), tables="many-boxes")
@@ -90,7 +90,7 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
         about="Noisy pairs, twice as many, stand for LAIT. A stage has as many steps in each row; "
         "what is trained at once has those of two.",
         reading="Noise alone teaches little, as three in ten of its captions are another "
-        "picture's. The rows of 500 steps are alike whatever their pairs. Of those of 1,000, the "
+        "image's. The rows of 500 steps are alike whatever their pairs. Of those of 1,000, the "
         "one in two stages is 6 points better than all pairs at once, which for captions is more "
         "than the error.",
     )
@@ -109,24 +109,24 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
         ),
         about="The regression's mean is over features and regions.",
         reading="Nothing that can be told: one point at most in two seeds. The paper's own change "
-        "is one standard error of its 1,000 pictures.",
+        "is one standard error of its 1,000 images.",
     )
     whole = AblationTable(
         key="imagebert-whole",
-        title="ImageBERT: features of whole pictures (table 4)",
+        title="ImageBERT: features of full images (table 4)",
         base="CC and SBU",
         figures=ZERO_SHOTS,
         rows=(
             Row(label="CC and SBU", published=(48.4, 64.3), subject=clean),
             Row(
-                label="CC and SBU with features of whole pictures",
+                label="CC and SBU with features of full images",
                 published=(49.2, 64.0),
                 subject=imagebert(
                     "imagebert-whole", small(*WITHOUT_MRFR, "model.global_widths=[256]")
                 ),
             ),
         ),
-        about="One whole-picture feature in place of three networks'.",
+        about="One whole-image feature in place of three networks'.",
         reading="One seed gains 3 to 4 points both ways and the other loses 7: nothing that can be "
         "told. The paper's changes are within its own error.",
     )
@@ -139,10 +139,9 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
             Row(label="36 regions", published=(68.7, 84.3), subject=regions(13)),
             Row(label="100 regions", published=(73.0, 87.3), subject=regions(36)),
         ),
-        about="13 and 36 regions stand for 36 and 100, of pictures with 12 boxes around each "
-        "thing.",
+        about="13 and 36 regions stand for 36 and 100, of images with 12 boxes around each thing.",
         reading="The gain is larger than there, though the 13 surest regions miss a thing in one "
-        "picture of 800 only: each region shows its thing with noise of its own, and more of "
+        "image of 800 only: each region shows its thing with noise of its own, and more of "
         "them say more.",
     )
     published = {
@@ -168,6 +167,6 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
         about="Two candidates a pair for Binary and four for the others, of 16 pairs a step.",
         reading="All three together rank captions 6 points better than Binary in two seeds, "
         "perhaps as they see four candidates a pair and Binary two. The paper's changes (2.5 "
-        "points at most) are too small for 300 pictures.",
+        "points at most) are too small for 300 images.",
     )
     return stages, parts, whole, count, losses

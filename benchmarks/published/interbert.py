@@ -10,7 +10,7 @@ from proof.box_arms import STEPS as BOX_STEPS
 from proof.task_arms import FROM_BERT
 
 from published.row import (
-    PICTURES,
+    IMAGES,
     ZERO_SHOT,
     AblationTable,
     Figure,
@@ -23,7 +23,7 @@ from published.row import (
 
 BERT = Step(arm=Arm(recipe="bert-small"), steps=400)
 STEPS = 600
-RANKED = (recall(ZERO_SHOT, PICTURES), recall("retrieval", PICTURES))
+RANKED = (recall(ZERO_SHOT, IMAGES), recall("retrieval", IMAGES))
 ANSWERS = Figure(label="VCR, Q to A", task="vcr", metrics=("vcr/test/q_a",))
 RATIONALES = Figure(label="VCR, QA to R", task="vcr", metrics=("vcr/test/qa_r",))
 BOTH = Figure(label="VCR, Q to AR", task="vcr", metrics=("vcr/test/q_ar",))
@@ -138,7 +138,7 @@ def interbert_tables() -> tuple[AblationTable, ...]:
             ),
             about="What follows from a caption, of three answers, stands for MNLI, matched.",
             reading="BERT loses more than there: its pretraining ends after 400 steps on these "
-            "captions, where the others have 600 more, beside the captions' pictures.",
+            "captions, where the others have 600 more, beside the captions' images.",
         ),
         AblationTable(
             key="interbert-bert",

@@ -12,13 +12,13 @@ This page is written by `make reproduce` from `benchmarks/results/reproduction.j
 it.
 
 The papers' ablations on the generated world: a row is a small model with the same thing changed,
-pretrained on 3,000 pairs of pictures and captions, and measured on the row's task with 300 pictures
+pretrained on 3,000 pairs of images and captions, and measured on the row's task with 300 images
 of which training shows no combination. The figures themselves are not comparable: the models have
 a few million parameters, the world a few words. What is compared is the way a row moves beside the
 base of its table. A change is told from none where it is larger than two standard errors, of what
 was asked or of the seeds, whichever is larger. The spread of seeds is pooled over a table's rows; a
 table with one seed a row does not know it, says so, and may turn round with the next. Published
-figures have a spread as well, which the papers do not tell (300 pictures: 0.03 or less; the papers'
+figures have a spread as well, which the papers do not tell (300 images: 0.03 or less; the papers'
 1,000: 1.6 points at most).
 
 Each cell holds the figure here in percent, with its standard deviation where several seeds were
@@ -34,7 +34,7 @@ in the paper; VL-BERT 54.3 %, and 53.2 % without pretraining. Expressions had 40
 80.3 % without pretraining), and entailment (BERT 55.1 %, one stream 74.8 %, InterBERT 77.3 %). No
 figure of VLMo's was known then.
 """
-PICTURE = """![What changes beside each table's base, here with two standard errors to both
+IMAGE = """![What changes beside each table's base, here with two standard errors to both
 sides, and in the paper](images/reproduction.svg)
 
 Points that a row gains or loses beside the base of its table."""
@@ -50,7 +50,7 @@ def page(tables: Sequence[AblationTable], by_table: ByTable) -> str:
 
 
 def summary(tables: Sequence[AblationTable], by_table: ByTable) -> str:
-    """How many changes agree, table by table, and all of them in a picture."""
+    """How many changes agree, table by table, and all of them in a image."""
     rows = ["## What agrees\n", "| table | agree | within error | differ | to be measured |"]
     rows.append("|---|---|---|---|---|")
     for table in tables:
@@ -60,7 +60,7 @@ def summary(tables: Sequence[AblationTable], by_table: ByTable) -> str:
             for verdict in (AGREES, WITHIN, DIFFERS, None)
         ]
         rows.append(f"| {table.title} | {' | '.join(map(str, counts))} |")
-    rows.append(f"\n{PICTURE}")
+    rows.append(f"\n{IMAGE}")
     return "\n".join(rows) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The picture of the page: how each row moves beside its table's base, here and in the paper."""
+"""The image of the page: how each row moves beside its table's base, here and in the paper."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -12,7 +12,7 @@ WIDTH, LEFT, RIGHT, LINE, TOP = 820, 400, 20, 18, 58
 MOST = 35.0  # points at either end of the axis; what is beyond stands at the end
 
 
-def picture(tables: Sequence[AblationTable], by_table: Mapping[str, Sequence[Comparison]]) -> str:
+def image(tables: Sequence[AblationTable], by_table: Mapping[str, Sequence[Comparison]]) -> str:
     """An SVG with a line for each change that the paper has too, of the tables that have any."""
     parts, y = list[str](), TOP
     for table in tables:

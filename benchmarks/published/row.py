@@ -7,8 +7,8 @@ from proof.arms import Arm, Tables
 from proof.task_arms import TaskArm
 
 ZERO_SHOT = "zero-shot"  # the task of a model that is ranked as it comes from pretraining
-PICTURES, CAPTIONS = "image_retrieval", "text_retrieval"
-SOUGHT = {PICTURES: "pictures", CAPTIONS: "captions"}
+IMAGES, CAPTIONS = "image_retrieval", "text_retrieval"
+SOUGHT = {IMAGES: "pictures", CAPTIONS: "captions"}
 
 
 @dataclass(frozen=True, kw_only=True)

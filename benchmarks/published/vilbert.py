@@ -8,7 +8,7 @@ from proof.arms import Arm
 from proof.task_arms import FROM_BERT, SINGLE_STREAM
 
 from published.row import (
-    PICTURES,
+    IMAGES,
     VQA,
     ZERO_SHOT,
     AblationTable,
@@ -23,7 +23,7 @@ TEXT_LAYERS = 6
 BERT = Step(arm=Arm(recipe="bert-small", changes=(f"model.num_layers={TEXT_LAYERS}",)), steps=400)
 STEPS = 600
 VQA_STEPS = 800  # after 400, deep ones have hardly begun: it would tell who begins first
-FIGURES = (recall(ZERO_SHOT, PICTURES), VQA, recall("retrieval", PICTURES))
+FIGURES = (recall(ZERO_SHOT, IMAGES), VQA, recall("retrieval", IMAGES))
 TUNINGS = {
     ZERO_SHOT: Tuning(recipe="retrieval-vilbert-small", steps=0),
     "vqa": Tuning(recipe="vqa-vilbert-small", steps=VQA_STEPS, changes=("batch_size=32",)),
@@ -132,7 +132,7 @@ def vilbert_tables() -> tuple[AblationTable, ...]:
         ),
         about="1 to 4 co-attention layers over 6 of the text stand for 2 to 8 over 12.",
         reading="Seeds differ by more than depths: of 4 layers they rank 20 to 40 % of the "
-        "pictures first and answer 57 to 68 % of the questions, as each learns relations sooner "
+        "images first and answer 57 to 68 % of the questions, as each learns relations sooner "
         "or later. Depth delays: with 8 layers they answer 36, 48 and 58 %; the first one's loss "
         "was still 3.2 after 400 steps where 2 layers had 2.1, and after 800 it knows no relation. "
         "After 600 steps of pretraining the losses of all depths lie within 0.2 of each other.",

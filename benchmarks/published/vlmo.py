@@ -4,7 +4,7 @@ from proof.arms import Arm
 
 from published.row import (
     CAPTIONS,
-    PICTURES,
+    IMAGES,
     AblationTable,
     Figure,
     Row,
@@ -17,7 +17,7 @@ from published.row import (
 STEPS = 400
 LAYERS = 4
 STATEMENTS = Figure(label="NLVR2", task="nlvr2", metrics=("nlvr2/test/accuracy",))
-FIGURES = (STATEMENTS, mean_recall("retrieval", CAPTIONS), mean_recall("retrieval", PICTURES))
+FIGURES = (STATEMENTS, mean_recall("retrieval", CAPTIONS), mean_recall("retrieval", IMAGES))
 TUNINGS = {
     # 500 steps of 16 leave statements where chance is.
     "nlvr2": Tuning(recipe="nlvr2-vlmo-small", steps=1_000, changes=("batch_size=32",)),
@@ -32,7 +32,7 @@ NO_WORDS, NO_MATCHING = ("objectives.mlm=0",), ("objectives.itm=0",)
 NO_JOINT_EXPERT = (f"model.first_vl_layer={LAYERS}", "model.num_contrast_pairs=1")
 STANDARD = (*NO_JOINT_EXPERT, "model.modality_experts=false")
 NO_TOKENIZER = (
-    "masked picture modelling needs a published tokenizer of pictures (DALL-E's encoder), which "
+    "masked image modelling needs a published tokenizer of images (DALL-E's encoder), which "
     "nothing here draws"
 )
 
@@ -62,17 +62,17 @@ def vlmo_tables() -> tuple[AblationTable, ...]:
         AblationTable(
             key="vlmo-stages",
             title="VLMo: stages before the pairs (table 3)",
-            base="pictures, then pairs",
+            base="images, then pairs",
             figures=FIGURES,
             rows=(
-                Row(label="pictures, then pairs", published=(80.33, 95.60, 87.69), subject=base),
+                Row(label="images, then pairs", published=(80.33, 95.60, 87.69), subject=base),
                 Row(
-                    label="pictures, texts, then pairs",
+                    label="images, texts, then pairs",
                     published=(82.09, 95.67, 88.52),
                     subject=vlmo("vlmo-after-texts", before=(texts,)),
                 ),
             ),
-            about=f"The stage on pictures is missing in both rows: {NO_TOKENIZER}. What is "
+            about=f"The stage on images is missing in both rows: {NO_TOKENIZER}. What is "
             "compared is the stage on texts, here on the captions and with nothing frozen.",
             reading="Masked words keep what the stage on texts has taught (loss 0.8 after the "
             "pairs, 2.0 without it), contrast gains little (1.25 and 1.43), and matching is at "

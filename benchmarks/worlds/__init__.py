@@ -1,7 +1,7 @@
-"""Generates worlds: pictures, captions and regions of which everything is known.
+"""Generates worlds: images, captions and regions of which everything is known.
 
-``scenes.py`` says what is in a picture and what its caption states, ``captions.py`` says it again
-in other words, ``pictures.py`` draws it, ``detector.py`` gives its regions, ``oracles.py`` computes
+``scenes.py`` says what is in an image and what its caption states, ``captions.py`` says it again
+in other words, ``images.py`` draws it, ``detector.py`` gives its regions, ``oracles.py`` computes
 how well a matcher could do that sees only a part, ``writing.py`` writes tables, ``noise.py`` pairs
 whose captions went astray.
 """

@@ -12,7 +12,7 @@ from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import BOXES
-from worlds.pictures import draw
+from worlds.images import draw
 from worlds.scenes import Split, World, make_scene
 from worlds.writing import SOURCE, about, image_id_of_scene, rng_of_scene
 
@@ -20,7 +20,7 @@ JOB = "world boxes"
 
 
 def write_boxes(folder: Path, world: World, *, pairs: int, held_out: int) -> State:
-    """Writes the boxes of the pictures that ``write_world`` draws with one caption each.
+    """Writes the boxes of the images that ``write_world`` draws with one caption each.
 
     Classes are colours and shapes, attributes textures, in the order of ``world.json``; their names
     lie beside the table. Of what is written already nothing is written again.
@@ -39,7 +39,7 @@ def write_boxes(folder: Path, world: World, *, pairs: int, held_out: int) -> Sta
 
 
 def boxes_of(world: World, split: Split, count: int) -> Iterator[dict[str, Any]]:
-    """Yields the rows of the first ``count`` pictures of a split."""
+    """Yields the rows of the first ``count`` images of a split."""
     for index in range(count):
         scene = make_scene(world, split, index)
         _, boxes = draw(world, scene, rng_of_scene(world, split, index))

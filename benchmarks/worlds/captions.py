@@ -1,7 +1,7 @@
-"""Says the same of a scene in other words, for pictures with several captions.
+"""Says the same of a scene in other words, for images with several captions.
 
 What a caption states is stated in another order, or from the other end of each relation; so every
-caption of a picture tells all that the first one does, and is true of no more pictures.
+caption of an image tells all that the first one does, and is true of no more images.
 """
 
 from itertools import permutations, product

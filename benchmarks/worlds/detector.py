@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmill.schemas.readers.regions import RegionRow
-from worlds.pictures import Boxes, Pixels
+from worlds.images import Boxes, Pixels
 from worlds.scenes import Scene, World
 
 Features = NDArray[np.float32]
@@ -91,7 +91,7 @@ class Detector:
         image_id: str,
         rng: np.random.Generator,
     ) -> RegionRow:
-        """Returns the regions of a picture, the surest first. ``boxes`` are the things' tight
+        """Returns the regions of an image, the surest first. ``boxes`` are the things' tight
         ones.
         """
         every, owners = _with_duplicates(boxes, self.extra_boxes, world.side, rng)

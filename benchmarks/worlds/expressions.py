@@ -22,7 +22,7 @@ from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, REGIONS
 from worlds.detector import Detector
-from worlds.pictures import Boxes, Pixels, draw
+from worlds.images import Boxes, Pixels, draw
 from worlds.questions import related
 from worlds.scenes import RELATIONS, Scene, Split, World, make_scene
 
@@ -188,10 +188,10 @@ def write_boxes(
     folder: Path,
     world: World,
     *,
-    pictures: Mapping[Split, int],
+    images: Mapping[Split, int],
     detector: Detector | None = None,
 ) -> State:
-    """Writes ``expressions``, ``choices`` and the things' own ``regions`` of the first pictures of
+    """Writes ``expressions``, ``choices`` and the things' own ``regions`` of the first images of
     each split, those that `write_world` draws.
 
     Returns what the folder held: a finished one is left as it is; InputError if it holds something
@@ -201,7 +201,7 @@ def write_boxes(
     settings = {
         "world": asdict(world) | {"num_things": list(world.num_things)},
         "detector": asdict(detector),
-        "pictures": dict(pictures),
+        "pictures": dict(images),
         "drawn": DRAWN,
         "tables": [table.name for table in TABLES],
     }
@@ -209,7 +209,7 @@ def write_boxes(
     if state is State.FINISHED:
         return state
     rows: dict[str, list[Any]] = {table.name: [] for table in TABLES}
-    for split, count in pictures.items():
+    for split, count in images.items():
         for index in range(count):
             add_scene(rows, world, detector, split, index)
     arrays = region_arrays(dtype=DTYPE, feature_dim=detector.feature_dim)
@@ -240,7 +240,7 @@ def write_boxes(
 def add_scene(
     rows: dict[str, list[Any]], world: World, detector: Detector, split: Split, index: int
 ) -> None:
-    """Adds a picture's rows to those of each table: the same for any number of others."""
+    """Adds an image's rows to those of each table: the same for any number of others."""
     scene, image_id = make_scene(world, split, index), f"world/{split}/{index:06d}"
     pixels, boxes = draw(
         world, scene, np.random.default_rng([world.seed, split == "test", index, 1])

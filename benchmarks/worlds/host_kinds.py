@@ -1,7 +1,7 @@
 """The kinds of hosts of the generated web, and what must come of each of their URLs.
 
 Every kind of robots.txt, of opt-out, of redirect and of failure has a host of its own; all others
-are plain ones with a page and pictures of every format.
+are plain ones with a page and images of every format.
 """
 
 import json
@@ -17,8 +17,8 @@ from worlds.hosts import (
     Reply,
     Site,
     gzip_bomb,
+    image,
     page,
-    picture,
     redirect,
     response,
     robots,
@@ -41,7 +41,7 @@ def make_site(port: int, num_hosts: int = 50) -> Site:
 
 
 def plain(site: Site, host: int) -> None:
-    """A page with a picture of every format, and one picture that is listed itself."""
+    """A page with an image of every format, and one image that is listed itself."""
     paths = [f"/p/{host}-{at}.{kind.lower()}" for at, kind in enumerate(FORMATS)]
     index = site.add(host, "/index.html", FETCHED, response(page(paths), headers=PAGE))
     for at, (path, kind) in enumerate(zip(paths, FORMATS, strict=True)):
@@ -149,7 +149,7 @@ def opt_out_headers(site: Site, host: int) -> None:
 
 
 def opt_out_metadata(site: Site, host: int) -> None:
-    """Pages that forbid; their pictures are not asked for."""
+    """Pages that forbid; their images are not asked for."""
     for path, name, content, outcome in (
         ("/noai.html", "robots", "noai, noimageai", "no_ai"),
         ("/tdm.html", "tdm-reservation", "1", "tdm_reserved"),
@@ -273,18 +273,18 @@ def cut(site: Site, host: int) -> None:
 
 
 def wrong_length(site: Site, host: int) -> None:
-    """Sends more than it says, which is cut: there is no picture in 4 bytes."""
-    body = picture(seed=host)
+    """Sends more than it says, which is cut: there is no image in 4 bytes."""
+    body = image(seed=host)
     site.add(host, "/short.jpg", FETCHED, response(body + b"junk", length=len(body), then="close"))
 
 
 def lying_types(site: Site, host: int) -> None:
-    """Names its pictures pages, its pages pictures, and both nothing at all."""
+    """Names its images pages, its pages images, and both nothing at all."""
     site.add(host, "/a.html", FETCHED, shown(seed=host, headers=PAGE))
     index = site.add(
         host, "/b.jpg", FETCHED, response(page(["/c"]), headers={"Content-Type": "image/jpeg"})
     )
-    site.add(host, "/c", FETCHED, response(picture(seed=host + 1)), referrer=index)
+    site.add(host, "/c", FETCHED, response(image(seed=host + 1)), referrer=index)
 
 
 KINDS: Sequence[Callable[[Site, int], None]] = (

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TextIO
 
 from worlds.host_kinds import make_site
-from worlds.hosts import Reply, Site, address, large_picture, response
+from worlds.hosts import Reply, Site, address, large_image, response
 
 DRIP_S = 0.05
-MANY = "/many/"  # paths below it show a picture of 100 KB on every host, for any list of URLs
+MANY = "/many/"  # paths below it show an image of 100 KB on every host, for any list of URLs
 _BLOCK = bytes(1 << 16)
 _TRIES = 20
 
@@ -150,7 +150,7 @@ class Web:
         self.running: Counter[int] = Counter()
         self.times: Counter[tuple[int, str]] = Counter()
         self.tasks: set[asyncio.Future[None]] = set()
-        self.many = response(large_picture(), headers={"Content-Type": "image/jpeg"})
+        self.many = response(large_image(), headers={"Content-Type": "image/jpeg"})
 
     def reply(self, host: int, head: bytes) -> Reply:
         """Chooses what to send, and writes the request down."""

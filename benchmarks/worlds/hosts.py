@@ -118,14 +118,14 @@ def redirect(target: str, status: str = "302 Found") -> Reply:
     return response(status=status, headers={"Location": target})
 
 
-def picture(kind: str = "JPEG", seed: int = 0) -> bytes:
-    """A picture of 160 x 120 pixels, one of ``LOOKS``; each seed has bytes of its own."""
+def image(kind: str = "JPEG", seed: int = 0) -> bytes:
+    """An image of 160 x 120 pixels, one of ``LOOKS``; each seed has bytes of its own."""
     if kind == "SVG":
         return f'<svg xmlns="http://www.w3.org/2000/svg"><text>{seed}</text></svg>'.encode()
     if kind == "AVIF" and features.check("avif"):
         end = f"{seed}".encode()
         return _encoded(kind, seed % LOOKS) + (8 + len(end)).to_bytes(4, "big") + b"free" + end
-    # What follows a picture's end is read by no decoder.
+    # What follows an image's end is read by no decoder.
     return _encoded("WEBP" if kind == "AVIF" else kind, seed % LOOKS) + f"{seed}".encode()
 
 
@@ -138,7 +138,7 @@ def _encoded(kind: str, look: int) -> bytes:
 
 
 @cache
-def large_picture() -> bytes:
+def large_image() -> bytes:
     """A JPEG of 640 x 480 pixels and about 100 KB, as on many pages."""
     noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
     out = io.BytesIO()
@@ -149,17 +149,17 @@ def large_picture() -> bytes:
 
 
 def shown(kind: str = "JPEG", seed: int = 0, headers: Mapping[str, str] = NO_HEADERS) -> Reply:
-    """The response with a picture; it has a validator."""
+    """The response with an image; it has a validator."""
     named = {"Content-Type": TYPES.get(kind, f"image/{kind.lower()}"), "ETag": f'"{kind}-{seed}"'}
-    return response(picture(kind, seed), headers={**named, **headers})
+    return response(image(kind, seed), headers={**named, **headers})
 
 
-def page(pictures: Sequence[str], head: str = "", text: str = "A picture of the harbour") -> bytes:
-    """A page with pictures and their captions."""
+def page(images: Sequence[str], head: str = "", text: str = "An image of the harbour") -> bytes:
+    """A page with images and their captions."""
     figures = "".join(
         f'<figure><img src="{url}" width=200 height=160 alt="{text}, number {number}">'
         f"<figcaption>{text} in the evening, seen from the bridge.</figcaption></figure>"
-        for number, url in enumerate(pictures)
+        for number, url in enumerate(images)
     )
     start = f"<!doctype html><html lang=en><head><title>A walk</title>{head}</head><body><article>"
     return f"{start}<p>We walked along the coast.</p>{figures}</article></html>".encode()

@@ -1,4 +1,4 @@
-"""Moves captions of a world's pairs to other pictures: noise as the web has it, and a control that
+"""Moves captions of a world's pairs to other images: noise as the web has it, and a control that
 nothing can be learned from.
 """
 
@@ -16,7 +16,7 @@ from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import PAIRS
 
 JOB = "world-noise"
-NOISY = "world-noisy"  # the source of pairs that may have another picture's caption
+NOISY = "world-noisy"  # the source of pairs that may have another image's caption
 
 
 def with_moved_captions(

@@ -1,7 +1,7 @@
 """Tells how well a matcher could do that sees only a part: computed, exactly, by the retrieval
 metric.
 
-N pairs, one caption each. A matcher that sees a view of captions and pictures cannot do better than
+N pairs, one caption each. A matcher that sees a view of captions and images cannot do better than
 rank those of equal view first; among them it has no order, and ties count as the metric counts
 them.
 """
@@ -51,7 +51,7 @@ def oracle(scenes: Sequence[Scene], view: View) -> dict[str, float]:
 
 def truth(world: World, scenes: Sequence[Scene]) -> dict[str, float]:
     """Returns the metrics of a matcher that sees everything: which captions are true of which
-    pictures.
+    images.
     """
     view = views(world)["things"]
     alike: dict[Hashable, list[int]] = {}
@@ -59,15 +59,15 @@ def truth(world: World, scenes: Sequence[Scene]) -> dict[str, float]:
         alike.setdefault(view(scene), []).append(number)
     scores = np.zeros((len(scenes), len(scenes)), np.float32)
     for group in alike.values():
-        for picture in group:
+        for image in group:
             for text in group:
-                scores[picture, text] = is_true(scenes[text], scenes[picture])
+                scores[image, text] = is_true(scenes[text], scenes[image])
     return metrics_of(scores)
 
 
-def is_true(caption: Scene, picture: Scene) -> bool:
+def is_true(caption: Scene, image: Scene) -> bool:
     """Says whether all that a scene's caption states holds in another scene of the same things."""
-    place = {t.kind: where for t, where in zip(picture.things, picture.places, strict=True)}
+    place = {t.kind: where for t, where in zip(image.things, image.places, strict=True)}
     kinds = [thing.kind for thing in caption.things]
     return all(
         holds(s.relation, place[kinds[s.subject]], place[kinds[s.object]])

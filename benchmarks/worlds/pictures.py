@@ -57,10 +57,10 @@ def box_of(mask: Mask) -> tuple[int, int, int, int]:
 
 
 def draw(world: World, scene: Scene, rng: np.random.Generator) -> tuple[Pixels, Boxes]:
-    """Draws the picture [H, W, 3] and a box for each thing, in the scene's order.
+    """Draws the image [H, W, 3] and a box for each thing, in the scene's order.
 
     Larger things are drawn first: what is inside another stays visible. A thing's colour and the
-    background vary from picture to picture.
+    background vary from image to image.
     """
     side = world.side
     corner, slope = rng.uniform(195, 245, size=3), rng.uniform(-25, 25, size=(2, 3))
@@ -78,7 +78,7 @@ def draw(world: World, scene: Scene, rng: np.random.Generator) -> tuple[Pixels, 
 
 
 def png_of(pixels: Pixels) -> bytes:
-    """Encodes the picture losslessly: what a model sees is what the features were computed from."""
+    """Encodes the image losslessly: what a model sees is what the features were computed from."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG", compress_level=6)
     return out.getvalue()

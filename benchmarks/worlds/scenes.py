@@ -33,7 +33,7 @@ TEXTURES = ("plain", "striped", "dotted")
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "diamond")
 INVERSES = {"left of": "right of", "above": "below", "inside": "around"}
 RELATIONS = (*INVERSES, *INVERSES.values())
-OPENINGS = ("", "there is ", "a picture of ", "we see ")
+OPENINGS = ("", "there is ", "an image of ", "we see ")
 _NESTED = ("inside", "around")
 _DIRECTIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
 _DRAWS = 200
@@ -48,9 +48,9 @@ class World:
     With 500 held-out pairs the defaults let a matcher that sees only colours reach R@1 of about
     0.3, and one that sees every thing but no relation about 0.95 (``oracles.py`` computes both).
     Captions name every thing by colour and shape, with ``name_textures`` by texture too; unnamed
-    textures only make pictures harder to read. Shapes come in ``num_shapes`` of :data:`SHAPES`, and
+    textures only make images harder to read. Shapes come in ``num_shapes`` of :data:`SHAPES`, and
     so on. ``held_out_share`` is the share of combinations (colour and shape, relation, colour and
-    shape) that no training picture states.
+    shape) that no training image states.
     """
 
     seed: int = 0
@@ -170,7 +170,7 @@ def combination_of(things: tuple[Thing, ...], statement: Statement) -> Combinati
 
 
 def is_held_out(world: World, combination: Combination) -> bool:
-    """Says whether no training picture may state a combination: decided by its hash alone."""
+    """Says whether no training image may state a combination: decided by its hash alone."""
     message = "\0".join((str(world.seed), *combination)).encode()
     number = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
     return number < world.held_out_share * 2.0**64
@@ -355,7 +355,7 @@ def stated(names: Sequence[str], statements: Sequence[Statement]) -> str:
 
 
 def word_groups(world: World) -> dict[str, frozenset[str]]:
-    """Returns the words that carry what a picture shows, by what they say: for probes that mask
+    """Returns the words that carry what an image shows, by what they say: for probes that mask
     them.
 
     A relation's telling word is its first (``left`` of ``left of``).

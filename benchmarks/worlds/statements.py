@@ -1,7 +1,7 @@
 """States what is true or false of two scenes, what follows from a caption, and how warm a text is.
 
 All of it is read off the scenes, and half, or a third, of the rows has each label: who sees no
-picture, or no premise, has to guess.
+image, or no premise, has to guess.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from worlds.scenes import Scene, Split, World
 
 WARM = frozenset(("red", "yellow", "orange", "pink", "brown"))
 ENTAILMENT = ("entailment", "neutral", "contradiction")
-PAIRS = 4  # of pictures that NLVR2 asks a sentence of
+PAIRS = 4  # of images that NLVR2 asks a sentence of
 Truth = Callable[[Scene, Scene, str], bool]
 
 
@@ -29,27 +29,27 @@ def templates(world: World) -> tuple[tuple[str, Sequence[str], Truth], ...]:
     most = 2 * max(world.num_things)
     return (
         (
-            "the left picture shows a {} thing",
+            "the left image shows a {} thing",
             world.colours,
             lambda left, right, word: word in _shown(left),
         ),
         (
-            "the right picture shows a {}",
+            "the right image shows a {}",
             world.shapes,
             lambda left, right, word: word in _shown(right),
         ),
         (
-            "both pictures show a {} thing",
+            "both images show a {} thing",
             world.colours,
             lambda left, right, word: word in _shown(left) & _shown(right),
         ),
         (
-            "only one picture shows a {}",
+            "only one image shows a {}",
             world.shapes,
             lambda left, right, word: (word in _shown(left)) != (word in _shown(right)),
         ),
         (
-            "there are {} things in the two pictures",
+            "there are {} things in the two images",
             [str(count) for count in range(2, most + 1)],
             lambda left, right, word: int(word) == len(left.things) + len(right.things),
         ),

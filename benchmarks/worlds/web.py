@@ -1,4 +1,4 @@
-"""A generated web: pages of a given size as journals have them, and their pictures."""
+"""A generated web: pages of a given size as journals have them, and their images."""
 
 import gzip
 import io
@@ -21,10 +21,10 @@ PLACES = (
 )
 PLACES += "the road that leads to the lake,the garden of the museum,a quiet valley,the city walls"
 MONTHS = ("January", "March", "May", "July", "September", "November")
-PICTURES_PER_PAGE = 3  # that the archive holds, where pictures are asked for
+IMAGES_PER_PAGE = 3  # that the archive holds, where images are asked for
 WIDTH, HEIGHT = 400, 320
 RULES = "".join(f".c{i}{{margin:0 auto;padding:{i}px}}" for i in range(75))
-DISTINCT = 64  # pictures that look different; each page's have bytes of their own
+DISTINCT = 64  # images that look different; each page's have bytes of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Web:
     pages: int
     page_bytes: int = 20_000
     pages_per_site: int = 50
-    pictures: bool = False
+    images: bool = False
     seed: int = 0
 
 
@@ -53,12 +53,12 @@ def write_archives(folder: Path, web: Web, archives: int) -> list[Path]:
 
 
 def page_records(web: Web, number: int) -> Iterator[bytes]:
-    """The records of a page: itself, and its pictures if the web has any."""
+    """The records of a page: itself, and its images if the web has any."""
     host = f"http://site-{number // web.pages_per_site}.example"
     yield record(f"{host}/{number}.html", "text/html; charset=utf-8", html(web, number))
-    if web.pictures:
-        for at in range(PICTURES_PER_PAGE):
-            yield record(f"{host}/p/{number}-{at}.jpg", "image/jpeg", picture(number, at))
+    if web.images:
+        for at in range(IMAGES_PER_PAGE):
+            yield record(f"{host}/p/{number}-{at}.jpg", "image/jpeg", image(number, at))
 
 
 def record(url: str, content_type: str, body: bytes) -> bytes:
@@ -76,7 +76,7 @@ def record(url: str, content_type: str, body: bytes) -> bytes:
 def html(web: Web, number: int) -> bytes:
     """A page with a menu, paragraphs, figures and a related page.
 
-    Of 600 real pages of 19 sites, scaled to 20 KB, the means are 199 elements, 3.7 pictures and
+    Of 600 real pages of 19 sites, scaled to 20 KB, the means are 199 elements, 3.7 images and
     27 % text by bytes; here they are 187, 5 and 24 %.
     """
     rng = random.Random(web.seed * 1_000_003 + number)
@@ -122,20 +122,20 @@ def sentence(rng: random.Random) -> str:
 
 
 def caption(rng: random.Random) -> str:
-    """A sentence with a date: so many differ that pictures rarely share one."""
+    """A sentence with a date: so many differ that images rarely share one."""
     day, month, year = rng.randint(1, 28), rng.choice(MONTHS), rng.randint(1850, 2020)
     return f"{sentence(rng)[:-1]} on {day} {month} {year}."
 
 
-def picture(number: int, at: int) -> bytes:
+def image(number: int, at: int) -> bytes:
     """A JPEG whose bytes no other page has."""
-    plain = _picture((number * PICTURES_PER_PAGE + at) % DISTINCT)
+    plain = _image((number * IMAGES_PER_PAGE + at) % DISTINCT)
     comment = f"{number} {at}".encode()
     return plain[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + plain[2:]
 
 
 @lru_cache(maxsize=DISTINCT)
-def _picture(seed: int) -> bytes:
+def _image(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 11, 3), dtype=np.uint8))
     out = io.BytesIO()

@@ -26,7 +26,7 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REGIONS
 from worlds.captions import captions
 from worlds.detector import Detector
-from worlds.pictures import draw, png_of
+from worlds.images import draw, png_of
 from worlds.questions import answers, question_rows
 from worlds.scenes import Scene, Split, World, make_scenes, word_groups
 
@@ -39,7 +39,7 @@ ROWS_PER_GROUP = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Holds a picture's bytes and regions with its captions and rows of questions."""
+    """Holds an image's bytes and regions with its captions and rows of questions."""
 
     image_id: str
     split: Split
@@ -50,12 +50,12 @@ class Sample:
 
 
 def rng_of_scene(world: World, split: Split, index: int) -> np.random.Generator:
-    """Returns what a picture is drawn with, from the first number on."""
+    """Returns what an image is drawn with, from the first number on."""
     return np.random.default_rng([world.seed, split == "test", index, 1])
 
 
 def image_id_of_scene(split: Split, index: int) -> str:
-    """Names the picture of a scene."""
+    """Names the image of a scene."""
     return f"world/{split}/{index:06d}"
 
 
@@ -82,7 +82,7 @@ def make_sample(
 def samples(
     world: World, detector: Detector, scenes: Mapping[Split, Sequence[Scene]], count: int
 ) -> Iterator[Sample]:
-    """Yields the samples of all splits, in order; pictures to train on have ``count`` captions."""
+    """Yields the samples of all splits, in order; images to train on have ``count`` captions."""
     for split, split_scenes in scenes.items():
         for index, scene in enumerate(split_scenes):
             each = count if split == "train" else 1
@@ -101,8 +101,8 @@ def write_world(
 ) -> State:
     """Write ``pairs`` training pairs and ``held_out`` ones of split ``test``.
 
-    A picture to train on has ``each`` captions, so that there are fewer pictures than pairs; pairs
-    of a picture that is left over are not written, nor is it.
+    An image to train on has ``each`` captions, so that there are fewer images than pairs; pairs
+    of an image that is left over are not written, nor is it.
     ``known`` goes to ``world.json`` too. Returns what the folder held: of a finished world with the
     same settings nothing is written again; InputError if it holds something else. Memory: the
     scenes, and one row group.
@@ -134,7 +134,7 @@ def write_world(
     )
     lines: list[str] = []
     with (
-        Progress(total=sum(map(len, scenes.values())), unit="picture", label="world") as progress,
+        Progress(total=sum(map(len, scenes.values())), unit="image", label="world") as progress,
         ExitStack() as stack,
     ):
         writers = [

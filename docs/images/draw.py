@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks python docs/images/draw.py demo/pairs/funnel.json
 
-Writes picture.png (a generated picture with its regions and its caption) and funnel.svg beside this
+Writes picture.png (a generated image with its regions and its caption) and funnel.svg beside this
 file.
 """
 
@@ -12,11 +12,10 @@ from html import escape
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from vlmill.schemas.images.drawing import draw_boxes
 from worlds import Detector, World, make_scenes
-from worlds.pictures import draw
+from worlds.images import draw
 from worlds.writing import rng_of_scene
-
-from vlmill.schemas.pictures.drawing import draw_boxes
 
 HERE = Path(__file__).parent
 NUMBER, SIDE, GAP, MARGIN = 28, 384, 12, 32

@@ -16,6 +16,7 @@ from typing import Any
 from mkdocs.structure.files import File
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from vlmill.pipelines.nearest_images import command as nearest_images
 
 from vlmill.extract import cli as extract_cli
 from vlmill.pipelines.crawl import command as crawl
@@ -23,7 +24,6 @@ from vlmill.pipelines.fit_image_filter import command as fit_image_filter
 from vlmill.pipelines.fit_scorer import command as fit_scorer
 from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.manifest import job as manifest
-from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.pipelines.regions import command as regions
 from vlmill.pipelines.tables import command as tables
 from vlmill.pipelines.web_pairs import command as web_pairs
@@ -52,7 +52,7 @@ COMMANDS: dict[str, Main] = {
         f"python -m vlmill.pipelines.{module.__name__.split('.')[-2]}": module.main
         for module in (
             *(crawl, web_pairs, hard_negatives, regions, manifest, tables),
-            *(nearest_pictures, fit_image_filter, fit_scorer),
+            *(nearest_images, fit_image_filter, fit_scorer),
         )
     },
 }
@@ -209,7 +209,7 @@ def model_cards_page() -> str:
         "# Model cards\n",
         "vlmill publishes no weights: these are the models that its recipes make, by variant and "
         "by task. Of a trained one `train-vl push` writes the card, with its data, its figures and "
-        "its licences ([your own pictures](own-pictures.md)); `train-vl show DIR` tells the same. "
+        "its licences ([your own images](own-images.md)); `train-vl show DIR` tells the same. "
         "What the small ones reach stands in the [results](results.md).\n",
         "`train-vl recipes show NAME` prints every setting. None is for deciding about people: "
         "what their data say of people, models repeat.\n",

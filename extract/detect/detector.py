@@ -14,7 +14,7 @@ from vlmill.extract.config import saved_folder
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
 from vlmill.extract.detect.saved import read_saved
-from vlmill.extract.whole.networks import WholePictures
+from vlmill.extract.whole.networks import FullImages
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
 from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
 from vlmill.models.detector.fused_stages import fuse_stages
@@ -35,7 +35,7 @@ class Detector:
     device: torch.device
     # What the output's metadata says of the configuration file, where there was one.
     config_record: Mapping[str, str] = field(default_factory=dict)
-    global_networks: WholePictures | None = None  # networks that describe its pictures as wholes
+    global_networks: FullImages | None = None  # networks that describe its images as wholes
 
     @property
     def identity(self) -> tuple[str, ...]:

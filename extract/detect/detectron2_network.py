@@ -26,9 +26,9 @@ class Detectron2Network(DetectorNetwork):
         super().__init__()
         self.model, self.config, self.cfg = model, config, cfg
 
-    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+    def feature_map(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
         """Computes the map that proposals and regions share."""
-        features: Tensor = self.model.backbone(pictures)[self.level]
+        features: Tensor = self.model.backbone(images)[self.level]
         return features
 
     @property
@@ -74,10 +74,10 @@ class Detectron2Network(DetectorNetwork):
             box_deltas=widen(deltas).view(*box_mask.shape, -1),
         )
 
-    def whole_pictures(
+    def full_images(
         self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
-        """Returns the means of res5 over the whole pictures."""
+        """Returns the means of res5 over the full images."""
         return self.region_means(features, whole_boxes(limits), chunk)[:, 0]
 
     def region_means(

@@ -1,8 +1,8 @@
-"""Pictures of one input shape to rows of the regions table.
+"""Images of one input shape to rows of the regions table.
 
 One upload, everything queued, one download that the host waits for last: while a GPU computes a
 batch the host decodes, uploads and queues the next one. All sizes are fixed, and flags say which
-places are taken, so one picture is a batch of one.
+places are taken, so one image is a batch of one.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
@@ -19,8 +21,6 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import Outcome, make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import every_given, select
 from vlmill.extract.detect.transfer import Batch, download, make_frames, upload_batch
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Rejected
 
@@ -35,21 +35,21 @@ def extract_regions(
 ) -> RegionRow:
     """Decodes, detects and selects. Raises Rejected."""
     pixels = decode(data, config.limits)
-    picture = network_input(pixels, detector.model.config, config.limits)
-    return predict_regions(image_id, picture, detector, config)
+    image = network_input(pixels, detector.model.config, config.limits)
+    return predict_regions(image_id, image, detector, config)
 
 
 def predict_regions(
     image_id: str,
-    picture: NetworkInput,
+    image: NetworkInput,
     detector: Detector,
     config: ExtractConfig,
     boxes: npt.NDArray[np.float32] | None = None,
 ) -> RegionRow:
-    """Detects and selects in one picture, or describes given ``boxes`` [N, 4] in the picture's
+    """Detects and selects in one image, or describes given ``boxes`` [N, 4] in the image's
     pixels, all of them in their order. Raises Rejected.
     """
-    query = Query(image_id=image_id, picture=picture, boxes=boxes)
+    query = Query(image_id=image_id, image=image, boxes=boxes)
     (outcome,) = start_batch([query], detector, config)()
     if isinstance(outcome, Rejected):
         raise outcome
@@ -59,7 +59,7 @@ def predict_regions(
 def start_batch(
     queries: Sequence[Query], detector: Detector, config: ExtractConfig
 ) -> Callable[[], list[Outcome]]:
-    """Queues the work on pictures of one input shape, with boxes for all or for none.
+    """Queues the work on images of one input shape, with boxes for all or for none.
 
     The result waits for the device and gives the rows.
     """
@@ -86,7 +86,7 @@ def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str
     if given_boxes is not None:
         scaled = given_boxes[0] * frames.factors[:, None], given_boxes[1]
     detections = detector.model(
-        batch.pictures,
+        batch.images,
         frames.network_limits,
         frames.min_sides,
         given_boxes=scaled,

@@ -50,9 +50,9 @@ def stored_tensors(
 
 
 def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N M D"]:
-    """Returns each picture's values of its own regions."""
-    pictures = torch.arange(len(values), device=values.device)[:, None]
-    return values[pictures, ids]
+    """Returns each image's values of its own regions."""
+    images = torch.arange(len(values), device=values.device)[:, None]
+    return values[images, ids]
 
 
 def background_first(
@@ -65,7 +65,7 @@ def background_first(
 def make_outcomes(
     queries: Sequence[Query], batch: Mapping[str, Array], storage: Storage
 ) -> list[Outcome]:
-    """A row for each picture of a batch's arrays, or why there is none."""
+    """A row for each image of a batch's arrays, or why there is none."""
     arrays = dict(batch)
     box_mask = arrays.pop("taken")
     outcomes = []
@@ -95,7 +95,7 @@ def make_row(query: Query, arrays: Mapping[str, Array], storage: Storage) -> Reg
     if "class_prob_ids" in values:
         values["class_prob_ids"] = values["class_prob_ids"].astype(np.uint16)
     return RegionRow(
-        image_id=query.image_id, width=query.picture.width, height=query.picture.height, **values
+        image_id=query.image_id, width=query.image.width, height=query.image.height, **values
     )
 
 

@@ -1,6 +1,6 @@
-"""The network's proposals become the regions of pictures here; all of it is pure.
+"""The network's proposals become the regions of images here; all of it is pure.
 
-N pictures, P places for proposals, K classes without background, M places for regions. The rules
+N images, P places for proposals, K classes without background, M places for regions. The rules
 are those of the published extractors; which one a detector has is part of its conventions. All
 sizes are known before anything is computed, so the host never waits for a GPU here; what stands in
 places that are not taken means nothing.
@@ -22,22 +22,22 @@ from vlmill.models.detector.nms import class_confidence, first_survivors
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """The pictures' sizes. Limits are the farthest corners, repeated for both: x, y, x, y."""
+    """The images' sizes. Limits are the farthest corners, repeated for both: x, y, x, y."""
 
     min_sides: Float[Tensor, " N"]  # the least width and height of proposals, network pixels
-    factors: Float[Tensor, "N 4"]  # network pixels per picture pixel, as x, y, x, y
+    factors: Float[Tensor, "N 4"]  # network pixels per image pixel, as x, y, x, y
     network_limits: Float[Tensor, "N 4"]  # in network pixels
-    scaled_limits: Float[Tensor, "N 4"]  # the same in picture pixels
-    picture_limits: Float[Tensor, "N 4"]  # of the picture itself
+    scaled_limits: Float[Tensor, "N 4"]  # the same in image pixels
+    image_limits: Float[Tensor, "N 4"]  # of the image itself
 
-    def to_pictures(self, boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "N P 4"]:
-        """Boxes in pixels of the original pictures."""
+    def to_images(self, boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "N P 4"]:
+        """Boxes in pixels of the original images."""
         return boxes / self.factors[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedRegions:
-    """The regions of each picture, in the order of its row."""
+    """The regions of each image, in the order of its row."""
 
     ids: Int64[Tensor, "N M"]  # proposals; one may appear for several classes
     boxes: Float[Tensor, "N M 4"]
@@ -50,11 +50,11 @@ class SelectedRegions:
 def select(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """Selects the regions of each picture, boxes in its own pixels."""
+    """Selects the regions of each image, boxes in its own pixels."""
     if spec.selection == "class-confidence":
         return by_class_confidence(detections, spec, frames, rule)
     choose = by_best_class if spec.selection == "best-class" else by_class_pairs
-    return in_pictures(choose(detections, spec, frames, rule), spec, frames)
+    return in_images(choose(detections, spec, frames, rule), spec, frames)
 
 
 def every_given(
@@ -77,11 +77,11 @@ def by_class_confidence(
 ) -> SelectedRegions:
     """Bottom-up attention's rule: the best class in which a region survives the suppression.
 
-    The boxes that suppress each other are those that are written, in the picture's pixels; refined
+    The boxes that suppress each other are those that are written, in the image's pixels; refined
     ones are refined there too, each by its best class.
     """
     box_mask, probs = detections.box_mask, foreground_classes(detections.class_probs, spec)
-    boxes = frames.to_pictures(detections.boxes)
+    boxes = frames.to_images(detections.boxes)
     scores, classes = probs.max(dim=2)
     if spec.written_boxes == "refined":
         assert detections.box_deltas is not None
@@ -214,9 +214,9 @@ def within_bounds(
     return (positions < above.clamp(rule.min_boxes, rule.max_boxes)) & (scores > -torch.inf)
 
 
-def in_pictures(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> SelectedRegions:
-    """In the pictures' own pixels, clipped to them, without boxes of which nothing is left."""
-    boxes = clip_boxes(frames.to_pictures(chosen.boxes), frames.picture_limits[:, None])
+def in_images(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> SelectedRegions:
+    """In the images' own pixels, clipped to them, without boxes of which nothing is left."""
+    boxes = clip_boxes(frames.to_images(chosen.boxes), frames.image_limits[:, None])
     extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
     return dataclasses.replace(chosen, boxes=boxes, box_mask=chosen.box_mask & extent)
 
@@ -244,5 +244,5 @@ def select_class_boxes(
 def gather_boxes(
     boxes: Float[Tensor, "N R 4"], indices: Int64[Tensor, "N M"]
 ) -> Float[Tensor, "N M 4"]:
-    """Returns each picture's boxes at its own places."""
+    """Returns each image's boxes at its own places."""
     return boxes.gather(1, indices[..., None].expand(-1, -1, 4))

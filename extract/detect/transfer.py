@@ -9,16 +9,16 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.selection import Frames
-from vlmill.extract.pictures.resize import (
+from vlmill.extract.images.resize import (
     NetworkInput,
     PixelInput,
     Positions,
     interpolate,
     sample_positions,
 )
+
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Frames
 from vlmill.models.detector.boxes import constants
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.inputs import sent
@@ -26,75 +26,75 @@ from vlmill.models.inputs import sent
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Pictures of one input shape on the device."""
+    """Images of one input shape on the device."""
 
-    pictures: Float[Tensor, "N 3 H W"]
+    images: Float[Tensor, "N 3 H W"]
     measures: Float[Tensor, "N 17"]  # what :func:`frames_of` takes apart
-    # Boxes in the pictures' own pixels that replace proposals, and which of the places count.
+    # Boxes in the images' own pixels that replace proposals, and which of the places count.
     given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
 
 def upload_batch(queries: Sequence[Query], spec: DetectorConfig, device: torch.device) -> Batch:
-    """The pictures, their measures and given boxes on the device."""
+    """The images, their measures and given boxes on the device."""
     measures = torch.tensor([compute_measures(query, spec) for query in queries])
     given_boxes = None
     if queries[0].boxes is not None:
         boxes, box_mask = pad_boxes([query.boxes for query in queries if query.boxes is not None])
         given_boxes = sent(boxes, device), sent(box_mask, device)
     return Batch(
-        pictures=pictures_there([query.picture for query in queries], spec, device),
+        images=images_there([query.image for query in queries], spec, device),
         measures=sent(measures, device),
         given_boxes=given_boxes,
     )
 
 
-def pictures_there(
-    pictures: Sequence[NetworkInput | PixelInput], spec: DetectorConfig, device: torch.device
+def images_there(
+    images: Sequence[NetworkInput | PixelInput], spec: DetectorConfig, device: torch.device
 ) -> Float[Tensor, "N 3 H W"]:
     """The network's inputs on the device; those that are not resized yet are resized there."""
-    small = [image for image in pictures if isinstance(image, PixelInput)]
-    tensors = [image.tensor for image in pictures if isinstance(image, NetworkInput)]
+    small = [image for image in images if isinstance(image, PixelInput)]
+    tensors = [image.tensor for image in images if isinstance(image, NetworkInput)]
     if not small:
         return sent(torch.cat(tensors), device)
     resized = iter(resized_there(small, spec, device))
     inputs = iter(sent(torch.cat(tensors), device) if tensors else ())
     return torch.stack(
-        [next(resized if isinstance(image, PixelInput) else inputs) for image in pictures]
+        [next(resized if isinstance(image, PixelInput) else inputs) for image in images]
     )
 
 
 def resized_there(
-    pictures: Sequence[PixelInput], spec: DetectorConfig, device: torch.device
+    images: Sequence[PixelInput], spec: DetectorConfig, device: torch.device
 ) -> Float[Tensor, "N 3 H W"]:
-    """What :func:`vlmill.extract.pictures.resize.network_input` makes of the pixels, bit for
+    """What :func:`vlmill.extract.images.resize.network_input` makes of the pixels, bit for
     bit.
     """
     assert spec.resize == "opencv"
     by_axes: dict[tuple[Axis, Axis], list[int]] = {}
-    for number, image in enumerate(pictures):
+    for number, image in enumerate(images):
         by_axes.setdefault(get_axes(image), []).append(number)
     order = [number for numbers in by_axes.values() for number in numbers]
-    flat = [torch.from_numpy(pictures[number].pixels).flatten() for number in order]
+    flat = [torch.from_numpy(images[number].pixels).flatten() for number in order]
     there = sent(torch.cat(flat), device)
     like = torch.empty(0, device=device)
     mean, std = constants(spec.pixel_mean, like), constants(spec.pixel_std, like)
     resized: dict[int, Tensor] = {}
-    for (across, down), numbers in by_axes.items():  # pictures of one size together
-        shape = (len(numbers), *pictures[numbers[0]].pixels.shape)
+    for (across, down), numbers in by_axes.items():  # images of one size together
+        shape = (len(numbers), *images[numbers[0]].pixels.shape)
         pixels, there = torch.tensor_split(there, [math.prod(shape)])
         columns, rows = positions_there(across, device), positions_there(down, device)
         values = interpolate(pixels.view(shape).float() - mean, columns, rows) / std
         resized |= dict(zip(numbers, values, strict=True))
-    return torch.stack([resized[n] for n in range(len(pictures))]).permute(0, 3, 1, 2)
+    return torch.stack([resized[n] for n in range(len(images))]).permute(0, 3, 1, 2)
 
 
 Axis = tuple[int, int, float]
 
 
-def get_axes(picture: PixelInput) -> tuple[Axis, Axis]:
+def get_axes(image: PixelInput) -> tuple[Axis, Axis]:
     """Old and new size and the factor between them: of the columns, of the rows."""
-    height, width = picture.size
-    return (picture.width, width, picture.scale), (picture.height, height, picture.scale)
+    height, width = image.size
+    return (image.width, width, image.scale), (image.height, height, image.scale)
 
 
 def positions_there(axis: Axis, device: torch.device) -> Positions:
@@ -106,7 +106,7 @@ def positions_there(axis: Axis, device: torch.device) -> Positions:
 def pad_boxes(
     boxes: Sequence[npt.NDArray[np.float32]],
 ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-    """Given boxes of several pictures, and which places are taken."""
+    """Given boxes of several images, and which places are taken."""
     max_boxes = max(len(image_boxes) for image_boxes in boxes)
     filled = torch.zeros((len(boxes), max_boxes, 4))
     box_mask = torch.zeros((len(boxes), max_boxes), dtype=torch.bool)
@@ -117,17 +117,17 @@ def pad_boxes(
 
 
 def compute_measures(query: Query, spec: DetectorConfig) -> list[float]:
-    """One picture's row of what :func:`frames_of` takes apart."""
-    picture, offset = query.picture, spec.box_offset
-    height, width = picture.size
-    factor_x, factor_y = picture.factors
+    """One image's row of what :func:`frames_of` takes apart."""
+    image, offset = query.image, spec.box_offset
+    height, width = image.size
+    factor_x, factor_y = image.factors
     limits = [
         (width - offset, height - offset),
         (width / factor_x - offset, height / factor_y - offset),
-        (picture.width - offset, picture.height - offset),
+        (image.width - offset, image.height - offset),
     ]
     pairs = [(factor_x, factor_y), *limits]
-    return [spec.min_input_size(picture.scale), *(v for pair in pairs for v in pair * 2)]
+    return [spec.min_input_size(image.scale), *(v for pair in pairs for v in pair * 2)]
 
 
 def make_frames(measures: Tensor) -> Frames:
@@ -137,7 +137,7 @@ def make_frames(measures: Tensor) -> Frames:
         factors=measures[:, 1:5],
         network_limits=measures[:, 5:9],
         scaled_limits=measures[:, 9:13],
-        picture_limits=measures[:, 13:17],
+        image_limits=measures[:, 13:17],
     )
 
 

@@ -14,7 +14,7 @@ IMPORT_EXAMPLES = f"""example:
 {FORMAT_NAMES}
 The format is recognised by the content. Nothing in the file is executed: pickles are read as plain
 data, and refused if they ask for more. What the file lacks stays null. Every record is counted: it
-has a row of regions or, with a reason, of rejects (a box outside its picture is one). Memory does
+has a row of regions or, with a reason, of rejects (a box outside its image is one). Memory does
 not grow with the file."""
 EXPORT_EXAMPLES = f"""example:
   extract-rois export regions/ --format tsv --output train.tsv
@@ -60,9 +60,9 @@ def add_import(command: argparse.ArgumentParser) -> None:
         "--compression", choices=COMPRESSIONS, default="none", help="default: %(default)s"
     )
     command.add_argument(
-        "--pictures-per-shard",
+        "--images-per-shard",
         type=int_at_least(1),
-        default=Storage().pictures_per_shard,
+        default=Storage().images_per_shard,
         metavar="N",
         help="default: %(default)s",
     )
@@ -99,7 +99,7 @@ def command_import(arguments: argparse.Namespace) -> int:
         id_prefix=arguments.id_prefix,
         dtype=arguments.dtype,
         compression=arguments.compression,
-        pictures_per_shard=arguments.pictures_per_shard,
+        images_per_shard=arguments.images_per_shard,
         background=arguments.background,
         classes_from=arguments.classes_from,
     )
@@ -115,5 +115,5 @@ def command_export(arguments: argparse.Namespace) -> int:
     from vlmill.extract.formats.export_file import export_file
 
     rows = export_file(arguments.regions, arguments.output, arguments.format, fresh=arguments.fresh)
-    print(f"{arguments.output}: {rows} pictures")
+    print(f"{arguments.output}: {rows} images")
     return 0

@@ -34,7 +34,7 @@ def export_file(regions: str | Path, path: Path, name: str, *, fresh: bool = Fal
             f"REGIONS {regions} has class distributions without background, which --format tsv7 "
             "has first; give --format lmdb, npz or hdf5"
         )
-    with Progress(total=len(reader), unit="picture", label="export") as progress:
+    with Progress(total=len(reader), unit="image", label="export") as progress:
         rows = track_progress(iter(reader), progress)
         if name in tsv.FIELDS:
             return tsv.write(rows, path, name)

@@ -2,7 +2,7 @@
 boxes in a row.
 
 ``image_features`` [N, D], ``image_bb`` [N, 4], ``spatial_features`` [N, 6] (x1, y1, x2, y2, width
-and height as fractions of the picture) and ``pos_boxes`` [P, 2] (a picture's first row, and the one
+and height as fractions of the image) and ``pos_boxes`` [P, 2] (an image's first row, and the one
 after its last). Those code bases keep the ids in a pickle beside the file; here they are a data set
 ``image_ids`` [P], with ``image_w`` and ``image_h``. What else a row has: ``cls_prob`` [N, K],
 ``objects_id``, ``objects_conf``, ``attrs_id``, ``attrs_conf`` [N].
@@ -35,7 +35,7 @@ from vlmill.schemas.rejects import Reason
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 DATASETS = {"features": "image_features", "boxes": "image_bb"}
-PICTURES_AT_ONCE = 64
+IMAGES_AT_ONCE = 64
 CHUNK_ROWS = 64
 TEXT = h5py.string_dtype()
 MAX_WIDTH = 2**17
@@ -69,8 +69,8 @@ def read(path: Path) -> Iterator[Record]:
             detail = f"no image of it can be read: {error}"
             yield InvalidRecord(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
             return
-        for first in range(0, count, PICTURES_AT_ONCE):
-            part = slice(first, min(first + PICTURES_AT_ONCE, count))
+        for first in range(0, count, IMAGES_AT_ONCE):
+            part = slice(first, min(first + IMAGES_AT_ONCE, count))
             yield from read_records(file, part, states, path.name)
 
 
@@ -108,7 +108,7 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
 def read_records(
     file: h5py.File, part: slice, states: Mapping[str, Any], name: str
 ) -> Iterator[Record]:
-    """Yields the rows of some pictures; ``states`` is what the file states about classes."""
+    """Yields the rows of some images; ``states`` is what the file states about classes."""
     try:
         ids = file["image_ids"].asstr(errors="replace")[part]
         widths, heights = file["image_w"][part], file["image_h"][part]
@@ -141,15 +141,15 @@ def read_record(file: h5py.File, position: Sequence[int], fields: Mapping[str, A
 
 
 def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
-    """Writes one file, atomically; returns the number of pictures.
+    """Writes one file, atomically; returns the number of images.
 
     ``stated``, how classes are counted, becomes attributes of the file.
     """
     payload_rows = same_payloads(rows)
-    pictures = boxes = 0
+    images = boxes = 0
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
         file.attrs.update(stated)
-        while part := list(islice(payload_rows, PICTURES_AT_ONCE)):
+        while part := list(islice(payload_rows, IMAGES_AT_ONCE)):
             names = part[0][0]
             picked = [row for _, row in part]
             for name in names:
@@ -162,15 +162,15 @@ def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> i
             ends = boxes + np.cumsum([len(row.boxes) for row in picked])
             starts = np.concatenate([[boxes], ends[:-1]])
             append(file, "pos_boxes", np.stack([starts, ends], axis=1), np.int64)
-            append_pictures(file, picked)
-            boxes, pictures = int(ends[-1]), pictures + len(picked)
+            append_images(file, picked)
+            boxes, images = int(ends[-1]), images + len(picked)
         if DATASETS["features"] not in file:
             file.create_dataset(DATASETS["features"], shape=(0, 0), dtype=np.float32)
-    return pictures
+    return images
 
 
-def append_pictures(file: h5py.File, rows: Sequence[RegionRow]) -> None:
-    """Appends the pictures' ids and sizes."""
+def append_images(file: h5py.File, rows: Sequence[RegionRow]) -> None:
+    """Appends the images' ids and sizes."""
     ids = np.array([row.image_id for row in rows], dtype=object)
     append(file, "image_ids", ids, TEXT)
     append(file, "image_w", np.array([row.width for row in rows]), np.int32)
@@ -184,7 +184,7 @@ def join_arrays(arrays: Sequence[Array]) -> Array:
 
 
 def spatial(row: RegionRow) -> Array:
-    """Returns [n, 6]: corners, width and height as fractions of the picture."""
+    """Returns [n, 6]: corners, width and height as fractions of the image."""
     corners = row.boxes / np.array([row.width, row.height, row.width, row.height], np.float32)
     return np.concatenate([corners, corners[:, 2:] - corners[:, :2]], axis=1)
 

@@ -43,7 +43,7 @@ class Import:
     id_prefix: str = ""
     dtype: str = "float32"
     compression: str = "none"
-    pictures_per_shard: int = 1000
+    images_per_shard: int = 1000
     background: str | None = None
     classes_from: int | None = None
 
@@ -148,7 +148,7 @@ def write_tables(
     where they do so only now.
     """
     with (
-        Progress(total=None, unit="picture", label="import") as progress,
+        Progress(total=None, unit="image", label="import") as progress,
         ShardWriter(job.output, REJECTS, 0, 1, producer=producer) as rejects,
     ):
         sink = RejectSink(rejects, progress)
@@ -185,7 +185,7 @@ def write_tables(
                 compression=job.compression,
             )
             with writer:
-                row_table = fill(writer, row_table, rows, job.pictures_per_shard, progress)
+                row_table = fill(writer, row_table, rows, job.images_per_shard, progress)
             assert writer.shard is not None
             shards.append(writer.shard)
         sink.flush()

@@ -7,7 +7,7 @@ FORMAT_NAMES = """formats:
          boxes, features
   tsv7   ViLBERT: as tsv6, then cls_prob (background first)
   lmdb   ViLBERT: a folder; image_id to a pickle of tsv6's or tsv7's texts by name
-  npz    MILVLG: a folder of one file a picture: x, bbox, num_bbox, image_h, image_w, info
+  npz    MILVLG: a folder of one file an image: x, bbox, num_bbox, image_h, image_w, info
   hdf5   VQA code bases (bottom-up-attention-vqa, BAN), with the ids inside: image_features,
          image_bb, spatial_features, pos_boxes, image_ids, image_w, image_h
 """

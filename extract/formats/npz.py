@@ -1,4 +1,4 @@
-"""Reads and writes MILVLG's ``.npz``, one file a picture: x, bbox, num_bbox, image_h, image_w and
+"""Reads and writes MILVLG's ``.npz``, one file an image: x, bbox, num_bbox, image_h, image_w and
 info.
 
 ``info`` is an array of one object, a dict, and so a pickle: it is read as plain data only

@@ -1,6 +1,6 @@
 """Turns fields by their legacy names, checked, into rows of regions and back, for all formats.
 
-n boxes of a picture, D feature width, K classes. The names are those of the original repository
+n boxes of an image, D feature width, K classes. The names are those of the original repository
 (bottom-up attention, 2018) and of LXMERT.
 """
 
@@ -70,7 +70,7 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class InvalidRecord:
-    """Stands for what a reader gives in place of a row; ``key``: the picture's id, or a place in
+    """Stands for what a reader gives in place of a row; ``key``: the image's id, or a place in
     the file.
     """
 
@@ -164,7 +164,7 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     if outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX):
-        raise BadRecord(f"a box leaves the picture of {width} x {height}", Reason.BAD_BOXES)
+        raise BadRecord(f"a box leaves the image of {width} x {height}", Reason.BAD_BOXES)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
     return FileRow(
         image_id=str(fields["image_id"]),
@@ -232,7 +232,7 @@ def check_boxes(boxes: Array) -> None:
 
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
-    """Says whether a box [n, 4] leaves its picture by more than ``tolerance_px``."""
+    """Says whether a box [n, 4] leaves its image by more than ``tolerance_px``."""
     far = np.array([width, height]) + tolerance_px
     return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
 

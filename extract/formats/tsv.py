@@ -1,6 +1,6 @@
 """Reads and writes TSV with base64 fields: of the original repository, of ViLBERT and of LXMERT.
 
-No header; one picture a line; the number of fields tells which it is. Lines are read one by one, so
+No header; one image a line; the number of fields tells which it is. Lines are read one by one, so
 memory does not grow with the file.
 """
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlmill.extract.pictures.discovery import read_head
+from vlmill.extract.images.discovery import read_head
+from vlmill.schemas.images.formats import format_name, other_name
+
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.pictures.formats import format_name, other_name
 
 MAX_LINE = 2**20
 MAX_FILE = 2**28  # bytes, of a file that is not one object a line: it is parsed as a whole

@@ -1,13 +1,14 @@
-"""Chooses among planned pictures: those of pairs, those with given boxes, those with known ids."""
+"""Chooses among planned images: those of pairs, those with given boxes, those with known ids."""
 
 import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.pictures.discovery import Skipped, Why
-from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.plan import BROKEN, FILE, MEMBER, MISSING, InputImage, usable_id
+from vlmill.extract.images.discovery import Skipped, Why
+from vlmill.extract.images.given_boxes import GivenBoxes
+from vlmill.extract.images.plan import BROKEN, FILE, MEMBER, MISSING, InputImage, usable_id
+
 from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
@@ -22,21 +23,21 @@ HASH = re.compile("[0-9a-f]{64}")
 def only_of_pairs(
     plan: Sequence[InputImage], pairs: str, skipped: Skipped | None = None
 ) -> list[InputImage]:
-    """Returns the pictures that a table of pairs points to; those that are not there come last, as
+    """Returns the images that a table of pairs points to; those that are not there come last, as
     missing. ``skipped`` counts the others.
 
-    A picture that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
-    InputError where pictures have no id before they are read, where none is named, and where two
+    An image that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
+    InputError where images have no id before they are read, where none is named, and where two
     could be meant.
     """
     pair_ids: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
-        # Without null: a text alone has no picture.
+        # Without null: a text alone has no image.
         pair_ids.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
     unread = (p for p in plan if p.image_id is None and p.kind != BROKEN)
     if any(usable_id(p.name or Path(p.path).name) for p in unread):
         raise InputError(
-            "--pairs: the pictures are files, and have no id before they are read; give --ids name "
+            "--pairs: the images are files, and have no id before they are read; give --ids name "
             "if the pairs call them by their names, or a table of images"
         )
     ids = list(dict.fromkeys(p.image_id for p in plan if p.image_id is not None))
@@ -49,8 +50,8 @@ def only_of_pairs(
     }
     if pair_ids and not names:
         raise InputError(
-            f"--pairs {pairs}: none of its {len(pair_ids)} pictures is among the {len(ids)} of INPUT: "
-            f"{join.samples(list(pair_ids))}; give the pictures of these pairs (--ids says what the "
+            f"--pairs {pairs}: none of its {len(pair_ids)} images is among the {len(ids)} of INPUT: "
+            f"{join.samples(list(pair_ids))}; give the images of these pairs (--ids says what the "
             "id of a file is)"
         )
     if summary := join.summary():
@@ -71,10 +72,10 @@ def only_of_pairs(
 def with_missing_boxes(
     plan: Sequence[InputImage], boxes: GivenBoxes, source: str
 ) -> list[InputImage]:
-    """Returns the plan, and as missing the entries of a box file for which it has no picture.
+    """Returns the plan, and as missing the entries of a box file for which it has no image.
 
     An entry that is called like a SHA-256 may belong to any file, and is not counted here. Raises
-    InputError where no entry names a picture.
+    InputError where no entry names a image.
     """
     met = {boxes.find_key(p.image_id, p.path) for p in plan}
     absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]
@@ -82,19 +83,19 @@ def with_missing_boxes(
         names = [p.image_id or Path(p.path).name for p in plan[:SAMPLES]]
         raise InputError(
             f"--boxes {source}: none of its {len(absent)} image_ids names one of the {len(plan)} "
-            f"pictures: --boxes has {', '.join(absent[:SAMPLES])}, INPUT has {', '.join(names)}; "
+            f"images: --boxes has {', '.join(absent[:SAMPLES])}, INPUT has {', '.join(names)}; "
             "call entries by the files' names, or by their ids"
         )
     return [*plan, *(InputImage(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
 def require_ids(plan: Sequence[InputImage]) -> None:
-    """Raises InputError for pictures whose ids are known only when they have been read.
+    """Raises InputError for images whose ids are known only when they have been read.
 
     Which of two equal files gets the row would depend on shards that another process makes.
     """
     if any(p.image_id is None and p.kind in (FILE, MEMBER) for p in plan):
         raise InputError(
-            "--part: the pictures are files, and have no id before they are read; give --ids name, "
+            "--part: the images are files, and have no id before they are read; give --ids name, "
             "a .tar or a table of images"
         )

@@ -1,15 +1,15 @@
-"""Picture bytes become what detectors are fed: upright blue-green-red pixels.
+"""Image bytes become what detectors are fed: upright blue-green-red pixels.
 
-H0 x W0 is the picture upright.
+H0 x W0 is the image upright.
 """
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from vlmill.schemas.images.decode import Bounds
+from vlmill.schemas.images.decode import decode as decode_upright
 
 from vlmill.extract.config import InputLimits
-from vlmill.schemas.pictures.decode import Bounds
-from vlmill.schemas.pictures.decode import decode as decode_upright
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -20,16 +20,16 @@ def decode(data: bytes, limits: InputLimits) -> Pixels:
 
 
 def decode_stored(data: bytes, limits: InputLimits) -> tuple[Pixels, int]:
-    """Decodes as :func:`decode` does, and returns the orientation in which the picture is stored,
+    """Decodes as :func:`decode` does, and returns the orientation in which the image is stored,
     too. Raises Rejected.
     """
     bounds = Bounds(max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
-    picture = decode_upright(data, bounds)
-    return blue_first(picture.image), picture.orientation
+    image = decode_upright(data, bounds)
+    return blue_first(image.image), image.orientation
 
 
 def blue_first(image: Image.Image) -> Pixels:
-    """Returns an RGB picture's pixels, blue first; pillow packs them so in a sixth of NumPy's
+    """Returns an RGB image's pixels, blue first; pillow packs them so in a sixth of NumPy's
     time.
     """
     buffer = bytearray(image.tobytes("raw", "BGR"))  # an array of bytes could not be written

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
+from vlmill.schemas.images.formats import HEAD_BYTES, format_name, is_tar
+
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.outputs import PLAN
 from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.remote import RemotePath
-from vlmill.schemas.names import PICTURE_ENDINGS, spellings
-from vlmill.schemas.pictures.formats import HEAD_BYTES, format_name, is_tar
+from vlmill.schemas.names import IMAGE_ENDINGS, spellings
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed: refused
 MOST_ENDINGS = 5  # that the last line names
@@ -151,7 +152,7 @@ def walk_store(folder: RemotePath, skipped: Skipped) -> Iterator[tuple[str, Kind
 def kind_by_name(name: str) -> Kind | None:
     """Returns what a file is by its ending; None where that does not tell."""
     lower = name.lower()
-    if lower.endswith(PICTURE_ENDINGS):
+    if lower.endswith(IMAGE_ENDINGS):
         return Kind.IMAGE
     return Kind.TAR if lower.endswith(TARS) else None
 

@@ -1,7 +1,7 @@
-"""Boxes that are given with the pictures (VCR, RefCOCO+) replace the detector's proposals.
+"""Boxes that are given with the images (VCR, RefCOCO+) replace the detector's proposals.
 
-Those of files are of the picture as it is stored. Where a query is made they are turned with it, by
-:func:`vlmill.schemas.pictures.orientation.turned_boxes`. Those of our tables are upright already.
+Those of files are of the image as it is stored. Where a query is made they are turned with it, by
+:func:`vlmill.schemas.images.orientation.turned_boxes`. Those of our tables are upright already.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from vlmill.extract.images.box_json import FORMS, box_entries
+from vlmill.extract.images.named import find_file_id, find_similar_id
 
-from vlmill.extract.pictures.box_json import FORMS, box_entries
-from vlmill.extract.pictures.named import find_file_id, find_similar_id
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.row_index import IdIndex
@@ -24,26 +24,26 @@ from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, REGIONS, Table
 
 Boxes = npt.NDArray[np.float32]
 MAX_BOXES = 1_000
-OUTSIDE_PX = 1.0  # by which a box may leave its picture: tools round corners
+OUTSIDE_PX = 1.0  # by which a box may leave its image: tools round corners
 FRACTIONS = "all coordinates are at most 1, as of fractions of width and height; give pixels"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenBoxes:
     """Holds boxes by image_id or by the file's name without its ending; an error's text in their
-    place where an entry is wrong, which costs that picture only.
+    place where an entry is wrong, which costs that image only.
     """
 
     entries: Mapping[str, Boxes | str]
     digest: str
-    upright: bool = False  # the boxes are of the picture as it is seen, not as it is stored
+    upright: bool = False  # the boxes are of the image as it is seen, not as it is stored
 
     @cached_property
     def _index(self) -> IdIndex:
         return IdIndex.from_ids(list(self.entries))
 
     def find_key(self, image_id: str | None, path: str) -> str | None:
-        """Says under which of a picture's names its boxes are. Raises InputError if it may be
+        """Says under which of an image's names its boxes are. Raises InputError if it may be
         two.
         """
         if image_id in self.entries:
@@ -53,7 +53,7 @@ class GivenBoxes:
         )
 
     def get_boxes(self, image_id: str, path: str) -> Boxes:
-        """Returns a picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
+        """Returns an image's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
         key = self.find_key(image_id, path)
         if key is None:
             raise Rejected(Reason.NO_GIVEN_BOXES, "no entry by its id or its name")
@@ -64,8 +64,8 @@ class GivenBoxes:
 
 
 def read_boxes(path: Path) -> GivenBoxes:
-    """Reads ``--boxes``: JSON (:mod:`~vlmill.extract.pictures.box_json`), a folder of VCR's
-    metadata files, each named like its picture, or a table of boxes, choices, expressions or
+    """Reads ``--boxes``: JSON (:mod:`~vlmill.extract.images.box_json`), a folder of VCR's
+    metadata files, each named like its image, or a table of boxes, choices, expressions or
     regions.
 
     Raises InputError.
@@ -102,8 +102,8 @@ def require_pixels(entries: Mapping[str, Boxes | str], path: Path) -> None:
 
 
 def require_inside(boxes: Boxes, width: int, height: int) -> None:
-    """Raises Rejected where an upright box leaves its picture by more than a pixel: it is of
-    another picture or scale, or has width and height in place of the second corner.
+    """Raises Rejected where an upright box leaves its image by more than a pixel: it is of
+    another image or scale, or has width and height in place of the second corner.
     """
     low, high = -OUTSIDE_PX, np.array([width, height], np.float32) + OUTSIDE_PX
     is_outside = (boxes[:, :2] < low).any(axis=1) | (boxes[:, 2:] > high).any(axis=1)
@@ -112,7 +112,7 @@ def require_inside(boxes: Boxes, width: int, height: int) -> None:
         corners = [round(float(v), 2) for v in boxes[number]]
         raise Rejected(
             Reason.BAD_BOXES,
-            f"box {number + 1}, {corners}, leaves the picture of {width} x {height} pixels",
+            f"box {number + 1}, {corners}, leaves the image of {width} x {height} pixels",
         )
 
 
@@ -127,7 +127,7 @@ def find_table(path: Path) -> Table | None:
 
 
 def read_rows(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]:
-    """Yields each picture's boxes: all of boxes and regions, VCR's objects in their order, or those
+    """Yields each image's boxes: all of boxes and regions, VCR's objects in their order, or those
     that expressions name, each once, in the order of their first one. Raises InputError.
     """
     if table in (BOXES, REGIONS):
@@ -136,7 +136,7 @@ def read_rows(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]
             yield from zip(rows["image_id"], rows["boxes"], strict=True)
         return
     column = "boxes" if table is CHOICES else "box"
-    pictures: dict[str, dict[tuple[float, ...], None]] = {}
+    images: dict[str, dict[tuple[float, ...], None]] = {}
     choice_boxes: dict[str, list[float]] = {}
     for batch in iter_batches(path, table, columns=["image_id", column], flag="--boxes"):
         ids, values = (batch.column(name).to_pylist() for name in ("image_id", column))
@@ -147,10 +147,10 @@ def read_rows(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]
                     "table again"
                 )
             if table is EXPRESSIONS:
-                pictures.setdefault(image_id, {})[tuple(numbers)] = None
+                images.setdefault(image_id, {})[tuple(numbers)] = None
             elif choice_boxes.setdefault(image_id, numbers) != numbers:
                 raise InputError(f"--boxes {path}: rows of {image_id} have different boxes")
-    yield from ((image_id, [list(box) for box in boxes]) for image_id, boxes in pictures.items())
+    yield from ((image_id, [list(box) for box in boxes]) for image_id, boxes in images.items())
     for image_id, numbers in choice_boxes.items():
         yield image_id, [numbers[start : start + 4] for start in range(0, len(numbers), 4)]
 

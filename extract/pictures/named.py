@@ -1,4 +1,4 @@
-"""Finds which of some ids names a picture: the equal one, else the one that is another name of
+"""Finds which of some ids names an image: the equal one, else the one that is another name of
 it.
 """
 
@@ -18,7 +18,7 @@ def find_similar_id(index: IdIndex, name: str, holding: str) -> str | None:
     ids = list(index.alike(name))
     if len(ids) > 1:
         raise InputError(
-            f"{holding}: {name} may be {ids[0]} or {ids[1]}; call the picture by one of these ids"
+            f"{holding}: {name} may be {ids[0]} or {ids[1]}; call the image by one of these ids"
         )
     return ids[0] if ids else None
 

@@ -1,8 +1,8 @@
-"""Plans where pictures come from: files, folders, globs, lists of paths, tars and ``images``
+"""Plans where images come from: files, folders, globs, lists of paths, tars and ``images``
 tables.
 
-The arguments are resolved once into a plan, a list of pictures in a fixed order; bytes are read
-when a picture's turn comes. A plan takes about 400 bytes a picture.
+The arguments are resolved once into a plan, a list of images in a fixed order; bytes are read
+when an image's turn comes. A plan takes about 400 bytes a image.
 """
 
 import dataclasses
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
-
-from vlmill.extract.pictures.discovery import (
+from vlmill.extract.images.discovery import (
     Kind,
     Skipped,
     Why,
@@ -26,14 +25,15 @@ from vlmill.extract.pictures.discovery import (
     read_path_list,
     walk,
 )
-from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, Member, NotATar, id_in, members
+from vlmill.extract.images.tar import MAX_KEY, BrokenArchive, Member, NotATar, id_in, members
+from vlmill.schemas.images.formats import format_name, is_tar, other_name
+
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import expand_braces, matches, readable, to_path
 from vlmill.schemas.files.reading import find_shards, read_group
 from vlmill.schemas.files.remote import RemotePath, is_remote
 from vlmill.schemas.names import without_ending
-from vlmill.schemas.pictures.formats import format_name, is_tar, other_name
 from vlmill.schemas.tables import IMAGES
 
 FILE, ROW, MEMBER, HELD = "file", "row", "member", "held"
@@ -42,10 +42,10 @@ BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputImage:
-    """Holds a planned picture: a file, a row of a table, or a member of a tar.
+    """Holds a planned image: a file, a row of a table, or a member of a tar.
 
-    ``broken``, ``missing`` and ``repeated`` are none: an archive's rest that cannot be read, a
-    picture that another table names, and one whose id comes earlier in the plan. They are planned
+    ``broken``, ``missing`` and ``repeated`` are none: an archive's rest that cannot be read, an
+    image that another table names, and one whose id comes earlier in the plan. They are planned
     so that they are counted.
     """
 
@@ -59,12 +59,12 @@ class InputImage:
 
     @property
     def key(self) -> str:
-        """Returns the name by which rejects call the picture."""
+        """Returns the name by which rejects call the image."""
         return self.source if self.image_id is None else self.image_id
 
     @property
     def source(self) -> str:
-        """Returns where the picture is: its file, with a member's name or a table's row."""
+        """Returns where the image is: its file, with a member's name or a table's row."""
         if self.name:
             return f"{self.path}/{self.name}"
         is_row = self.path.endswith(".parquet")
@@ -72,17 +72,17 @@ class InputImage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldPicture(InputImage):
-    """Holds a picture whose bytes are at hand: one that was sent. ``path`` is only its name."""
+class HeldImage(InputImage):
+    """Holds an image whose bytes are at hand: one that was sent. ``path`` is only its name."""
 
     data: bytes
     kind: str = HELD
 
 
-def plan_pictures(
+def plan_images(
     arguments: Sequence[str], ids: str = "auto", skipped: Skipped | None = None
 ) -> list[InputImage]:
-    """Returns all pictures, in the arguments' order and sorted within each. Raises InputError.
+    """Returns all images, in the arguments' order and sorted within each. Raises InputError.
 
     ``ids``: what the image_id of a file or of a tar's member is. "content": the SHA-256 of its
     bytes; "name": the name without ending, of a member with its folders; "auto": the name of a
@@ -91,49 +91,45 @@ def plan_pictures(
     """
     skipped = Skipped() if skipped is None else skipped
     plan: list[InputImage] = []
-    progress = Progress(total=None, unit="picture", label="planning")
+    progress = Progress(total=None, unit="image", label="planning")
     with closing(progress):
         for argument in arguments:
             planned_before = len(plan)
-            for picture in find_images(argument, skipped):
-                plan.append(with_id(picture, ids))
+            for image in find_images(argument, skipped):
+                plan.append(with_id(image, ids))
                 progress.advance()
             if len(plan) == planned_before:
                 note = f" ({skipped.summary()})" if skipped.summary() else ""
                 raise InputError(
-                    f"INPUT {argument}: no pictures there{note}; give picture files, a folder or a "
+                    f"INPUT {argument}: no images there{note}; give image files, a folder or a "
                     "glob of them, a .txt list of paths, a .tar, or a table of images"
                 )
     return list(mark_repeats(plan))
 
 
 def mark_repeats(plan: Iterable[InputImage]) -> Iterator[InputImage]:
-    """Yields the plan with every id's first picture as it is, and later ones as ``repeated``.
+    """Yields the plan with every id's first image as it is, and later ones as ``repeated``.
 
-    Ids that the plan knows count from their first appearance, whatever becomes of that picture: so
+    Ids that the plan knows count from their first appearance, whatever becomes of that image: so
     any part of a plan can be made without the others.
     """
     first_images: dict[str, InputImage] = {}
-    for picture in plan:
-        first = (
-            picture
-            if picture.image_id is None
-            else first_images.setdefault(picture.image_id, picture)
-        )
-        if first is picture:
-            yield picture
+    for image in plan:
+        first = image if image.image_id is None else first_images.setdefault(image.image_id, image)
+        if first is image:
+            yield image
         else:
-            yield dataclasses.replace(picture, kind=REPEATED, detail=first.source)
+            yield dataclasses.replace(image, kind=REPEATED, detail=first.source)
 
 
-def with_id(picture: InputImage, ids: str) -> InputImage:
-    """Returns the picture with the id that ``ids`` says."""
-    if picture.kind == FILE and ids == "name":
-        name = without_ending(to_path(picture.path).name)
-        return dataclasses.replace(picture, image_id=usable_id(name))
-    if picture.kind == MEMBER and ids == "content":
-        return dataclasses.replace(picture, image_id=None)
-    return picture
+def with_id(image: InputImage, ids: str) -> InputImage:
+    """Returns the image with the id that ``ids`` says."""
+    if image.kind == FILE and ids == "name":
+        name = without_ending(to_path(image.path).name)
+        return dataclasses.replace(image, image_id=usable_id(name))
+    if image.kind == MEMBER and ids == "content":
+        return dataclasses.replace(image, image_id=None)
+    return image
 
 
 def usable_id(name: str) -> str | None:
@@ -153,21 +149,21 @@ def is_table(argument: str) -> bool:
 
 
 def find_images(argument: str, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the pictures of one argument."""
+    """Yields the images of one argument."""
     path = to_path(argument)
     if is_table(argument) and (path.is_dir() or path.is_file()):
         yield from list_rows(find_shards(path if path.is_dir() else argument, IMAGES, "INPUT"))
     elif path.is_dir():
         for name, kind in walk(path, skipped):
-            yield from pictures_in(name, kind, skipped)
+            yield from images_in(name, kind, skipped)
     elif path.is_file():
-        yield from pictures_of_file(argument, skipped)
+        yield from images_of_file(argument, skipped)
     elif names := names_in_braces(argument):
         for name in names:
             yield from find_images(name, skipped)
     else:
         for match in matches(argument, recursive=True):
-            yield from pictures_matched(match, argument, skipped)
+            yield from images_matched(match, argument, skipped)
 
 
 def names_in_braces(argument: str) -> list[str]:
@@ -186,8 +182,8 @@ def names_in_braces(argument: str) -> list[str]:
     return names
 
 
-def pictures_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the pictures of a file that the user named: any file but a list or a tar is one, so
+def images_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
+    """Yields the images of a file that the user named: any file but a list or a tar is one, so
     that it is rejected if it is not.
     """
     by_name, head = kind_by_name(argument), b""
@@ -206,18 +202,18 @@ def pictures_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
         yield InputImage(path=argument)
 
 
-def pictures_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the pictures of a file that a glob matches; a .txt is a list if the glob says so."""
+def images_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[InputImage]:
+    """Yields the images of a file that a glob matches; a .txt is a list if the glob says so."""
     name = str(match)
     if name.endswith(".parquet"):
         yield from list_rows(find_shards(name, IMAGES, "INPUT"))
     elif name.endswith(".txt") and pattern.endswith(".txt"):
-        yield from pictures_of_file(name, skipped)
+        yield from images_of_file(name, skipped)
     elif match.is_dir():
         if "**" not in pattern:  # which matches what is in the folder, too
             skipped.add(Why.FOLDER)
     elif (kind := kind_of_match(match, skipped)) is not None:
-        yield from pictures_in(name, kind, skipped)
+        yield from images_in(name, kind, skipped)
 
 
 def kind_of_match(match: Path, skipped: Skipped) -> Kind | None:
@@ -231,8 +227,8 @@ def kind_of_match(match: Path, skipped: Skipped) -> Kind | None:
     return kind or Kind.IMAGE
 
 
-def pictures_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the pictures of a file among many; a tar that cannot be read is a broken one."""
+def images_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[InputImage]:
+    """Yields the images of a file among many; a tar that cannot be read is a broken one."""
     if kind is Kind.IMAGE:
         yield InputImage(path=name)
         return
@@ -244,8 +240,8 @@ def pictures_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[InputImage]
 
 
 def list_members(path: str, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the pictures of a tar. What cannot be read of it counts as one that is broken, unless
-    that is the rest of a picture alone: it is rejected when it is read.
+    """Yields the images of a tar. What cannot be read of it counts as one that is broken, unless
+    that is the rest of an image alone: it is rejected when it is read.
     """
     member: Member | None = None
     archive_path = to_path(path)
@@ -278,18 +274,18 @@ def list_rows(shards: Sequence[Path]) -> Iterator[InputImage]:
 
 
 def plan_digest(plan: Sequence[InputImage]) -> str:
-    """Identifies a plan: which pictures, in which order, and how large the files are.
+    """Identifies a plan: which images, in which order, and how large the files are.
 
     A killed run continues only on the same plan.
     """
     digest = hashlib.sha256()
-    sizes = sizes_in_stores({picture.path for picture in plan if is_remote(picture.path)})
-    for picture in plan:
-        if picture.path not in sizes:
-            exists = os.path.isfile(picture.path)
-            sizes[picture.path] = os.path.getsize(picture.path) if exists else -1
-        location = (picture.kind, picture.group, picture.row)
-        line = (picture.path, picture.image_id, *location, sizes[picture.path])
+    sizes = sizes_in_stores({image.path for image in plan if is_remote(image.path)})
+    for image in plan:
+        if image.path not in sizes:
+            exists = os.path.isfile(image.path)
+            sizes[image.path] = os.path.getsize(image.path) if exists else -1
+        location = (image.kind, image.group, image.row)
+        line = (image.path, image.image_id, *location, sizes[image.path])
         digest.update(f"{line!r}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
 

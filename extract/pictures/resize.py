@@ -1,6 +1,6 @@
 """Upright pixels become the network's input by each detector family's resize.
 
-H0 x W0 is the picture upright, H x W the network's input.
+H0 x W0 is the image upright, H x W the network's input.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
+from vlmill.extract.images.decode import Pixels
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import Pixels
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -22,12 +22,12 @@ BYTES_PER_CELL = 12  # three float32
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkInput:
-    """Holds a picture as the detector takes it."""
+    """Holds an image as the detector takes it."""
 
     tensor: Float[Tensor, "1 3 H W"]
     scale: float  # the resize factor that was aimed at
-    factors: tuple[float, float]  # network pixels per picture pixel, in x and in y: for boxes
-    width: int  # of the picture upright, in its own pixels
+    factors: tuple[float, float]  # network pixels per image pixel, in x and in y: for boxes
+    width: int  # of the image upright, in its own pixels
     height: int
 
     @property
@@ -38,7 +38,7 @@ class NetworkInput:
 
 @dataclass(frozen=True, kw_only=True)
 class PixelInput:
-    """Holds a decoded picture that a GPU will resize: of 640 x 480 pixels a sixth of the bytes of a
+    """Holds a decoded image that a GPU will resize: of 640 x 480 pixels a sixth of the bytes of a
     :class:`NetworkInput`.
     """
 
@@ -58,31 +58,31 @@ def resize_factor(height: int, width: int, short_side: int, long_side: int) -> f
     return factor
 
 
-def resize_bilinear(picture: Float[Tensor, "H0 W0 3"], factor: float) -> Float[Tensor, "H W 3"]:
+def resize_bilinear(image: Float[Tensor, "H0 W0 3"], factor: float) -> Float[Tensor, "H W 3"]:
     """Resizes as OpenCV's INTER_LINEAR does, with one factor for both axes, reproduced to 3e-5 grey
     levels.
 
     Samples at (d + 0.5) / factor - 0.5, computed in double and clamped; no averaging when
     shrinking. The size is rounded half to even. torch's interpolate differs: it floors the size.
     """
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     across = sample_positions(width, round(width * factor), factor)
     down = sample_positions(height, round(height * factor), factor)
-    return interpolate(picture, across, down)
+    return interpolate(image, across, down)
 
 
 Positions = tuple[Tensor, Tensor, Tensor]
 
 
 def interpolate(
-    pictures: Float[Tensor, "*N H0 W0 3"], across: Positions, down: Positions
+    images: Float[Tensor, "*N H0 W0 3"], across: Positions, down: Positions
 ) -> Float[Tensor, "*N H W 3"]:
-    """Interpolates between the positions of columns, then of rows, of one picture or of N.
+    """Interpolates between the positions of columns, then of rows, of one image or of N.
 
     On a GPU the same numbers bit for bit: each step rounds by itself.
     """
     low, high, weight = across
-    low_values, high_values = pictures.index_select(-2, low), pictures.index_select(-2, high)
+    low_values, high_values = images.index_select(-2, low), images.index_select(-2, high)
     rows = low_values * (1 - weight)[:, None] + high_values * weight[:, None]
     low, high, weight = down
     low_values, high_values = rows.index_select(-3, low), rows.index_select(-3, high)
@@ -120,10 +120,10 @@ def resize_pillow(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def resize_torch(
-    picture: Float[Tensor, "H0 W0 3"], height: int, width: int
+    image: Float[Tensor, "H0 W0 3"], height: int, width: int
 ) -> Float[Tensor, "H W 3"]:
     """Resizes floating-point pixels by torch's bilinear rule, without averaging."""
-    batch = picture.permute(2, 0, 1).unsqueeze(0)
+    batch = image.permute(2, 0, 1).unsqueeze(0)
     resized = functional.interpolate(batch, (height, width), mode="bilinear", align_corners=False)
     return resized[0].permute(1, 2, 0)
 
@@ -131,7 +131,7 @@ def resize_torch(
 def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> NetworkInput:
     """Resizes and normalises blue-green-red pixels as the detector's own code does.
 
-    Raises Rejected for a picture so thin that less than the network's smallest side is left of it.
+    Raises Rejected for an image so thin that less than the network's smallest side is left of it.
     """
     planned = pixel_input(pixels, spec, limits)
     resized = normalise_pixels(planned.pixels, planned.scale, planned.size, spec)
@@ -147,7 +147,7 @@ def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> 
 def lighter_input(
     pixels: Pixels, spec: DetectorConfig, limits: InputLimits
 ) -> NetworkInput | PixelInput:
-    """Gives the pixels, but of large pictures the network's input, which is fewer bytes then."""
+    """Gives the pixels, but of large images the network's input, which is fewer bytes then."""
     planned = pixel_input(pixels, spec, limits)
     height, width = planned.size
     if pixels.nbytes <= BYTES_PER_CELL * height * width:

@@ -1,4 +1,4 @@
-"""Finds where the pictures lie in tar shards of WebDataset's layout, without reading them.
+"""Finds where the images lie in tar shards of WebDataset's layout, without reading them.
 
 Members are read by their offsets. A member's name serves as an id and for nothing else: no file is
 ever made from an archive.
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vlmill.extract.pictures.discovery import Kind, Skipped, Why, is_hidden, kind_by_name
+from vlmill.extract.images.discovery import Kind, Skipped, Why, is_hidden, kind_by_name
+from vlmill.schemas.images.formats import HEAD_BYTES, format_name
+
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.pictures.formats import HEAD_BYTES, format_name
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_KEY = 1_000

@@ -1,4 +1,4 @@
-"""A run goes over many pictures, and can be killed and continued.
+"""A run goes over many images, and can be killed and continued.
 
 Reading order: ``job``, ``inputs`` (what it has read), ``share`` (one of several processes),
 ``devices`` (one process each), ``workers`` (decoding), ``batches``, ``duplicates`` (rows or

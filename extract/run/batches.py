@@ -1,8 +1,8 @@
-"""Decoded pictures become rows: those of one input shape go through the network together.
+"""Decoded images become rows: those of one input shape go through the network together.
 
-Batches are formed among the pictures of a window (vlmill.extract.run.devices) in the order of the
+Batches are formed among the images of a window (vlmill.extract.run.devices) in the order of the
 plan, one whenever enough of a shape are there, the rest at the window's end: they depend on nothing
-but the window. No picture is ever padded.
+but the window. No image is ever padded.
 """
 
 import dataclasses
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from vlmill.extract.images.given_boxes import GivenBoxes, require_inside
+from vlmill.extract.images.plan import InputImage
+from vlmill.schemas.images.orientation import turn_boxes
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
@@ -20,25 +23,22 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import Outcome, as_stored
-from vlmill.extract.pictures.given_boxes import GivenBoxes, require_inside
-from vlmill.extract.pictures.plan import InputImage
 from vlmill.extract.run.workers import PreparedImage
-from vlmill.schemas.pictures.orientation import turn_boxes
 from vlmill.schemas.rejects import Reason, Rejected
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionResult:
-    """A picture with its row, or why it gets none."""
+    """An image with its row, or why it gets none."""
 
-    picture: InputImage
+    image: InputImage
     image_id: str | None  # None: it could not be read
     result: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSlot:
-    """A picture of a batch, and where its result goes."""
+    """An image of a batch, and where its result goes."""
 
     ready: PreparedImage
     query: Query
@@ -59,8 +59,8 @@ class RunningBatch:
 
 
 def make_result(ready: PreparedImage, outcome: Outcome) -> ExtractionResult:
-    """Returns a picture with its result."""
-    return ExtractionResult(picture=ready.picture, image_id=ready.image_id, result=outcome)
+    """Returns an image with its result."""
+    return ExtractionResult(image=ready.image, image_id=ready.image_id, result=outcome)
 
 
 def extract_windows(
@@ -107,7 +107,7 @@ def form_batches(
     size: int,
     given_boxes: GivenBoxes | None,
 ) -> Iterator[Sequence[BatchSlot]]:
-    """Yields batches of one input shape; pictures that are rejected have their result at once."""
+    """Yields batches of one input shape; images that are rejected have their result at once."""
     buckets: dict[tuple[int, int], list[BatchSlot]] = {}
     for index, ready in enumerate(window):
         results.append(None)
@@ -116,7 +116,7 @@ def form_batches(
         except Rejected as why:
             results[index] = make_result(ready, why)
             continue
-        size_px = query.picture.size
+        size_px = query.image.size
         bucket = buckets.setdefault(size_px, [])
         bucket.append(BatchSlot(ready=ready, query=query, results=results, index=index))
         if len(bucket) == size:
@@ -125,17 +125,17 @@ def form_batches(
 
 
 def make_query(ready: PreparedImage, given_boxes: GivenBoxes | None) -> Query:
-    """Joins a decoded picture with the boxes that are given for it. Raises Rejected."""
+    """Joins a decoded image with the boxes that are given for it. Raises Rejected."""
     if isinstance(ready.result, Rejected):
         raise ready.result
     assert ready.image_id is not None
-    picture, boxes = ready.result, None
+    image, boxes = ready.result, None
     if given_boxes is not None:
-        boxes = given_boxes.get_boxes(ready.image_id, ready.picture.path)
+        boxes = given_boxes.get_boxes(ready.image_id, ready.image.path)
         if not given_boxes.upright:
-            boxes = turn_boxes(boxes, ready.orientation, picture.width, picture.height)
-        require_inside(boxes, picture.width, picture.height)
-    return Query(image_id=ready.image_id, picture=picture, boxes=boxes)
+            boxes = turn_boxes(boxes, ready.orientation, image.width, image.height)
+        require_inside(boxes, image.width, image.height)
+    return Query(image_id=ready.image_id, image=image, boxes=boxes)
 
 
 def batches_ahead(device: torch.device) -> int:
@@ -144,7 +144,7 @@ def batches_ahead(device: torch.device) -> int:
 
 
 def resizes_pixels(detector: Detector) -> bool:
-    """Whether the device resizes the pictures: where a CPU's steps give the same numbers there."""
+    """Whether the device resizes the images: where a CPU's steps give the same numbers there."""
     return detector.device.type != "cpu" and detector.model.config.resize == "opencv"
 
 
@@ -165,7 +165,7 @@ def start(slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig)
 def start_slots(
     slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig
 ) -> Callable[[], Sequence[Outcome]]:
-    """Starts a batch, whole pictures' vectors included; what it gives waits for the results."""
+    """Starts a batch, full images' vectors included; what it gives waits for the results."""
     wait = start_batch([slot.query for slot in slots], detector, config)
     if detector.global_networks is None:
         return wait
@@ -177,7 +177,7 @@ def start_slots(
 def add_global_features(
     outcomes: Sequence[Outcome], vectors: npt.NDArray[np.float32], storage: Storage
 ) -> list[Outcome]:
-    """The rows with the vectors of their whole pictures, which the stored type has to hold."""
+    """The rows with the vectors of their full images, which the stored type has to hold."""
     results: list[Outcome] = []
     for outcome, vector in zip(outcomes, vectors, strict=True):
         if isinstance(outcome, Rejected):
@@ -192,7 +192,7 @@ def add_global_features(
 
 
 def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> None:
-    """Waits for a batch; if it fails, retries its pictures one by one."""
+    """Waits for a batch; if it fails, retries its images one by one."""
     try:
         outcomes = batch.wait()
     except RuntimeError as error:
@@ -205,7 +205,7 @@ def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> No
 
 
 def retry_slot(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Outcome:
-    """Asks once more about a picture whose batch failed."""
+    """Asks once more about an image whose batch failed."""
     try:
         (outcome,) = start_slots([slot], detector, config)()
     except RuntimeError as error:
@@ -214,7 +214,7 @@ def retry_slot(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Ou
 
 
 def reject_failure(error: RuntimeError, detector: Detector) -> Rejected:
-    """Rejects a picture on which the network fails. Raises OSError for a device that is gone."""
+    """Rejects an image on which the network fails. Raises OSError for a device that is gone."""
     try:
         torch.zeros(1, device=detector.device).add_(1).item()
     except RuntimeError:

@@ -1,10 +1,11 @@
-"""An extraction costs bytes by its settings, and hours at the rate of the first pictures."""
+"""An extraction costs bytes by its settings, and hours at the rate of the first images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlmill.extract.images.plan import FILE, MEMBER, ROW, InputImage
+
 from vlmill.extract.config import ExtractConfig
-from vlmill.extract.pictures.plan import FILE, MEMBER, ROW, InputImage
 from vlmill.extract.run.devices import WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, Part, compute_results
 from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
@@ -14,7 +15,7 @@ from vlmill.schemas.tables import REJECTS
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "uint16": 2, "float32": 4}
 PER_BOX = ("features", "class_probs", "class_prob_ids")
 BOX_BYTES = 16  # four corners in float32
-MOST_MEASURED = 64  # pictures
+MOST_MEASURED = 64  # images
 
 
 def row_bytes(arrays: Mapping[str, Any], boxes: int) -> int:
@@ -32,27 +33,27 @@ def row_bytes(arrays: Mapping[str, Any], boxes: int) -> int:
 
 
 def output_bytes(
-    num_pictures: int, config: ExtractConfig, arrays: Mapping[str, Any], num_proposals: int
+    num_images: int, config: ExtractConfig, arrays: Mapping[str, Any], num_proposals: int
 ) -> tuple[int, int]:
-    """Returns the least and the most that so many pictures' regions take.
+    """Returns the least and the most that so many images' regions take.
 
-    The least is 0 with compression. A picture that is rejected has no row, and one with fewer
+    The least is 0 with compression. An image that is rejected has no row, and one with fewer
     proposals than the rule's minimum has fewer regions: neither is known before it is read.
     """
     selection = config.selection
     min_bytes, max_bytes = (
-        num_pictures * row_bytes(arrays, min(boxes, num_proposals))
+        num_images * row_bytes(arrays, min(boxes, num_proposals))
         for boxes in (selection.min_boxes, selection.max_boxes)
     )
     return (0 if config.storage.compression != "none" else min_bytes), max_bytes
 
 
-def estimate_cost(job: Job, pictures: Sequence[InputImage], rate: Rate | None = None) -> Estimate:
-    """The cost of ``pictures``, which are the job's or what is left of them."""
-    readable = sum(picture.kind in (FILE, ROW, MEMBER) for picture in pictures)
-    inputs = {"INPUT": f"{len(pictures):,} pictures"}
-    if len(pictures) > readable:
-        inputs["of these"] = f"{len(pictures) - readable:,} repeated, missing or broken"
+def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = None) -> Estimate:
+    """The cost of ``images``, which are the job's or what is left of them."""
+    readable = sum(image.kind in (FILE, ROW, MEMBER) for image in images)
+    inputs = {"INPUT": f"{len(images):,} images"}
+    if len(images) > readable:
+        inputs["of these"] = f"{len(images) - readable:,} repeated, missing or broken"
     seconds = None if rate is None else rate.seconds_for(readable)
     if job.given_boxes is not None:
         note = "the bytes follow from --boxes, and are not counted"
@@ -65,21 +66,21 @@ def estimate_cost(job: Job, pictures: Sequence[InputImage], rate: Rate | None = 
 
 
 def list_remaining(job: Job, indices: Sequence[int]) -> list[InputImage]:
-    """The pictures of those parts that no earlier run has finished."""
+    """The images of those parts that no earlier run has finished."""
     total = job.num_shards
     parts = (
         job.part(index)
         for index in indices
         if not (job.output / shard_name(REJECTS, index, total)).exists()  # the second of its two
     )
-    return [picture for part in parts for picture in part.pictures]
+    return [image for part in parts for image in part.images]
 
 
 def measure(job: Job, worker_settings: WorkerSettings) -> Rate:
-    """The rate of the first pictures that can be read, of a few seconds."""
-    readable = (picture for picture in job.plan if picture.kind in (FILE, ROW, MEMBER))
+    """The rate of the first images that can be read, of a few seconds."""
+    readable = (image for image in job.plan if image.kind in (FILE, ROW, MEMBER))
     max_images = max(MOST_MEASURED, job.config.window)
-    first = [picture for picture, _ in zip(readable, range(max_images), strict=False)]
+    first = [image for image, _ in zip(readable, range(max_images), strict=False)]
     with start_engine(worker_settings, job.detector, job.config, job.given_boxes) as engine:
-        part = Part(index=0, total=1, pictures=first)
+        part = Part(index=0, total=1, images=first)
         return measure_rate(compute_results(engine, job, [part]), "pictures")

@@ -1,8 +1,8 @@
-"""Turns pictures into rows: batches are formed and computed here, or on several devices in
+"""Turns images into rows: batches are formed and computed here, or on several devices in
 processes.
 
-The plan is cut into windows of pictures in a row. What is done with a window depends on its
-pictures alone: so every run forms the same batches, whoever works, and results come in the order of
+The plan is cut into windows of images in a row. What is done with a window depends on its
+images alone: so every run forms the same batches, whoever works, and results come in the order of
 the plan, the same bit for bit.
 """
 
@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import torch
+from vlmill.extract.images.given_boxes import GivenBoxes
+from vlmill.extract.images.plan import InputImage
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.plan import InputImage
 from vlmill.extract.run.batches import ExtractionResult, extract_windows, resizes_pixels
 from vlmill.extract.run.workers import PreparedImage, open_source, under_way
 from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
@@ -44,10 +44,10 @@ class WorkerSettings:
     open_detector: Callable[[str], Detector] | None = None
 
 
-def split_windows(pictures: Sequence[InputImage], size: int) -> Iterator[Window]:
-    """Yields a part's pictures, ``size`` at a time."""
-    for start in range(0, len(pictures), size):
-        yield pictures[start : start + size]
+def split_windows(images: Sequence[InputImage], size: int) -> Iterator[Window]:
+    """Yields a part's images, ``size`` at a time."""
+    for start in range(0, len(images), size):
+        yield images[start : start + size]
 
 
 @contextmanager
@@ -80,12 +80,12 @@ def one_device(
         def engine(windows: Iterable[Window]) -> Iterator[Sequence[ExtractionResult]]:
             sizes: deque[int] = deque()
 
-            def pictures() -> Iterator[InputImage]:
+            def images() -> Iterator[InputImage]:
                 for window in windows:
                     sizes.append(len(window))
                     yield from window
 
-            ready = source(pictures())
+            ready = source(images())
 
             def decode_windows() -> Iterator[Iterator[PreparedImage]]:
                 for first in ready:  # its window's size is known by now
@@ -98,11 +98,11 @@ def one_device(
 
 @dataclass(kw_only=True)
 class DeviceWorker:
-    """Holds a device's process, and how many pictures it has been sent and not given back."""
+    """Holds a device's process, and how many images it has been sent and not given back."""
 
     process: BaseProcess
     connection: Connection
-    pictures: int = 0
+    images: int = 0
 
     def send(self, window: Window | None) -> None:
         """Sends a window to the process, or None when there are no more."""
@@ -117,7 +117,7 @@ class DeviceWorker:
             results: Sequence[ExtractionResult] = self.connection.recv()
         except (EOFError, OSError):
             raise self.ended() from None
-        self.pictures -= len(results)
+        self.images -= len(results)
         return results
 
     def ended(self) -> ChildProcessError:
@@ -136,18 +136,18 @@ def devices(
     """Extracts on several devices, a process each: windows go to the one with the least to do."""
     workers = -(-worker_settings.workers // len(worker_settings.devices))
     # A window is given back when the next one has been decoded (extract_windows), and decoding is
-    # ahead of that: with less a process would wait for pictures, and this one for it.
+    # ahead of that: with less a process would wait for images, and this one for it.
     enough = 2 * config.window + under_way(workers, config.batch_size)
     device_workers: list[DeviceWorker] = []
 
     def engine(windows: Iterable[Window]) -> Iterator[Sequence[ExtractionResult]]:
         sent: deque[DeviceWorker] = deque()
         for window in windows:
-            target = min(device_workers, key=lambda station: station.pictures)
+            target = min(device_workers, key=lambda station: station.images)
             target.send(window)
-            target.pictures += len(window)
+            target.images += len(window)
             sent.append(target)
-            while min(device_worker.pictures for device_worker in device_workers) > enough:
+            while min(device_worker.images for device_worker in device_workers) > enough:
                 yield sent.popleft().receive()
         for device_worker in device_workers:
             device_worker.send(None)

@@ -1,4 +1,4 @@
-"""``extract-rois run``: a plan of pictures to shards of regions and rejects, resumable by shard."""
+"""``extract-rois run``: a plan of images to shards of regions and rejects, resumable by shard."""
 
 import dataclasses
 import sys
@@ -8,14 +8,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from vlmill.extract.images.given_boxes import GivenBoxes
+from vlmill.extract.images.plan import InputImage, plan_digest
+
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import lacks_bfloat16_units
-from vlmill.extract.pictures.given_boxes import GivenBoxes
-from vlmill.extract.pictures.plan import InputImage, plan_digest
 from vlmill.extract.run.batches import ExtractionResult
 from vlmill.extract.run.devices import Engine, Window, WorkerSettings, split_windows, start_engine
-from vlmill.extract.run.duplicates import get_unique_row, planned_ids, row_pictures
+from vlmill.extract.run.duplicates import get_unique_row, planned_ids, row_images
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.extract.run.share import Share
 from vlmill.schemas.console.progress import Progress
@@ -35,11 +36,11 @@ STAGE = "regions"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Holds the pictures of one of ``total`` shards."""
+    """Holds the images of one of ``total`` shards."""
 
     index: int
     total: int
-    pictures: Sequence[InputImage]
+    images: Sequence[InputImage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +59,13 @@ class Job:
 
     @property
     def num_shards(self) -> int:
-        return -(-len(self.plan) // self.config.storage.pictures_per_shard)
+        return -(-len(self.plan) // self.config.storage.images_per_shard)
 
     def part(self, index: int) -> Part:
-        """Returns the pictures of a shard."""
-        size = self.config.storage.pictures_per_shard
-        pictures = self.plan[index * size : (index + 1) * size]
-        return Part(index=index, total=self.num_shards, pictures=pictures)
+        """Returns the images of a shard."""
+        size = self.config.storage.images_per_shard
+        images = self.plan[index * size : (index + 1) * size]
+        return Part(index=index, total=self.num_shards, images=images)
 
     def settings(self) -> dict[str, Any]:
         """Returns all that decides the output, the plan included: a killed run continues only on
@@ -124,8 +125,8 @@ def run(
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
     Of a ``share`` only its own, while others may make theirs, and the rows are theirs unless all
-    are there. ``worker_settings`` changes the speed, and no byte. Memory is bounded by the pictures under way,
-    the rows that wait to be written and the ids seen so far, not by the pictures' bytes. Raises
+    are there. ``worker_settings`` changes the speed, and no byte. Memory is bounded by the images under way,
+    the rows that wait to be written and the ids seen so far, not by the images' bytes. Raises
     InputError if the output holds a run with other settings.
     """
     settings = job.settings()
@@ -140,13 +141,11 @@ def run(
         )
     indices = range(job.num_shards) if share is None else share.select_shards(job.num_shards)
     finished = {index: shards for index in indices if (shards := finished_shards(job, index))}
-    pictures = {index: len(job.part(index).pictures) for index in indices}
-    done = sum(pictures[index] for index in finished)
+    images = {index: len(job.part(index).images) for index in indices}
+    done = sum(images[index] for index in finished)
     todo = [index for index in indices if index not in finished]
     with (
-        Progress(
-            total=sum(pictures.values()), unit="picture", label="regions", done=done
-        ) as progress,
+        Progress(total=sum(images.values()), unit="image", label="regions", done=done) as progress,
         start_engine(
             worker_settings or WorkerSettings(), job.detector, job.config, job.given_boxes
         ) as engine,
@@ -209,9 +208,9 @@ def finish_if_last(
 
 
 def compute_results(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[ExtractionResult]:
-    """Yields what becomes of the parts' pictures, one after the other."""
+    """Yields what becomes of the parts' images, one after the other."""
     size = job.config.window
-    windows: Iterator[Window] = chain.from_iterable(split_windows(p.pictures, size) for p in parts)
+    windows: Iterator[Window] = chain.from_iterable(split_windows(p.images, size) for p in parts)
     return chain.from_iterable(engine(windows))
 
 
@@ -229,13 +228,13 @@ def write_parts(
     for index in indices:
         part = job.part(index)
         if index in finished:
-            earlier_images |= row_pictures(
-                part.pictures, *(job.output / s.name for s in finished[index])
+            earlier_images |= row_images(
+                part.images, *(job.output / s.name for s in finished[index])
             )
         else:
             written[index] = write_part(job, part, earlier_images, results, progress, background)
-        for image_id, picture in planned_ids(part.pictures).items():
-            earlier_images.setdefault(image_id, picture)
+        for image_id, image in planned_ids(part.images).items():
+            earlier_images.setdefault(image_id, image)
     return written
 
 
@@ -247,7 +246,7 @@ def write_part(
     progress: Progress,
     background: Background,
 ) -> PartWriter:
-    """Queues one part's shards. ``earlier_images``: the ids that have rows already, with their pictures;
+    """Queues one part's shards. ``earlier_images``: the ids that have rows already, with their images;
     grows.
     """
     writer = PartWriter(
@@ -261,12 +260,12 @@ def write_part(
         compression=job.config.storage.compression,
     )
     with writer:
-        for extracted in islice(results, len(part.pictures)):
+        for extracted in islice(results, len(part.images)):
             try:
                 writer.add(get_unique_row(extracted, earlier_images))
                 progress.advance()
             except Rejected as why:
-                writer.reject(reject(STAGE, extracted.picture.key, why.reason, why.detail))
+                writer.reject(reject(STAGE, extracted.image.key, why.reason, why.detail))
                 progress.advance(rejects=1)
     return writer
 

@@ -1,6 +1,6 @@
 """A share of a run: the shards that one of several processes makes, on as many machines.
 
-Each process plans all pictures alike, and makes every n-th shard. Who finds all shards there when
+Each process plans all images alike, and makes every n-th shard. Who finds all shards there when
 its own are done writes the manifest.
 """
 

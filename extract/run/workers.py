@@ -1,4 +1,4 @@
-"""Decodes and resizes pictures, here or in worker processes, in the order of the plan.
+"""Decodes and resizes images, here or in worker processes, in the order of the plan.
 
 No more than a fixed number is under way, so memory does not grow.
 """
@@ -12,38 +12,38 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from vlmill.extract.images.decode import decode_stored
+from vlmill.extract.images.plan import InputImage
+from vlmill.extract.images.reader import InputReader
+from vlmill.extract.images.resize import NetworkInput, PixelInput, lighter_input, network_input
+from vlmill.schemas.images.orientation import UPRIGHT
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import decode_stored
-from vlmill.extract.pictures.plan import InputImage
-from vlmill.extract.pictures.reader import InputReader
-from vlmill.extract.pictures.resize import NetworkInput, PixelInput, lighter_input, network_input
 from vlmill.extract.whole.crop import Crop, Pixels, middle
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.schemas.pictures.orientation import UPRIGHT
 from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
 from vlmill.schemas.rejects import Rejected
 
-# Each is a decoded and resized picture of up to 7 MB (600 x 1000 x 3 float32).
+# Each is a decoded and resized image of up to 7 MB (600 x 1000 x 3 float32).
 UNDER_WAY_PER_WORKER = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImage:
-    """Tells how far a picture is: its network input, the pixels for it, or why it gets none."""
+    """Tells how far an image is: its network input, the pixels for it, or why it gets none."""
 
-    picture: InputImage
+    image: InputImage
     image_id: str | None  # None: it could not be read
     result: NetworkInput | PixelInput | Rejected
     orientation: int = UPRIGHT  # in which it is stored: that of boxes which come from files
-    crops: Mapping[Crop, Pixels] = field(default_factory=dict)  # for networks of whole pictures
+    crops: Mapping[Crop, Pixels] = field(default_factory=dict)  # for networks of full images
 
 
 Source = Callable[[Iterable[InputImage]], Iterator[PreparedImage]]
 
 
 def prepare(
-    picture: InputImage,
+    image: InputImage,
     reader: InputReader,
     spec: DetectorConfig,
     limits: InputLimits,
@@ -52,10 +52,10 @@ def prepare(
     crops: Sequence[Crop] = (),
 ) -> PreparedImage:
     """Reads, decodes and resizes; without ``resize`` a GPU does the last, of all but large ones."""
-    image_id, orientation = picture.image_id, UPRIGHT
+    image_id, orientation = image.image_id, UPRIGHT
     cut: dict[Crop, Pixels] = {}
     try:
-        image_id, data = reader.read(picture)
+        image_id, data = reader.read(image)
         pixels, orientation = decode_stored(data, limits)
         last = network_input if resize else lighter_input
         prepared: NetworkInput | PixelInput | Rejected = last(pixels, spec, limits)
@@ -63,25 +63,25 @@ def prepare(
     except Rejected as why:
         prepared = why
     return PreparedImage(
-        picture=picture, image_id=image_id, result=prepared, orientation=orientation, crops=cut
+        image=image, image_id=image_id, result=prepared, orientation=orientation, crops=cut
     )
 
 
 def inline(
     spec: DetectorConfig, limits: InputLimits, *, resize: bool = True, crops: Sequence[Crop] = ()
 ) -> Source:
-    """Prepares each picture when it is asked for."""
+    """Prepares each image when it is asked for."""
     reader = InputReader(limits.max_bytes)
 
-    def source(pictures: Iterable[InputImage]) -> Iterator[PreparedImage]:
-        for picture in pictures:
-            yield prepare(picture, reader, spec, limits, resize=resize, crops=crops)
+    def source(images: Iterable[InputImage]) -> Iterator[PreparedImage]:
+        for image in images:
+            yield prepare(image, reader, spec, limits, resize=resize, crops=crops)
 
     return source
 
 
 def under_way(workers: int, batch_size: int) -> int:
-    """Returns how many pictures worker processes may be ahead: for themselves, and for the next
+    """Returns how many images worker processes may be ahead: for themselves, and for the next
     batch.
     """
     return UNDER_WAY_PER_WORKER * workers + (batch_size if batch_size > 1 else 0)
@@ -97,7 +97,7 @@ def pool(
     resize: bool,
     crops: Sequence[Crop],
 ) -> Iterator[Source]:
-    """Prepares pictures in worker processes, a few ahead."""
+    """Prepares images in worker processes, a few ahead."""
     executor = ProcessPoolExecutor(
         workers,
         mp_context=process_context(__name__),
@@ -105,11 +105,11 @@ def pool(
         initargs=(spec, limits, resize, crops),
     )
 
-    def source(pictures: Iterable[InputImage]) -> Iterator[PreparedImage]:
+    def source(images: Iterable[InputImage]) -> Iterator[PreparedImage]:
         tasks: deque[Future[PreparedImage]] = deque()
         try:
-            for picture in pictures:
-                tasks.append(executor.submit(prepare_here, picture))
+            for image in images:
+                tasks.append(executor.submit(prepare_here, image))
                 if len(tasks) > under_way(workers, batch_size):
                     yield unpack_tensor(tasks.popleft().result())
             while tasks:
@@ -136,10 +136,10 @@ def open_source(
     resize: bool = True,
     crops: Sequence[Crop] = (),
 ) -> Iterator[Source]:
-    """Prepares pictures here, or in worker processes; without ``resize`` a GPU does the last.
+    """Prepares images here, or in worker processes; without ``resize`` a GPU does the last.
 
     What workers send is read by one thread of this process: the 6 MB of a resized photograph take
-    it 20 ms on a slow core, more than a fast GPU needs for the picture; its pixels are 1 MB.
+    it 20 ms on a slow core, more than a fast GPU needs for the image; its pixels are 1 MB.
     """
     if not workers:
         yield inline(spec, limits, resize=resize, crops=crops)
@@ -178,13 +178,13 @@ def start_worker(
     torch.set_num_threads(1)
     reader = InputReader(limits.max_bytes)
 
-    def here(picture: InputImage) -> PreparedImage:
-        return pack_tensor(prepare(picture, reader, spec, limits, resize=resize, crops=crops))
+    def here(image: InputImage) -> PreparedImage:
+        return pack_tensor(prepare(image, reader, spec, limits, resize=resize, crops=crops))
 
     _here = here
 
 
-def prepare_here(picture: InputImage) -> PreparedImage:
-    """Prepares a picture in a worker process."""
+def prepare_here(image: InputImage) -> PreparedImage:
+    """Prepares an image in a worker process."""
     assert _here is not None
-    return _here(picture)
+    return _here(image)

@@ -15,23 +15,23 @@ from vlmill.schemas.service.refused import bad_request
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.shell import Shell, account, guard_application, new_application
 
-DESCRIPTION = "Regions of pictures: the rows that `extract-rois run` writes."
-HOW = """One picture as the body, or several as the files of a multipart form, up to a limit that
+DESCRIPTION = "Regions of images: the rows that `extract-rois run` writes."
+HOW = """One image as the body, or several as the files of a multipart form, up to a limit that
 `/v1/about` tells. `Accept` chooses an Arrow stream, a Parquet file (both are the regions table) or
-JSON, where features are base64 of the type in `arrays`. A picture that is rejected has no row: JSON
+JSON, where features are base64 of the type in `arrays`. An image that is rejected has no row: JSON
 lists it, and the header `vlmill-rejects` has the numbers and reasons. Where all are rejected the
 status is 413, 415 or 422."""
 SAMPLES = [
     {
         "lang": "Shell",
-        "label": "one picture, JSON",
+        "label": "one image, JSON",
         "source": "curl --fail --silent --data-binary @picture.jpg --header 'content-type: "
         "image/jpeg' http://127.0.0.1:8080/v1/regions",
     },
     {
         "lang": "Shell",
-        "label": "several pictures, Parquet",
-        "source": "curl --fail --silent --form pictures=@picture.jpg --form pictures=@other.jpg "
+        "label": "several images, Parquet",
+        "source": "curl --fail --silent --form images=@picture.jpg --form images=@other.jpg "
         "--header 'accept: application/vnd.apache.parquet' --output regions.parquet "
         "http://127.0.0.1:8080/v1/regions",
     },
@@ -94,28 +94,28 @@ def regions_service(
         producer = shell.about["producer"]
         return {
             "service": "regions",
-            "title": "Regions of pictures",
+            "title": "Regions of images",
             "detector_fingerprint": producer["detector_fingerprint"],
             "weights": producer["weights"],
             "random": "random" in producer["weights"],
             "arrays": shell.about["arrays"],
             "classes": list(classes),
             "attributes": list(attributes),
-            "limits": {"bytes": settings.max_bytes, "pictures": settings.max_pictures},
+            "limits": {"bytes": settings.max_bytes, "pictures": settings.max_images},
         }
 
     application = new_application(shell, "vlmill regions", DESCRIPTION, about)
 
     @application.post(
-        "/v1/regions", summary="Regions of pictures", description=HOW, openapi_extra=OPENAPI
+        "/v1/regions", summary="Regions of images", description=HOW, openapi_extra=OPENAPI
     )
     async def regions(request: Request) -> Response:
         kind = choose_kind(request.headers.get("accept", ""))
         form = await shell.form(request)
-        if not form.pictures:
-            raise bad_request("no picture; send one as the body, or several as files of a form")
-        outcomes = await shell.ask(request, [picture.content for picture in form.pictures])
-        answer = make_response(outcomes, [picture.name for picture in form.pictures])
+        if not form.images:
+            raise bad_request("no image; send one as the body, or several as files of a form")
+        outcomes = await shell.ask(request, [image.content for image in form.images])
+        answer = make_response(outcomes, [image.name for image in form.images])
         for why in answer.rejects.values():
             shell.metrics.rejects.labels(reason=why.reason.value).inc()
         account(request)["rejects"] = len(answer.rejects)

@@ -28,13 +28,13 @@ EXAMPLES = """examples:
 The address is printed when requests can be computed; a page for trying stands at /. The rows are
 those of `run` with the same flags. One process accepts requests, and one a device computes;
 batches are formed over requests. SIGTERM ends the service when all accepted requests are answered.
-The log is lines of JSON on standard error. Memory: the networks', the queue's pictures, and 16
+The log is lines of JSON on standard error. Memory: the networks', the queue's images, and 16
 times --max-bytes. docs/serving.md says more."""
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``extract-rois serve`` beside those of the detector."""
-    serve.description = "Answers requests for the regions of pictures, over HTTP."
+    serve.description = "Answers requests for the regions of images, over HTTP."
     add_service_arguments(serve)
     serve.add_argument(
         "--workers",

@@ -1,16 +1,17 @@
-"""A worker's network: pictures that were sent become rows by the code of ``extract-rois run``."""
+"""A worker's network: images that were sent become rows by the code of ``extract-rois run``."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from vlmill.extract.images.plan import HeldImage
+
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.pictures.plan import HeldPicture
 from vlmill.extract.run.batches import ExtractionResult, extract_windows, resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import open_source
-from vlmill.extract.service.rows import Outcome, RejectedPicture
+from vlmill.extract.service.rows import Outcome, RejectedImage
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.service.workers import WorkerContext
@@ -21,7 +22,7 @@ def open_engine(
 ) -> WorkerContext:
     """Opens the detector of a device: what computes rows, and what they say of their making.
 
-    Pictures are decoded here, or by ``workers`` further processes.
+    Images are decoded here, or by ``workers`` further processes.
     """
     detector = open_detector(device)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
@@ -38,10 +39,10 @@ def open_engine(
     )
 
     def compute(contents: Sequence[bytes]) -> list[Outcome]:
-        pictures = [
-            HeldPicture(path="", data=data, image_id=compute_image_id(data)) for data in contents
+        images = [
+            HeldImage(path="", data=data, image_id=compute_image_id(data)) for data in contents
         ]
-        (results,) = extract_windows([source(pictures)], detector, config, None)
+        (results,) = extract_windows([source(images)], detector, config, None)
         return [make_outcome(result) for result in results]
 
     job = Job(plan=[], output=Path(), detector=detector, config=config)
@@ -58,5 +59,5 @@ def make_outcome(extracted: ExtractionResult) -> Outcome:
     """Returns a row, or why there is none, without anything that needs torch to be read."""
     result = extracted.result
     if isinstance(result, Rejected):
-        return RejectedPicture(reason=result.reason, detail=result.detail)
+        return RejectedImage(reason=result.reason, detail=result.detail)
     return result

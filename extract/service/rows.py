@@ -17,7 +17,7 @@ from vlmill.schemas.service.refused import RequestRefused
 from vlmill.schemas.tables import REGIONS
 
 KINDS = (JSON, ARROW, PARQUET)  # the first is what is given unless another is asked for
-# Statuses of a request all of whose pictures are rejected; others are 422.
+# Statuses of a request all of whose images are rejected; others are 422.
 STATUSES = {
     Reason.TOO_LARGE: 413,
     Reason.UNSUPPORTED_FORMAT: 415,
@@ -26,22 +26,22 @@ STATUSES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RejectedPicture:
-    """Says why a picture has no row."""
+class RejectedImage:
+    """Says why an image has no row."""
 
     reason: Reason
     detail: str
 
 
-Outcome = RegionRow | RejectedPicture
+Outcome = RegionRow | RejectedImage
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionsResponse:
-    """What becomes of a request's pictures: rows in their order, and the others by number."""
+    """What becomes of a request's images: rows in their order, and the others by number."""
 
     rows: Sequence[RegionRow]
-    rejects: Mapping[int, RejectedPicture]
+    rejects: Mapping[int, RejectedImage]
     names: Sequence[str]
 
     def list_rejects(self) -> list[dict[str, object]]:
@@ -57,15 +57,13 @@ class RegionsResponse:
         ]
 
     def require_rows(self) -> None:
-        """Raises Refused where every picture is rejected."""
+        """Raises Refused where every image is rejected."""
         if self.rows or not self.rejects:
             return
         first = next(iter(self.rejects.values()))
-        message = f"the picture is rejected: {first.detail}"
+        message = f"the image is rejected: {first.detail}"
         if len(self.names) > 1:
-            message = (
-                f"all pictures are rejected, the first as {first.reason.value}: {first.detail}"
-            )
+            message = f"all images are rejected, the first as {first.reason.value}: {first.detail}"
         status = STATUSES.get(first.reason, 422)
         again = 1 if status == 503 else None
         more = {"rejects": self.list_rejects()}
@@ -73,17 +71,17 @@ class RegionsResponse:
 
 
 def make_response(outcomes: Sequence[Outcome], names: Sequence[str]) -> RegionsResponse:
-    """Tells rows from rejects; of equal pictures the first one has the row, as in a run."""
+    """Tells rows from rejects; of equal images the first one has the row, as in a run."""
     rows: dict[str, RegionRow] = {}
     first: dict[str, int] = {}
-    rejects: dict[int, RejectedPicture] = {}
+    rejects: dict[int, RejectedImage] = {}
     for index, outcome in enumerate(outcomes):
-        if isinstance(outcome, RejectedPicture):
+        if isinstance(outcome, RejectedImage):
             rejects[index] = outcome
         elif outcome.image_id in rows:
             earlier = names[first[outcome.image_id]]
             why = f"{names[index]} has the bytes of {earlier}, which came earlier"
-            rejects[index] = RejectedPicture(reason=Reason.DUPLICATE, detail=why)
+            rejects[index] = RejectedImage(reason=Reason.DUPLICATE, detail=why)
         else:
             rows[outcome.image_id] = outcome
             first[outcome.image_id] = index

@@ -1,6 +1,6 @@
 """``extract-rois show --serve``: the page of the services over a table of regions.
 
-Nothing is computed, so there is no worker: rows and pictures are read when they are looked at.
+Nothing is computed, so there is no worker: rows and images are read when they are looked at.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from PIL import Image
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import InputImage, plan_images
+from vlmill.extract.images.reader import InputReader
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import InputImage, plan_pictures
-from vlmill.extract.pictures.reader import InputReader
 from vlmill.extract.show import (
     MAX_SIDE_PX,
     ImageCounts,
@@ -41,12 +41,12 @@ MOST_A_PAGE = 100
 
 @dataclass(kw_only=True)
 class TableView:
-    """Holds a table of regions and the pictures that are found for its rows."""
+    """Holds a table of regions and the images that are found for its rows."""
 
     reader: RegionReader
-    pictures: Mapping[int, InputImage]
+    images: Mapping[int, InputImage]
     names: Vocabulary
-    summary: str = ""  # of how many rows there are pictures, and which pictures are of none
+    summary: str = ""  # of how many rows there are images, and which images are of none
     source: InputReader = field(default_factory=lambda: InputReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
 
@@ -59,7 +59,7 @@ class TableView:
                 "number": number,
                 "image_id": ids[number],
                 "num_boxes": int(counts[number]),
-                "has_picture": number in self.pictures,
+                "has_picture": number in self.images,
             }
             for number in numbers
         ]
@@ -74,46 +74,46 @@ class TableView:
         content = {"regions": [plain_row(plain)], "rejects": [], "arrays": self.reader.arrays}
         return json.dumps(content, allow_nan=False).encode()
 
-    def picture(self, number: int) -> bytes:
-        """Returns a row's picture as a JPEG of a page's size. Raises Refused."""
-        if number not in self.pictures:
-            raise RequestRefused(404, "no_picture", "--images has no picture of this row")
+    def image(self, number: int) -> bytes:
+        """Returns a row's image as a JPEG of a page's size. Raises Refused."""
+        if number not in self.images:
+            raise RequestRefused(404, "no_picture", "--images has no image of this row")
         limits = InputLimits()
         try:
             with self.lock:
-                _, data = self.source.read(self.pictures[number])
+                _, data = self.source.read(self.images[number])
             pixels = decode(data, limits)
         except Rejected as why:
-            raise RequestRefused(404, why.reason.value, "the picture cannot be read") from None
+            raise RequestRefused(404, why.reason.value, "the image cannot be read") from None
         image = Image.fromarray(pixels[:, :, ::-1].copy())
         image.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX))
         return encode_image(image, "JPEG")
 
 
 def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
-    """Opens a table, and finds its rows' pictures by their names, else by their content.
+    """Opens a table, and finds its rows' images by their names, else by their content.
 
-    Raises InputError for names that are not the detector's, and for a picture that may be two rows.
+    Raises InputError for names that are not the detector's, and for an image that may be two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
-    table_view = TableView(reader=reader, pictures={}, names=names)
+    table_view = TableView(reader=reader, images={}, names=names)
     images_by_row: dict[int, InputImage] = {}
     image_counts = ImageCounts(num_rows=len(reader), verb="found")
-    for picture in plan_pictures(images):
-        image_id = find_row_id(reader.index, picture)
+    for image in plan_images(images):
+        image_id = find_row_id(reader.index, image)
         if image_id is None:
             try:
-                image_id, _ = table_view.source.read(picture)
+                image_id, _ = table_view.source.read(image)
             except Rejected as why:
-                image_counts.leave_out(picture, why)
+                image_counts.leave_out(image, why)
                 continue
         if image_id in reader:
-            images_by_row.setdefault(int(reader.find([image_id])[0]), picture)
+            images_by_row.setdefault(int(reader.find([image_id])[0]), image)
         else:
-            image_counts.unnamed.append(name_in(picture))
+            image_counts.unnamed.append(name_in(image))
     image_counts.num_drawn = len(images_by_row)
-    table_view.pictures, table_view.summary = (
+    table_view.images, table_view.summary = (
         images_by_row,
         image_counts.format_counts(reader.index),
     )
@@ -154,9 +154,9 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
         content = await asyncio.to_thread(table_view.row, parse_row_number(number))
         return Response(content, media_type="application/json")
 
-    @application.get("/v1/rows/{number}/picture", summary="A row's picture")
-    async def picture(number: str) -> Response:
-        content = await asyncio.to_thread(table_view.picture, parse_row_number(number))
+    @application.get("/v1/rows/{number}/picture", summary="A row's image")
+    async def image(number: str) -> Response:
+        content = await asyncio.to_thread(table_view.image, parse_row_number(number))
         return Response(content, media_type="image/jpeg")
 
     def parse_row_number(number: str) -> int:

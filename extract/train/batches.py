@@ -1,6 +1,6 @@
-"""Pictures and their boxes become the batches of a run, the same for any number of workers.
+"""Images and their boxes become the batches of a run, the same for any number of workers.
 
-The order, the mirroring and the size of a picture follow from (seed, epoch, picture) alone, so a
+The order, the mirroring and the size of an image follow from (seed, epoch, image) alone, so a
 run that goes on forms the batches that it would have formed.
 """
 
@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+from vlmill.extract.images.decode import Pixels, decode
+from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import Pixels, decode
-from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.train.examples import Example
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.step import Batch, Truth
@@ -26,7 +26,7 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.rejects import Reason, Rejected
 
 MIRROR, SIZE, ORDER = 1, 2, 3  # what a number is drawn for
-MOST_FURTHER = 100  # pictures that are tried where none of a step's can be used
+MOST_FURTHER = 100  # images that are tried where none of a step's can be used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedImage:
-    """Holds a picture as the network takes it, or why there is none."""
+    """Holds an image as the network takes it, or why there is none."""
 
     image_id: str
-    picture: Float[Tensor, "3 H W"] | None
+    image: Float[Tensor, "3 H W"] | None
     truth: Truth | None
     scale: float = 1.0
     reject: tuple[Reason, str] | None = None  # why, and the details
@@ -51,18 +51,18 @@ class LoadedImage:
 
 def padded_batch(
     image_ids: Sequence[str],
-    pictures: Sequence[Float[Tensor, "3 H W"]],
+    images: Sequence[Float[Tensor, "3 H W"]],
     truths: Sequence[Truth],
     scales: Sequence[float],
     config: DetectorConfig,
 ) -> Batch:
-    """Puts pictures of several sizes into one tensor; ``scales`` are their resize factors."""
-    sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
+    """Puts images of several sizes into one tensor; ``scales`` are their resize factors."""
+    sizes = [(image.shape[1], image.shape[2]) for image in images]
     height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
-    padded = [F.pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in pictures]
+    padded = [F.pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in images]
     return Batch(
         image_ids=tuple(image_ids),
-        pictures=torch.stack(padded),
+        images=torch.stack(padded),
         sizes=tuple(sizes),
         min_sides=torch.tensor([config.min_input_size(scale) for scale in scales]),
         truths=tuple(truths),
@@ -75,7 +75,7 @@ def make_generator(*numbers: int) -> np.random.Generator:
 
 
 def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) -> list[list[int]]:
-    """Deals an epoch's examples into steps of only wide or only tall pictures, in random order.
+    """Deals an epoch's examples into steps of only wide or only tall images, in random order.
 
     Grouped so, batches need little padding (Detectron2's aspect ratio grouping). What is left of
     both groups at the end of an epoch fills one mixed step, the rest is left for other epochs.
@@ -123,16 +123,15 @@ def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
 
 
 def decode_example(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
-    """Decodes an example's picture; Rejected where there is none, or one of another size."""
+    """Decodes an example's image; Rejected where there is none, or one of another size."""
     if data is None:
-        raise Rejected(Reason.NO_PICTURE, "the table of images has no bytes of it")
+        raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes of it")
     pixels = decode(data, limits)
     height, width = pixels.shape[:2]
     if (width, height) != (example.width, example.height):
         raise Rejected(
             Reason.BAD_BOXES,
-            f"the picture is {width} x {height}, its boxes are of {example.width} x "
-            f"{example.height}",
+            f"the image is {width} x {height}, its boxes are of {example.width} x {example.height}",
         )
     return pixels
 
@@ -140,7 +139,7 @@ def decode_example(example: Example, data: bytes | None, limits: InputLimits) ->
 def load_example(
     example: Example, data: bytes | None, visit: Visit, settings: TrainingSettings
 ) -> LoadedImage:
-    """Decodes, mirrors and resizes a picture with its boxes; says why where it cannot."""
+    """Decodes, mirrors and resizes an image with its boxes; says why where it cannot."""
     config = settings.detector
     limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
     try:
@@ -150,7 +149,7 @@ def load_example(
         resized = network_input(pixels, config, limits)
     except Rejected as why:
         return LoadedImage(
-            image_id=example.image_id, picture=None, truth=None, reject=(why.reason, str(why))
+            image_id=example.image_id, image=None, truth=None, reject=(why.reason, str(why))
         )
     boxes = torch.from_numpy(example.boxes.copy())
     if visit.mirrored:
@@ -163,12 +162,12 @@ def load_example(
         attributes=torch.from_numpy(example.attributes),
     )
     return LoadedImage(
-        image_id=example.image_id, picture=resized.tensor[0], truth=truth, scale=resized.scale
+        image_id=example.image_id, image=resized.tensor[0], truth=truth, scale=resized.scale
     )
 
 
-class Pictures(Dataset[list[LoadedImage]]):
-    """Loads the pictures of single steps: a list of visits is an index."""
+class Images(Dataset[list[LoadedImage]]):
+    """Loads the images of single steps: a list of visits is an index."""
 
     def __init__(
         self, examples: Sequence[Example], images: ImageReader, settings: TrainingSettings
@@ -176,11 +175,11 @@ class Pictures(Dataset[list[LoadedImage]]):
         self.examples, self.images, self.settings = examples, images, settings
 
     def __getitem__(self, visits: list[Visit]) -> list[LoadedImage]:
-        """Loads a step's pictures; where none of them can be used, further ones up to the first
-        that can: with one picture a process, a run would end at a broken one.
+        """Loads a step's images; where none of them can be used, further ones up to the first
+        that can: with one image a process, a run would end at a broken one.
         """
         loaded_images = [self.load(visit) for visit in visits]
-        while not any(image.picture is not None for image in loaded_images) and len(
+        while not any(image.image is not None for image in loaded_images) and len(
             loaded_images
         ) < self.max_attempts(visits):
             following = (visits[-1].example + 1 + len(loaded_images) - len(visits)) % len(
@@ -190,7 +189,7 @@ class Pictures(Dataset[list[LoadedImage]]):
         return loaded_images
 
     def max_attempts(self, visits: Sequence[Visit]) -> int:
-        """Says how many pictures are tried at most for a step."""
+        """Says how many images are tried at most for a step."""
         return len(visits) + min(MOST_FURTHER, len(self.examples) - 1)
 
     def load(self, visit: Visit) -> LoadedImage:
@@ -198,22 +197,22 @@ class Pictures(Dataset[list[LoadedImage]]):
         return load_example(example, self.images.read_bytes(example.row), visit, self.settings)
 
 
-def step_pictures(
-    pictures: Pictures,
+def step_images(
+    images: Images,
     settings: TrainingSettings,
     *,
     done: int,
     rank: int = 0,
     processes: int = 1,
 ) -> Iterator[list[LoadedImage]]:
-    """Yields what this process sees of each step after ``done``: every ``processes``-th picture."""
-    wide = [example.width > example.height for example in pictures.examples]
+    """Yields what this process sees of each step after ``done``: every ``processes``-th image."""
+    wide = [example.width > example.height for example in images.examples]
     visits = (group[rank::processes] for group in visits_from(wide, settings, done))
     if not settings.workers:
-        yield from map(pictures.__getitem__, visits)
+        yield from map(images.__getitem__, visits)
         return
     loader = DataLoader(
-        pictures,
+        images,
         sampler=Endless(visits),
         batch_size=None,
         num_workers=settings.workers,
@@ -234,5 +233,5 @@ class Endless:
 
 
 def as_it_is(loaded: list[LoadedImage]) -> list[LoadedImage]:
-    """Passes a step's pictures on."""
+    """Passes a step's images on."""
     return loaded

@@ -38,7 +38,7 @@ def save_checkpoint(
     rejects: Rejects,
 ) -> None:
     """Writes the checkpoint after a step, whole or not at all: a detector, its momenta, and the
-    pictures that could not be used so far.
+    images that could not be used so far.
     """
     momenta = {
         name: optimizer.state[parameter][MOMENTUM].detach().cpu().contiguous()
@@ -58,7 +58,7 @@ def save_checkpoint(
 
 def restore_checkpoint(model: FasterRCNN, folder: Path) -> tuple[dict[str, Tensor], Rejects]:
     """Loads a checkpoint's weights into the network; returns the momenta by parameter, and the
-    pictures that could not be used before.
+    images that could not be used before.
 
     Raises InputError for one that is damaged.
     """

@@ -22,8 +22,8 @@ def coco_metrics(
 ) -> dict[str, float]:
     """Returns COCO's average precision by pycocotools; nothing where that is not installed.
 
-    ``truth`` are rows of picture, class and corners of each picture, ``detected`` also of scores,
-    ``sizes`` the pictures' width and height. What is detected in one of ``crowds`` is neither right
+    ``truth`` are rows of image, class and corners of each image, ``detected`` also of scores,
+    ``sizes`` the images' width and height. What is detected in one of ``crowds`` is neither right
     nor wrong.
     """
     if importlib.util.find_spec("pycocotools") is None or not truth:

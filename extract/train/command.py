@@ -24,15 +24,15 @@ EXAMPLES = """examples:
   extract-rois train --config mine.yaml --boxes mine/ --images mine/ --output s3://bucket/detector
   torchrun --nproc-per-node 8 -m vlmill.extract.cli train --boxes vg-boxes/ --images vg-boxes/ \\
       --init R-101.pkl --output detector/ precision=bf16
-  extract-rois run pictures/ --weights detector/ --output regions/
+  extract-rois run images/ --weights detector/ --output regions/
 
 The output is DIR/model.safetensors with DIR/detector.json, which --weights of `run` takes as they
 are, DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html of the rows of the split
 `val`, and DIR/rejects-*.parquet. The same command on the same --output goes on after a kill, with
-the same losses bit for bit on the same machine. Boxes outside their picture are cut, those without
-an area, of an unknown class or around a crowd are left out; each is counted. A picture without a
-box is a negative. A loss that is not finite stops the run with its step and pictures.
-The rows of --boxes are kept in memory, the pictures are not. With --dry-run it tells what it would
+the same losses bit for bit on the same machine. Boxes outside their image are cut, those without
+an area, of an unknown class or around a crowd are left out; each is counted. An image without a
+box is a negative. A loss that is not finite stops the run with its step and images.
+The rows of --boxes are kept in memory, the images are not. With --dry-run it tells what it would
 cost, and writes nothing. An --output in a store is filled at each checkpoint, from one process."""
 
 
@@ -44,7 +44,7 @@ def add_train(train: argparse.ArgumentParser) -> None:
         "--boxes", required=True, metavar="TABLE", help="the boxes that `manifest` wrote"
     )
     train.add_argument(
-        "--images", required=True, metavar="TABLE", help="the pictures, a table of images"
+        "--images", required=True, metavar="TABLE", help="the images, a table of images"
     )
     train.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     train.add_argument(

@@ -30,9 +30,9 @@ def estimate_run(job: TrainJob) -> Estimate:
     boxes = sum(len(example.boxes) for example in examples)
     return Estimate(
         inputs={
-            "--boxes": f"{len(examples):,} pictures, {boxes:,} boxes",
-            "validation": f"{len(held_out):,} pictures",
-            "steps": f"{job.settings.steps:,} of {job.settings.batch_size} pictures",
+            "--boxes": f"{len(examples):,} images, {boxes:,} boxes",
+            "validation": f"{len(held_out):,} images",
+            "steps": f"{job.settings.steps:,} of {job.settings.batch_size} images",
         },
         min_bytes=run.estimate_min_bytes(),
         seconds=rate.seconds_for(job.settings.steps),

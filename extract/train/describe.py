@@ -1,4 +1,4 @@
-"""``extract-rois recipes``: what each recipe trains, on how many pictures, from what."""
+"""``extract-rois recipes``: what each recipe trains, on how many images, from what."""
 
 import argparse
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def describe(settings: TrainingSettings) -> list[str]:
     start = "--init (ImageNet or a detector)" if keeps else "nothing, or --init"
     return [
         f"{settings.name:15} {settings.about}",
-        f"    {settings.steps:,} steps of {settings.batch_size} pictures of {short}/"
+        f"    {settings.steps:,} steps of {settings.batch_size} images of {short}/"
         f"{settings.long_side} pixels, rate {solver.lr:g}; ResNet-{detector.depth}, "
         f"{detector.num_classes} classes, {detector.num_attributes} attributes; from {start}",
     ]

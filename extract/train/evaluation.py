@@ -1,4 +1,4 @@
-"""A trained detector is measured on held-out pictures.
+"""A trained detector is measured on held-out images.
 
 Visual Genome's mean average precision at 0.5 as its repository computes it, COCO's where
 pycocotools is installed, the recall of proposals, and the accuracy of classes and attributes on
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.config import InputLimits, Selection
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames, select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
-from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.train.batches import decode_example
 from vlmill.extract.train.coco_scores import coco_metrics
 from vlmill.extract.train.examples import Example
@@ -37,7 +37,7 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.rejects import Reason, Rejected
 
 Array = npt.NDArray[Any]
-# The original's: 400 boxes of a picture over all classes, overlaps below 0.3, any score.
+# The original's: 400 boxes of an image over all classes, overlaps below 0.3, any score.
 VG_RULE, VG_OVERLAP = Selection(threshold=0.0, min_boxes=0, max_boxes=400), 0.3
 # Detectron2's for COCO: 100 above 0.05, overlaps up to 0.5.
 COCO_RULE, COCO_OVERLAP = Selection(threshold=0.05, min_boxes=0, max_boxes=100), 0.5
@@ -47,19 +47,19 @@ FOUND = 0.5  # overlap with which a proposal has found a box
 
 @dataclass(kw_only=True)
 class Findings:
-    """Gathers what is detected and what is there, picture by picture."""
+    """Gathers what is detected and what is there, image by image."""
 
-    vg: list[Array] = field(default_factory=list)  # picture, class, x1, y1, x2, y2, score
+    vg: list[Array] = field(default_factory=list)  # image, class, x1, y1, x2, y2, score
     coco: list[Array] = field(default_factory=list)
-    truth: list[Array] = field(default_factory=list)  # picture, class, x1, y1, x2, y2
+    truth: list[Array] = field(default_factory=list)  # image, class, x1, y1, x2, y2
     crowds: list[Array] = field(default_factory=list)  # likewise, boxes around many
-    examples: list[Example] = field(default_factory=list)  # the pictures, in the order of numbers
+    examples: list[Example] = field(default_factory=list)  # the images, in the order of numbers
     sizes: list[tuple[int, int]] = field(default_factory=list)  # width, height
     attribute_scores: list[Array] = field(default_factory=list)  # [M, L] of the true boxes
     attributes: list[Array] = field(default_factory=list)  # [M, A]
     classes: list[Array] = field(default_factory=list)  # the likeliest of each true box
     num_recalled: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
-    unread: dict[str, tuple[Reason, str]] = field(default_factory=dict)  # pictures, and why
+    unread: dict[str, tuple[Reason, str]] = field(default_factory=dict)  # images, and why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,13 @@ class Evaluation:
 def evaluate_detector(
     model: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
 ) -> Evaluation:
-    """Detects in the pictures of the examples and scores it; pictures that cannot be read are
+    """Detects in the images of the examples and scores it; images that cannot be read are
     counted.
     """
     network = for_inference(model)
     findings = Findings()
     with Progress(
-        total=len(examples), unit="picture", label="validation", visible=visible
+        total=len(examples), unit="image", label="validation", visible=visible
     ) as progress:
         for example in examples:
             try:
@@ -112,14 +112,14 @@ def for_inference(model: FasterRCNN) -> FasterRCNN:
 
 @torch.inference_mode()
 def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Findings) -> None:
-    """Detects in one picture, and describes its true boxes. Raises Rejected."""
+    """Detects in one image, and describes its true boxes. Raises Rejected."""
     config = network.config
     limits = InputLimits()
-    picture = network_input(decode_example(example, data, limits), config, limits)
-    query = Query(image_id=example.image_id, picture=picture)
+    image = network_input(decode_example(example, data, limits), config, limits)
+    query = Query(image_id=example.image_id, image=image)
     device = next(network.parameters()).device
     frames = make_frames(torch.tensor([compute_measures(query, config)], device=device))
-    features = network.feature_map(picture.tensor.to(device))
+    features = network.feature_map(image.tensor.to(device))
     proposals = network.proposals(features, frames.network_limits, frames.min_sides)
     detections = network.describe(features, *proposals)
     number = len(findings.sizes)
@@ -133,13 +133,13 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     boxes = torch.from_numpy(example.boxes).to(device)
     findings.truth.append(true_rows(number, example.classes, example.boxes))
     findings.crowds.append(true_rows(number, example.crowd_classes, example.crowd_boxes))
-    image_proposals = frames.to_pictures(proposals[0])[0, proposals[1][0]]
+    image_proposals = frames.to_images(proposals[0])[0, proposals[1][0]]
     count_recalled(image_proposals, boxes, findings)
     describe_truth(network, features, boxes, frames, example, findings)
 
 
 def true_rows(number: int, classes: Array, boxes: Array) -> Array:
-    """Returns one picture's annotated boxes as rows."""
+    """Returns one image's annotated boxes as rows."""
     columns = [np.full(len(boxes), number), classes, *boxes.T]
     return np.stack(columns, axis=1).astype(np.float64).reshape(-1, 6)
 
@@ -151,7 +151,7 @@ def detected_rows(
     how: tuple[Selection, float],
     number: int,
 ) -> Array:
-    """Returns one picture's detections as rows, refined boxes of every class."""
+    """Returns one image's detections as rows, refined boxes of every class."""
     rule, overlap = how
     spec = dataclasses.replace(config, selection="class-pairs", class_nms_thresholds=(overlap,))
     chosen = select(detections, spec, frames, rule)
@@ -197,20 +197,20 @@ def describe_truth(
 
 def make_true_boxes(findings: Findings) -> TrueBoxes:
     """Returns the true boxes as the original's data set has them: whole pixels inside the
-    picture.
+    image.
     """
     rows = np.concatenate([np.zeros((0, 6)), *findings.truth])
-    pictures = rows[:, 0].astype(np.int64)
-    sizes = np.array(findings.sizes, dtype=np.float64).reshape(-1, 2)[pictures]
+    images = rows[:, 0].astype(np.int64)
+    sizes = np.array(findings.sizes, dtype=np.float64).reshape(-1, 2)[images]
     boxes = np.floor(np.minimum(rows[:, 2:], np.tile(sizes, 2) - 1))
-    return TrueBoxes(pictures, rows[:, 1].astype(np.int64), boxes)
+    return TrueBoxes(images, rows[:, 1].astype(np.int64), boxes)
 
 
 def make_detected_boxes(rows: Sequence[Array]) -> DetectedBoxes:
     """Returns rows of detections by their columns."""
     everything = np.concatenate([np.zeros((0, 7)), *rows])
-    pictures, names = (everything[:, column].astype(np.int64) for column in (0, 1))
-    return DetectedBoxes(pictures, names, everything[:, 2:6], everything[:, 6])
+    images, names = (everything[:, column].astype(np.int64) for column in (0, 1))
+    return DetectedBoxes(images, names, everything[:, 2:6], everything[:, 6])
 
 
 def compute_metrics(
@@ -257,10 +257,10 @@ def attribute_metrics(
     rows, columns = np.nonzero(labels >= 0)
     has[rows, labels[rows, columns]] = True
     box_indices, names = np.nonzero(has)
-    carried = TrueBoxes(truth.pictures[box_indices], names, truth.boxes[box_indices])
+    carried = TrueBoxes(truth.images[box_indices], names, truth.boxes[box_indices])
     everywhere = np.repeat(np.arange(len(scores)), num_attributes)
     predictions = DetectedBoxes(
-        truth.pictures[everywhere],
+        truth.images[everywhere],
         np.tile(np.arange(num_attributes), len(scores)),
         truth.boxes[everywhere],
         scores.ravel(),

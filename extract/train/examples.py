@@ -1,6 +1,6 @@
 """The rows of a table of boxes become examples: checked, cleaned, and counted where they are not.
 
-M boxes of a picture. Boxes are (x1, y1, x2, y2) in pixels of the upright picture, x2 and y2
+M boxes of a image. Boxes are (x1, y1, x2, y2) in pixels of the upright image, x2 and y2
 exclusive.
 """
 
@@ -33,11 +33,11 @@ SMALLEST_SIDE = 1e-3  # pixels: below it a box has no area that anything overlap
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """Holds one picture's annotated objects."""
+    """Holds one image's annotated objects."""
 
     image_id: str
     row: int  # in the table of images
-    width: int  # of the picture upright
+    width: int  # of the image upright
     height: int
     boxes: npt.NDArray[np.float32]  # [M, 4]
     classes: npt.NDArray[np.int64]  # [M], from 0
@@ -54,11 +54,11 @@ class Examples:
     examples: list[Example] = field(default_factory=list)
     rejects: list[dict[str, object]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)  # single boxes, by why
-    first: dict[str, str] = field(default_factory=dict)  # the first picture of each why
-    empty: int = 0  # pictures without a box that are kept as negatives
+    first: dict[str, str] = field(default_factory=dict)  # the first image of each why
+    empty: int = 0  # images without a box that are kept as negatives
 
     def leave_out(self, count: int, why: str, image_id: str) -> None:
-        """Counts boxes of a picture that are not learned as they stand."""
+        """Counts boxes of an image that are not learned as they stand."""
         if count:
             self.dropped[why] += count
             self.first.setdefault(why, image_id)
@@ -93,7 +93,7 @@ def read_examples(
 ) -> Examples:
     """Reads the rows of some splits.
 
-    What is wrong with a box is counted; a picture that is not in the table of images, comes twice
+    What is wrong with a box is counted; an image that is not in the table of images, comes twice
     or, unless ``empty_pictures``, is left without a box, is a reject.
     """
     chosen = [row for row in rows if in_splits(row, splits)]
@@ -106,7 +106,7 @@ def read_examples(
             continue
         used_ids.add(key)
         if row_number == ABSENT:
-            result.rejects.append(reject(STAGE, key, Reason.NO_PICTURE, "not in --images"))
+            result.rejects.append(reject(STAGE, key, Reason.NO_IMAGE, "not in --images"))
             continue
         example = make_example(row, row_number, settings, result)
         if not len(example.boxes) and not empty_pictures:
@@ -120,7 +120,7 @@ def read_examples(
 def make_example(
     row: dict[str, Any], row_number: int, settings: TrainingSettings, result: Examples
 ) -> Example:
-    """Returns a row's boxes, clipped to the picture, without those that nothing can be learned of;
+    """Returns a row's boxes, clipped to the image, without those that nothing can be learned of;
     ``result`` counts these by why.
     """
     key, count = row["image_id"], len(row["boxes"])
@@ -137,7 +137,7 @@ def make_example(
     faults = {
         "not finite": ~finite,
         "inverted or empty": inverted,
-        "outside the picture": outside,
+        "outside the image": outside,
         "of an unknown class": unknown,
     }
     good = np.ones(count, dtype=bool)
@@ -214,7 +214,7 @@ def count_classes(boxes: str | Path) -> tuple[int, int]:
             if (max_id := pc.max(flat).as_py()) is not None:
                 highest[index] = max(highest[index], max_id)
     if highest[0] < 0:
-        raise InputError(f"--boxes {boxes} has no box; give annotated pictures")
+        raise InputError(f"--boxes {boxes} has no box; give annotated images")
     return highest[0] + 1, highest[1] + 1
 
 
@@ -228,7 +228,7 @@ def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> 
     counts = examples.class_counts(num_classes)
     never, once = np.flatnonzero(counts == 0), np.flatnonzero(counts == 1)
     print_status(
-        f"{len(examples.examples)} pictures ({examples.empty} without a box, kept as negatives), "
+        f"{len(examples.examples)} images ({examples.empty} without a box, kept as negatives), "
         f"{int(counts.sum())} boxes of {len(counts)} classes ({len(never)} without a box, "
         f"{len(once)} with a single one)"
     )
@@ -241,7 +241,7 @@ def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> 
 
 
 def say_left_out(examples: Examples, where: str = "boxes") -> None:
-    """Tells how many boxes were left out or cut, and the first picture of each fault."""
+    """Tells how many boxes were left out or cut, and the first image of each fault."""
     if examples.dropped:
         counts = examples.dropped.items()
         faults = [f"{count} {why} (first in {examples.first[why]})" for why, count in counts]

@@ -23,7 +23,7 @@ DRAW = 4  # what a number is drawn for, beside the others of `batches`
 
 
 class NonFiniteLoss(ArithmeticError):
-    """A loss is NaN or infinite; the message names the step and its pictures."""
+    """A loss is NaN or infinite; the message names the step and its images."""
 
 
 class Stopped(Exception):
@@ -51,7 +51,7 @@ class Events:
     validate: Callable[[int], dict[str, float]]
     reject: Callable[
         [Sequence[LoadedImage]], int
-    ]  # tells pictures that cannot be used; how many so far
+    ]  # tells images that cannot be used; how many so far
 
 
 def drawing(seed: int, step: int, rank: int) -> Draw:
@@ -65,7 +65,7 @@ def drawing(seed: int, step: int, rank: int) -> Draw:
 
 
 def run_steps(
-    pictures: Iterator[list[LoadedImage]], training: Training, events: Events, *, done: int
+    images: Iterator[list[LoadedImage]], training: Training, events: Events, *, done: int
 ) -> None:
     """Trains from step ``done + 1`` to the last. Raises Stopped after saving when it is asked to
     stop, and NonFiniteLoss before the weights change.
@@ -76,7 +76,7 @@ def run_steps(
     for step in range(done + 1, settings.steps + 1):
         rate = set_rate(training.optimizer, step - 1, settings.steps, settings.solver)
         wait_start = time.perf_counter()
-        loaded_images = next(pictures)
+        loaded_images = next(images)
         waited += time.perf_counter() - wait_start
         rejected = events.reject(loaded_images)
         numbers = train_step(step, make_batch(loaded_images, settings), training)
@@ -95,7 +95,7 @@ def run_steps(
             line |= {"data_wait": round(waited / (now - clock), 4)}
             clock, logged, waited = now, step, 0.0
             events.log.write(line)
-            events.progress.advance(0, speed=f"{speed:.1f} pictures/s")
+            events.progress.advance(0, speed=f"{speed:.1f} images/s")
         events.progress.advance(1, loss=f"{numbers['loss']:.3f}")
         stopping = events.stopping()
         if step % settings.save_every == 0 or last or stopping:
@@ -105,18 +105,18 @@ def run_steps(
 
 
 def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings) -> Batch:
-    """Puts the pictures of a step that can be used together. Raises InputError if none can."""
+    """Puts the images of a step that can be used together. Raises InputError if none can."""
     usable = [
-        image for image in loaded_images if image.picture is not None and image.truth is not None
+        image for image in loaded_images if image.image is not None and image.truth is not None
     ]
     if not usable:
         why = "; ".join(f"{image.image_id}: {image.reject}" for image in loaded_images[:4])
         raise InputError(
-            f"--images: none of {len(loaded_images)} pictures of a step can be used ({why}); mend the table"
+            f"--images: none of {len(loaded_images)} images of a step can be used ({why}); mend the table"
         )
     return padded_batch(
         [image.image_id for image in usable],
-        [image.picture for image in usable if image.picture is not None],
+        [image.image for image in usable if image.image is not None],
         [image.truth for image in usable if image.truth is not None],
         [image.scale for image in usable],
         settings.detector,
@@ -151,7 +151,7 @@ def format_divergence(step: int, losses: dict[str, float], norm: float, batch: B
     """Says where a run has diverged, and what to look at."""
     losses_text = ", ".join(f"{name} {value:g}" for name, value in losses.items())
     return (
-        f"step {step}: {losses_text}, gradient norm {norm:g}; no update was made. Pictures of the step: "
+        f"step {step}: {losses_text}, gradient norm {norm:g}; no update was made. Images of the step: "
         f"{', '.join(batch.image_ids[:16])}. Look at their boxes, or lower solver.lr (0.02 is for "
-        "16 pictures a step: scale it with batch_size) or lengthen solver.warmup"
+        "16 images a step: scale it with batch_size) or lengthen solver.warmup"
     )

@@ -1,6 +1,6 @@
 """The losses of a detector, each a pure function over the examples of a batch.
 
-N pictures, A anchors a cell, R anchors, S sampled regions of all pictures. Boxes in pixels of the
+N images, A anchors a cell, R anchors, S sampled regions of all images. Boxes in pixels of the
 network's input. Paper: Ren et al. 2015 (arXiv:1506.01497), eq. 1; Girshick 2015
 (arXiv:1504.08083), eqs. 2 and 3.
 """
@@ -76,9 +76,9 @@ def class_pairs(maps: Float[Tensor, "N A2 G V"]) -> Float[Tensor, "N R 2"]:
     """Returns background's and foreground's logit of each anchor; background's channels come
     first.
     """
-    pictures, channels, rows, columns = maps.shape
-    pairs = maps.reshape(pictures, 2, channels // 2, rows, columns)
-    return pairs.permute(0, 3, 4, 2, 1).reshape(pictures, -1, 2)
+    images, channels, rows, columns = maps.shape
+    pairs = maps.reshape(images, 2, channels // 2, rows, columns)
+    return pairs.permute(0, 3, 4, 2, 1).reshape(images, -1, 2)
 
 
 def rpn_losses(

@@ -97,14 +97,14 @@ def tao_r101() -> TrainingSettings:
 
 
 def small() -> TrainingSettings:
-    """A narrow ResNet-50 from random weights on small pictures: minutes on a CPU.
+    """A narrow ResNet-50 from random weights on small images: minutes on a CPU.
 
     Sampling, learning rate and warm-up are scaled with it; normalisations learn, as nothing is
     frozen, and the whole gradient is clipped.
     """
     return TrainingSettings(
         name="small",
-        about="a narrow ResNet-50 on small pictures: minutes on a CPU",
+        about="a narrow ResNet-50 on small images: minutes on a CPU",
         detector=small_detector(),
         rpn=RpnRules(
             matching=Matching(thresholds=(0.3, 0.7), labels=(0, -1, 1), batch=64, positives=0.5),
@@ -127,7 +127,7 @@ def small() -> TrainingSettings:
 
 
 def small_detector() -> DetectorConfig:
-    """An eighth of the width of ResNet-50, with anchors for pictures of 160 pixels."""
+    """An eighth of the width of ResNet-50, with anchors for images of 160 pixels."""
     return milvlg_d2(
         depth=50,
         stem_channels=16,

@@ -1,4 +1,4 @@
-"""The page of a trained detector: numbers, the best and the worst classes, pictures."""
+"""The page of a trained detector: numbers, the best and the worst classes, images."""
 
 import io
 from collections.abc import Sequence
@@ -7,25 +7,25 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from vlmill.extract.images.decode import decode
+from vlmill.schemas.images.drawing import Corners, draw_boxes
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import decode
 from vlmill.extract.train.evaluation import Evaluation
 from vlmill.extract.train.examples import get_class_name
 from vlmill.schemas.console.report import (
     Section,
     html_table,
-    picture_cards,
-    picture_uri,
+    image_cards,
+    image_uri,
     settings_table,
     write_page,
 )
-from vlmill.schemas.pictures.drawing import Corners, draw_boxes
 from vlmill.schemas.readers.images import ImageReader
 
-SHOWN_CLASSES, SHOWN_PICTURES, SHOWN_BOXES = 20, 12, 8
+SHOWN_CLASSES, SHOWN_IMAGES, SHOWN_BOXES = 20, 12, 8
 SIDE_PX, GAP_PX = 360, 8
-COUNTS = ("pictures", "boxes")  # the measures that are no shares
+COUNTS = ("images", "boxes")  # the measures that are no shares
 
 
 def write_report(
@@ -37,15 +37,15 @@ def write_report(
     *,
     title: str,
 ) -> None:
-    """Writes one file with its pictures inside."""
+    """Writes one file with its images inside."""
     rows = [
         [name, f"{value:.0f}" if name in COUNTS else f"{value:.4f}"]
         for name, value in evaluation.metrics.items()
     ]
     sections = [
-        Section(title="Held-out pictures", body=html_table(["measure", "value"], rows)),
+        Section(title="Held-out images", body=html_table(["measure", "value"], rows)),
         *class_sections(evaluation, classes),
-        Section(title="Pictures", body=picture_cards(cards(evaluation, images, classes))),
+        Section(title="Images", body=image_cards(cards(evaluation, images, classes))),
         Section(title="Settings", body=settings_table(settings)),
     ]
     write_page(path, title, sections)
@@ -74,13 +74,13 @@ def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[Secti
 def cards(
     evaluation: Evaluation, images: ImageReader, classes: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Shows the first pictures twice: with their true boxes, and with the surest detections."""
+    """Shows the first images twice: with their true boxes, and with the surest detections."""
     findings, drawn = evaluation.findings, []
-    for example, rows in list(zip(findings.examples, findings.coco, strict=True))[:SHOWN_PICTURES]:
+    for example, rows in list(zip(findings.examples, findings.coco, strict=True))[:SHOWN_IMAGES]:
         data = images.read_bytes(example.row)
         assert data is not None  # it was looked at
         pixels = decode(data, InputLimits())
-        picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))
+        image = Image.fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))
         true = [
             (corners(box), get_class_name(classes, number))
             for box, number in zip(example.boxes, example.classes.tolist(), strict=True)
@@ -89,10 +89,10 @@ def cards(
             (corners(row[2:6]), f"{get_class_name(classes, int(row[1]))} {row[6]:.2f}")
             for row in rows[:SHOWN_BOXES]
         ]
-        size, enlarged = picture.size, max(1.0, SIDE_PX / max(picture.size))
-        picture = picture.resize((round(size[0] * enlarged), round(size[1] * enlarged)))
+        size, enlarged = image.size, max(1.0, SIDE_PX / max(image.size))
+        image = image.resize((round(size[0] * enlarged), round(size[1] * enlarged)))
         sides = [
-            draw_boxes(picture, boxes, size=size, max_side_px=SIDE_PX) for boxes in (true, detected)
+            draw_boxes(image, boxes, size=size, max_side_px=SIDE_PX) for boxes in (true, detected)
         ]
         canvas = Image.new("RGB", (2 * sides[0].width + GAP_PX, sides[0].height), "white")
         for index, side in enumerate(sides):
@@ -101,7 +101,7 @@ def cards(
         canvas.save(out, "JPEG", quality=85)
         drawn.append(
             {
-                "uri": picture_uri(out.getvalue(), "image/jpeg"),
+                "uri": image_uri(out.getvalue(), "image/jpeg"),
                 "text": example.image_id,
                 "about": f"left: {len(true)} true boxes; right: {len(detected)} of {len(rows)} "
                 "detections",

@@ -1,4 +1,4 @@
-"""``extract-rois train``: tables of boxes and pictures to a detector, resumable by checkpoint."""
+"""``extract-rois train``: tables of boxes and images to a detector, resumable by checkpoint."""
 
 import dataclasses
 from collections import Counter
@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from vlmill.extract.config import saved_steps
-from vlmill.extract.train.batches import LoadedImage, Pictures, step_pictures
+from vlmill.extract.train.batches import Images, LoadedImage, step_images
 from vlmill.extract.train.checkpoints import (
     LOG,
     METRICS,
@@ -91,7 +91,7 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
 
 
 def say_sizes(settings: TrainingSettings) -> None:
-    """Tells where a detector extracts from pictures of a size that it has not seen."""
+    """Tells where a detector extracts from images of a size that it has not seen."""
     trained, detector = settings.short_sides, settings.detector
     if not min(trained) <= detector.short_side <= max(trained):
         print_status(
@@ -107,7 +107,7 @@ class Run:
         self.job, self.settings, self.accelerator = job, job.settings, accelerator
         self.images = ImageReader(job.images)
         self.examples, self.validation = self.read()
-        self.unusable: dict[str, tuple[Reason, str]] = {}  # pictures, and why
+        self.unusable: dict[str, tuple[Reason, str]] = {}  # images, and why
         self.metrics: dict[str, float] = {}
         steps = saved_steps(job.output)
         self.done = max(steps, default=0)
@@ -137,7 +137,7 @@ class Run:
         if not any(len(example.boxes) for example in examples.examples):
             raise InputError(
                 f"--boxes {self.job.boxes}: no box of the splits {', '.join(settings.splits)} in a "
-                f"picture of --images is left ({len(rows)} rows); give others, or splits=[...]"
+                f"image of --images is left ({len(rows)} rows); give others, or splits=[...]"
             )
         splits = (settings.validation_split,)
         held_out = read_examples(rows, self.images, settings, splits, empty_pictures=True)
@@ -195,10 +195,10 @@ class Run:
             self.validate(settings.steps)
 
     def steps_of_images(self) -> Iterator[list[LoadedImage]]:
-        """Yields this process's pictures of each step that is left."""
+        """Yields this process's images of each step that is left."""
         settings, accelerator = self.settings, self.accelerator
-        return step_pictures(
-            Pictures(self.examples.examples, self.images, settings),
+        return step_images(
+            Images(self.examples.examples, self.images, settings),
             settings,
             done=self.done,
             rank=accelerator.process_index,
@@ -218,7 +218,7 @@ class Run:
         return checkpoint_bytes * max(0, min(max(settings.keep_checkpoints, 1) + 1, saves) - there)
 
     def reject(self, loaded_images: Sequence[LoadedImage]) -> int:
-        """Keeps the pictures that could not be used, each once; returns how many there are."""
+        """Keeps the images that could not be used, each once; returns how many there are."""
         for image in loaded_images:
             if image.reject is not None:
                 self.unusable.setdefault(image.image_id, image.reject)
@@ -244,7 +244,7 @@ class Run:
         push(self.job.output)
 
     def validate(self, step: int) -> dict[str, float]:
-        """Measures the held-out pictures, in the first process; nothing where there are none."""
+        """Measures the held-out images, in the first process; nothing where there are none."""
         if self.validation.examples and self.accelerator.is_main_process:
             evaluation = evaluate_detector(self.model, self.validation.examples, self.images)
             self.metrics = evaluation.metrics
@@ -275,7 +275,7 @@ class Run:
         )
 
     def rejects(self) -> list[dict[str, object]]:
-        """Returns the rows of pictures that were not trained or not measured on, each once."""
+        """Returns the rows of images that were not trained or not measured on, each once."""
         unusable = [reject(STAGE, key, *why) for key, why in sorted(self.unusable.items())]
         return [*self.examples.rejects, *self.validation.rejects, *unusable]
 
@@ -284,4 +284,4 @@ class Run:
         count = len(self.examples.examples)
         rejects = rejects_said(Counter(str(row["reason"]) for row in self.rejects()))
         metric_texts = [f"{name} {value:.4f}" for name, value in self.metrics.items()][:4]
-        return "; ".join([f"{count} pictures, {rejects}", *metric_texts])
+        return "; ".join([f"{count} images, {rejects}", *metric_texts])

@@ -30,7 +30,7 @@ class Matching:
 
     thresholds: tuple[float, ...]  # rising; one less than labels
     labels: tuple[int, ...]
-    batch: int  # examples of a picture
+    batch: int  # examples of an image
     positives: float  # at most this share of them
     round_positives: bool = False  # their number, half to even; False: cut to a whole one
 
@@ -57,14 +57,14 @@ class RpnRules:
     matching: Matching = Matching(
         thresholds=(0.3, 0.7), labels=(0, -1, 1), batch=256, positives=0.5
     )
-    # Anchors that reach further out of the picture are ignored; None: used.
+    # Anchors that reach further out of the image are ignored; None: used.
     border: float | None = None
     inside_first: bool = False  # Caffe: those are no box's best anchor either
     box_loss: BoxLoss = "smooth_l1"
     beta: float = 0.0  # where smooth L1 turns into L1; 0: L1
     class_weight: float = 1.0
     box_weight: float = 1.0
-    normaliser: Normaliser = "wanted"  # of a picture's anchors: as many as wanted, or sampled
+    normaliser: Normaliser = "wanted"  # of an image's anchors: as many as wanted, or sampled
     pre_nms_top: int = 12_000
     post_nms_top: int = 2_000
 
@@ -126,10 +126,10 @@ class TrainingSettings:
     roi: RoiRules = RoiRules()
     solver: Solver = Solver()
     steps: int = 270_000
-    batch_size: int = 16  # pictures of a step, of all processes
-    short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is drawn for each picture
+    batch_size: int = 16  # images of a step, of all processes
+    short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is drawn for each image
     long_side: int = 1333
-    flip: float = 0.5  # the share of pictures that are mirrored
+    flip: float = 0.5  # the share of images that are mirrored
     empty_pictures: bool = True  # those without a box are negatives
     splits: tuple[str, ...] = ("train",)  # rows without a split belong to them
     validation_split: str = "val"

@@ -1,6 +1,6 @@
-"""One training step: pictures and their true boxes through the network to the sum of the losses.
+"""One training step: images and their true boxes through the network to the sum of the losses.
 
-N pictures, G x V cells, A anchors a cell, R anchors, M true boxes, S sampled regions.
+N images, G x V cells, A anchors a cell, R anchors, M true boxes, S sampled regions.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from vlmill.models.detector.roi_heads import pool_regions
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """Holds the annotated objects of one picture; boxes in pixels of the network's input."""
+    """Holds the annotated objects of one image; boxes in pixels of the network's input."""
 
     boxes: Float[Tensor, "M 4"]
     classes: Int64[Tensor, " M"]  # from 0, background not counted
@@ -55,10 +55,10 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Holds pictures of one step, padded to the right and below with zeros."""
+    """Holds images of one step, padded to the right and below with zeros."""
 
     image_ids: tuple[str, ...]
-    pictures: Float[Tensor, "N 3 H W"]
+    images: Float[Tensor, "N 3 H W"]
     sizes: tuple[tuple[int, int], ...]  # height and width without the padding
     min_sides: Float[Tensor, " N"]  # the least width and height of proposals
     truths: tuple[Truth, ...]
@@ -67,23 +67,23 @@ class Batch:
         """Returns the same on a device."""
         return Batch(
             image_ids=self.image_ids,
-            pictures=self.pictures.to(device, non_blocking=True),
+            images=self.images.to(device, non_blocking=True),
             sizes=self.sizes,
             min_sides=self.min_sides.to(device),
             truths=tuple(truth.to(device) for truth in self.truths),
         )
 
     def limits(self, offset: float) -> Float[Tensor, "N 4"]:
-        """Returns the pictures' farthest corners twice (x, y, x, y)."""
+        """Returns the images' farthest corners twice (x, y, x, y)."""
         corners = [[width - offset, height - offset] * 2 for height, width in self.sizes]
-        return torch.tensor(corners, device=self.pictures.device)
+        return torch.tensor(corners, device=self.images.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorTargets:
     """Says what the anchors of a batch should say."""
 
-    matches: Sequence[Matches]  # of each picture, before sampling
+    matches: Sequence[Matches]  # of each image, before sampling
     labels: Int64[Tensor, "N R"]  # of the examples; the others are ignored
     boxes: Float[Tensor, "N R 4"]  # of the positive ones
 
@@ -92,7 +92,7 @@ class AnchorTargets:
 class Outputs:
     """Holds what the network says of a step's sampled regions, and the regions."""
 
-    regions: Sequence[Regions]  # of each picture
+    regions: Sequence[Regions]  # of each image
     features: Float[Tensor, "S D"]
     class_logits: Float[Tensor, "S K1"]
     deltas: Float[Tensor, "S B4"]
@@ -109,10 +109,10 @@ class DetectorStep(nn.Module):
     def forward(self, batch: Batch, draw: Draw) -> dict[str, Float[Tensor, ""]]:
         """Returns the losses by name, weighted; their sum is minimised.
 
-        ``draw`` is asked for the positive and the negative anchors of each picture, then for the
+        ``draw`` is asked for the positive and the negative anchors of each image, then for the
         foreground and background of each.
         """
-        features = self.model.feature_map(batch.pictures)
+        features = self.model.feature_map(batch.images)
         logits, deltas = map(widen, self.model.proposal_generator.rpn_head(features))
         anchors = self.model.proposal_generator.anchor_generator(*logits.shape[-2:])
         targets = self.anchor_targets(batch, anchors, draw)
@@ -133,7 +133,7 @@ class DetectorStep(nn.Module):
     def anchor_targets(
         self, batch: Batch, anchors: Float[Tensor, "R 4"], draw: Draw
     ) -> AnchorTargets:
-        """Matches and samples the anchors of each picture."""
+        """Matches and samples the anchors of each image."""
         matches, labels, boxes = [], [], []
         for size, truth in zip(batch.sizes, batch.truths, strict=True):
             offset = self.model.config.box_offset
@@ -147,7 +147,7 @@ class DetectorStep(nn.Module):
     def proposals(
         self, batch: Batch, logits: Float[Tensor, "N L G V"], deltas: Float[Tensor, "N A4 G V"]
     ) -> list[tuple[Float[Tensor, "P 4"], Float[Tensor, " P"]]]:
-        """Returns the proposals of each picture, best first, and their scores; without a
+        """Returns the proposals of each image, best first, and their scores; without a
         gradient.
         """
         boxes, scores = self.model.proposal_generator.propose(
@@ -166,7 +166,7 @@ class DetectorStep(nn.Module):
     def regions(
         self, batch: Batch, proposals: Sequence[Float[Tensor, "P 4"]], draw: Draw
     ) -> list[Regions]:
-        """Matches and samples the proposals of each picture."""
+        """Matches and samples the proposals of each image."""
         config, sampled = self.model.config, []
         for image_proposals, truth in zip(proposals, batch.truths, strict=True):
             boxes = candidates(image_proposals, truth.boxes, self.roi)
@@ -184,7 +184,7 @@ class DetectorStep(nn.Module):
         return sampled
 
     def describe(self, features: Float[Tensor, "N C G V"], regions: Sequence[Regions]) -> Outputs:
-        """Returns what res5 and the predictors say of the sampled regions of all pictures."""
+        """Returns what res5 and the predictors say of the sampled regions of all images."""
         config, heads = self.model.config, self.model.roi_heads
         rois = torch.cat(
             [
@@ -239,7 +239,7 @@ class DetectorStep(nn.Module):
 def attributes_of_regions(
     truths: Sequence[Truth], regions: Sequence[Regions], config: DetectorConfig
 ) -> Int64[Tensor, "S A"]:
-    """Returns the attribute outputs that the regions of all pictures should name, -1 for none."""
+    """Returns the attribute outputs that the regions of all images should name, -1 for none."""
     targets = [
         attribute_targets(
             truth.attributes,

@@ -1,6 +1,6 @@
 """What anchors and proposals should say: boxes are matched and sampled here, pure functions.
 
-M true boxes, R anchors or proposals of one picture, S of them sampled. Boxes are (x1, y1, x2, y2)
+M true boxes, R anchors or proposals of one image, S of them sampled. Boxes are (x1, y1, x2, y2)
 in pixels of the network's input; ``offset`` as in :mod:`vlmill.models.detector.boxes`.
 Paper: Ren et al. 2015 (arXiv:1506.01497), secs. 3.1.2 and 3.1.3.
 """
@@ -32,7 +32,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class Sample:
-    """Holds the places of the examples of one picture."""
+    """Holds the places of the examples of one image."""
 
     positives: Int64[Tensor, " P"]
     negatives: Int64[Tensor, " Q"]
@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Regions:
-    """Holds the sampled proposals of one picture, foreground first."""
+    """Holds the sampled proposals of one image, foreground first."""
 
     boxes: Float[Tensor, "S 4"]
     classes: Int64[Tensor, " S"]  # without background, from 0; ``background`` where it is none
@@ -75,7 +75,7 @@ def match(overlaps: Float[Tensor, "M R"], rule: Matching, *, best_of_each: bool 
 
 
 def sample(labels: Int64[Tensor, " R"], rule: Matching, draw: Draw) -> Sample:
-    """Draws the examples of one picture: positives up to their share, negatives fill up.
+    """Draws the examples of one image: positives up to their share, negatives fill up.
 
     The first of a permutation of the positive places, in rising order, count; then of the negative.
     """
@@ -93,7 +93,7 @@ def sample(labels: Int64[Tensor, " R"], rule: Matching, draw: Draw) -> Sample:
 def inside(
     anchors: Float[Tensor, "R 4"], size: tuple[int, int], border: float
 ) -> Bool[Tensor, " R"]:
-    """Says which anchors reach less than ``border`` pixels out of a picture (height, width)."""
+    """Says which anchors reach less than ``border`` pixels out of an image (height, width)."""
     height, width = size
     x1, y1, x2, y2 = anchors.unbind(dim=1)
     starts = (x1 >= -border) & (y1 >= -border)
@@ -107,7 +107,7 @@ def match_anchors(
     rules: RpnRules,
     offset: float,
 ) -> Matches:
-    """Labels the anchors of one picture; ``size`` is its height and width."""
+    """Labels the anchors of one image; ``size`` is its height and width."""
     overlaps = pairwise_iou(boxes, anchors, offset)
     if rules.border is None:
         return match(overlaps, rules.matching, best_of_each=True)
@@ -138,7 +138,7 @@ def candidates(
 def match_regions(
     proposals: Float[Tensor, "C 4"], boxes: Float[Tensor, "M 4"], rules: RoiRules, offset: float
 ) -> Matches:
-    """Labels the candidates of one picture; without boxes all of them are background."""
+    """Labels the candidates of one image; without boxes all of them are background."""
     matches = match(pairwise_iou(boxes, proposals, offset), rules.matching)
     if len(boxes):
         return matches
@@ -154,7 +154,7 @@ def sample_regions(
     background: int,
     draw: Draw,
 ) -> Regions:
-    """Draws the regions of one picture that the heads are trained on."""
+    """Draws the regions of one image that the heads are trained on."""
     chosen = sample(matches.labels, rules.matching, draw)
     indices = chosen.indices
     matched = matches.boxes[indices]

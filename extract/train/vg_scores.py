@@ -2,7 +2,7 @@
 
 Source: peteanderson80/bottom-up-attention, ``lib/datasets/vg_eval.py`` and ``vg.py``. Detections
 are compared as that code writes them to text: scores with three decimals, coordinates with one and
-one pixel further, while the truth stays where it is. B true boxes and D detections of all pictures.
+one pixel further, while the truth stays where it is. B true boxes and D detections of all images.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ OVERLAP = 0.5
 
 @dataclass(frozen=True)
 class TrueBoxes:
-    """Holds the boxes of all pictures that have a name: a class, or one of their attributes."""
+    """Holds the boxes of all images that have a name: a class, or one of their attributes."""
 
-    pictures: Ids  # [B]
+    images: Ids  # [B]
     names: Ids  # [B], from 0
     boxes: Numbers  # [B, 4], inclusive corners from 0
 
 
 @dataclass(frozen=True)
 class DetectedBoxes:
-    """Holds what was detected in all pictures."""
+    """Holds what was detected in all images."""
 
-    pictures: Ids  # [D]
+    images: Ids  # [D]
     names: Ids  # [D]
     boxes: npt.NDArray[np.floating]  # [D, 4]
     scores: npt.NDArray[np.floating]  # [D]
@@ -73,9 +73,9 @@ def vg_scores(
             continue
         order = detected_indices[np.argsort(-scores[detected_indices], kind="stable")]
         hits = true_positives(
-            truth.pictures[true_indices],
+            truth.images[true_indices],
             truth.boxes[true_indices],
-            detected.pictures[order],
+            detected.images[order],
             boxes[order],
             overlap,
         )
@@ -108,19 +108,19 @@ def as_written(detected: DetectedBoxes) -> tuple[Numbers, Numbers]:
 
 
 def true_positives(
-    true_pictures: Ids, true_boxes: Numbers, pictures: Ids, boxes: Numbers, overlap: float
+    true_images: Ids, true_boxes: Numbers, images: Ids, boxes: Numbers, overlap: float
 ) -> npt.NDArray[np.bool_]:
     """Says which detections of one name, best first, hit a true box that none has hit before.
 
     A detection counts for the box that it overlaps most, and there is no second choice.
     """
     indices_by_image: dict[int, Ids] = {}
-    for picture in np.unique(true_pictures).tolist():
-        indices_by_image[picture] = np.flatnonzero(true_pictures == picture)
+    for image in np.unique(true_images).tolist():
+        indices_by_image[image] = np.flatnonzero(true_images == image)
     free = np.ones(len(true_boxes), dtype=bool)
     hits = np.zeros(len(boxes), dtype=bool)
-    for index, (picture, box) in enumerate(zip(pictures.tolist(), boxes, strict=True)):
-        indices = indices_by_image.get(picture)
+    for index, (image, box) in enumerate(zip(images.tolist(), boxes, strict=True)):
+        indices = indices_by_image.get(image)
         if indices is None:
             continue
         overlaps = inclusive_overlaps(true_boxes[indices], box)

@@ -1,4 +1,4 @@
-"""Networks that describe whole pictures beside the detector's regions (ImageBERT, sec. 5.3).
+"""Networks that describe full images beside the detector's regions (ImageBERT, sec. 5.3).
 
-Read ``settings`` (which networks there are), ``crop`` (what they see of a picture), ``networks``.
+Read ``settings`` (which networks there are), ``crop`` (what they see of an image), ``networks``.
 """

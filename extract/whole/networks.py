@@ -1,6 +1,6 @@
-"""torchvision's classifiers, less their last layer, ready to describe whole pictures.
+"""torchvision's classifiers, less their last layer, ready to describe full images.
 
-N pictures, G numbers of all networks side by side, S x S pixels of a crop.
+N images, G numbers of all networks side by side, S x S pixels of a crop.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class WholeNetwork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholePictures:
+class FullImages:
     """Networks on one device, whose vectors stand side by side."""
 
     networks: tuple[WholeNetwork, ...]
@@ -84,11 +84,11 @@ class WholePictures:
         """What a run says of them, in their order."""
         return [network.record() for network in self.networks]
 
-    def vectors(self, pictures: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
+    def vectors(self, images: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
         """Computes the vectors before the classifiers on the device, without waiting for it."""
         vectors = [
             network.model(
-                normalise_crops([crops[network.preset.crop] for crops in pictures], network)
+                normalise_crops([crops[network.preset.crop] for crops in images], network)
             )
             for network in self.networks
         ]
@@ -108,7 +108,7 @@ def normalise_crops(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Ten
 
 def open_global_networks(
     names: Sequence[str], files: Sequence[str] | None, *, seed: int, device: torch.device
-) -> WholePictures:
+) -> FullImages:
     """Returns the networks with the files' weights, one each in this order, or with random ones.
 
     Raises InputError for a file that cannot be read or is not of its network.
@@ -117,7 +117,7 @@ def open_global_networks(
     for number, name in enumerate(names):
         path = None if files is None else Path(files[number])
         networks.append(open_network(name, path, seed=seed, device=device))
-    return WholePictures(networks=tuple(networks), device=device)
+    return FullImages(networks=tuple(networks), device=device)
 
 
 def open_network(name: str, path: Path | None, *, seed: int, device: torch.device) -> WholeNetwork:

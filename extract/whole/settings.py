@@ -1,4 +1,4 @@
-"""Which networks can describe whole pictures, without loading any."""
+"""Which networks can describe full images, without loading any."""
 
 from collections.abc import Sequence
 from pathlib import Path

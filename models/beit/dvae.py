@@ -1,7 +1,7 @@
-"""Picture tokenizers turn a picture into BEiT's targets, a grid of visual tokens.
+"""Image tokenizers turn an image into BEiT's targets, a grid of visual tokens.
 
 DALL-E's encoder (Ramesh et al., arXiv:2102.12092, released code) and the discrete variational
-auto-encoder that BEiT's repository takes besides. B pictures of Sy x Sx pixels, Gy x Gx tokens
+auto-encoder that BEiT's repository takes besides. B images of Sy x Sx pixels, Gy x Gx tokens
 (an eighth of either), V visual tokens.
 """
 
@@ -162,7 +162,7 @@ class Dvae(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: Int[Tensor, "B Gy Gx"]) -> Float[Tensor, "B 3 Sy Sx"]:
-        """Paints a picture from its tokens, normalised as the input is."""
+        """Paints an image from its tokens, normalised as the input is."""
         codes = self.codebook(tokens).permute(0, 3, 1, 2)
         pixels: Float[Tensor, "B 3 Sy Sx"] = self.decoder(codes)
         return pixels
@@ -184,5 +184,5 @@ def _check_size(pixels: Tensor, factor: int) -> None:
     shape = tuple(pixels.shape)
     if len(shape) != 4 or shape[1] != 3 or shape[2] % factor or shape[3] % factor or not shape[2]:
         raise ValueError(
-            f"pixels has shape {shape}, want [pictures, 3, height, width] in multiples of {factor}"
+            f"pixels has shape {shape}, want [images, 3, height, width] in multiples of {factor}"
         )

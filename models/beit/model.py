@@ -1,6 +1,6 @@
 """BEiT (Bao et al., arXiv:2106.08254): masked image modelling, and the classifier made from it.
 
-VLMo's first stage. B pictures, S pixels a side, N patches, M = N + 1 positions (class token first),
+VLMo's first stage. B images, S pixels a side, N patches, M = N + 1 positions (class token first),
 H width, h heads, V visual tokens, C classes. Where the paper is silent, the released code speaks.
 """
 
@@ -81,7 +81,7 @@ class Beit(nn.Module):
             if tuple(masked.shape) != (shape := (len(pixels), self.config.side**2)):
                 raise ValueError(f"masked has shape {tuple(masked.shape)}, want {shape}")
         if readable(pixels):
-            check_finite("pixels", pixels, "pictures", "decode these pictures again")
+            check_finite("pixels", pixels, "images", "decode these images again")
         token = None if masked is None else self.mask_token[0, 0]
         hidden: Tensor = self.patch_embedding(pixels, masked, token)
         layout = Layout((hidden.shape[0], hidden.shape[1]))

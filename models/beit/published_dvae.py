@@ -1,4 +1,4 @@
-"""Picture tokenizers' checkpoints are read here; DALL-E's is saved as a state dict before."""
+"""Image tokenizers' checkpoints are read here; DALL-E's is saved as a state dict before."""
 
 import re
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:
             num_layers=len(stages),
             codebook_width=width,
         )
-    raise ValueError("no tokenizer of pictures")
+    raise ValueError("no tokenizer of images")
 
 
 OURS = re.compile(r"^groups\.(\d+)\.(\d+)\.(identity|convolutions\.(\d+))\.(weight|bias)$")

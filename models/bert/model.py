@@ -1,7 +1,7 @@
 """BERT (Devlin et al., arXiv:1810.04805): text alone, on the blocks that the variants share.
 
 B texts, T tokens, N labelled positions, H width, V vocabulary. What the variants start from, and
-the baseline without pictures.
+the baseline without images.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-MAX_RECORD = 64 * 2**20  # of one picture; a checkpoint may be as large as its file
+MAX_RECORD = 64 * 2**20  # of one image; a checkpoint may be as large as its file
 MAX_INSTRUCTIONS = (
     20_000_000  # of one pickle; one of 142,000 expressions, as RefCOCO, has 5 million
 )

@@ -1,4 +1,4 @@
-"""The ResNet's stages in a detector: those of the whole picture, and the one of its regions."""
+"""The ResNet's stages in a detector: those of the full image, and the one of its regions."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ class Backbone(nn.Module):
         self.res3 = backbone_stage(config, 3)
         self.res4 = backbone_stage(config, 4)
 
-    def forward(self, picture: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        features: Tensor = self.res4(self.res3(self.res2(self.stem(picture))))
+    def forward(self, image: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+        features: Tensor = self.res4(self.res3(self.res2(self.stem(image))))
         return features
 
 

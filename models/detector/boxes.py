@@ -41,7 +41,7 @@ def decode_boxes(
 def clip_boxes(
     boxes: Float[Tensor, "... 4"], limits: Float[Tensor, "... 4"]
 ) -> Float[Tensor, "... 4"]:
-    """Moves corners outside the picture onto its border.
+    """Moves corners outside the image onto its border.
 
     ``limits`` is the farthest corner twice (x, y, x, y): the last pixel where ``offset`` is 1.
     """
@@ -59,7 +59,7 @@ def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
 def pairwise_iou(
     first: Float[Tensor, "*N R 4"], second: Float[Tensor, "*N S 4"], offset: float
 ) -> Float[Tensor, "*N R S"]:
-    """Returns the intersection over union of every pair, in each of N pictures."""
+    """Returns the intersection over union of every pair, in each of N images."""
     low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
     high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
     inter = (high - low + offset).clamp(min=0.0).prod(dim=-1)

@@ -44,7 +44,7 @@ class DetectorConfig:
     class_embedding_size: int = 256
     attribute_hidden_size: int = 512
 
-    # Picture to network input.
+    # Image to network input.
     resize: Resize = "opencv"  # float after the mean; pillow: uint8, antialiased; torch: float
     short_side: int = 600  # Ren et al. 2015
     long_side: int = 1000

@@ -3,7 +3,7 @@
 Papers: Ren et al. 2015 (arXiv:1506.01497), Anderson et al. 2018 (arXiv:1707.07998).  Parameter
 names are those of the published PyTorch weights (vlmill.models.detector.published).
 
-N pictures, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
+N images, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
 background, where the family has it), D = feature size, G x V cells of the feature map.  Boxes are
 (x1, y1, x2, y2) in pixels of the network's input.
 """
@@ -26,10 +26,10 @@ from vlmill.models.detector.roi_heads import RoiHeads
 
 @dataclass(frozen=True, kw_only=True)
 class Detections:
-    """Holds what the network says of P places for regions in each of N pictures, before any
+    """Holds what the network says of P places for regions in each of N images, before any
     selection.
 
-    ``box_mask`` says which places hold a proposal or a given box: pictures have different numbers of
+    ``box_mask`` says which places hold a proposal or a given box: images have different numbers of
     them. What stands in the others means nothing.
     """
 
@@ -39,19 +39,17 @@ class Detections:
     class_probs: Float[Tensor, "N P K1"]  # background where the family has it
     attribute_probs: Float[Tensor, "N P L1"] | None = None  # None: no attribute head
     box_deltas: Float[Tensor, "N P B4"] | None = None  # None: the family writes proposals
-    global_features: Float[Tensor, "N D"] | None = (
-        None  # of the regions that are the whole pictures
-    )
+    global_features: Float[Tensor, "N D"] | None = None  # of the regions that are the full images
 
 
 class DetectorNetwork(nn.Module, ABC):
-    """Detects in whole pictures by the steps of a network: ours, or another project's."""
+    """Detects in full images by the steps of a network: ours, or another project's."""
 
     config: DetectorConfig
 
     def forward(
         self,
-        pictures: Float[Tensor, "N 3 H W"],
+        images: Float[Tensor, "N 3 H W"],
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
         *,
@@ -59,14 +57,14 @@ class DetectorNetwork(nn.Module, ABC):
         with_global_features: bool = False,
         chunk: int = 50,
     ) -> Detections:
-        """Detects in pictures, or describes ``given_boxes`` (and which of them count).
+        """Detects in images, or describes ``given_boxes`` (and which of them count).
 
-        ``limits`` are the pictures' farthest corners twice (x, y, x, y), which tell padding to the
-        right and below: it is part of the pictures, as it is to the published code, but no
+        ``limits`` are the images' farthest corners twice (x, y, x, y), which tell padding to the
+        right and below: it is part of the images, as it is to the published code, but no
         proposal reaches into it. ``min_sides`` are the least width and height of proposals,
         ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
         """
-        features = self.feature_map(pictures)
+        features = self.feature_map(images)
         regions = (
             self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
         )
@@ -74,11 +72,11 @@ class DetectorNetwork(nn.Module, ABC):
         if not with_global_features:
             return detections
         return dataclasses.replace(
-            detections, global_features=self.whole_pictures(features, limits, chunk)
+            detections, global_features=self.full_images(features, limits, chunk)
         )
 
     @abstractmethod
-    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+    def feature_map(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
         """Computes the map that proposals and regions share."""
 
     @abstractmethod
@@ -101,14 +99,14 @@ class DetectorNetwork(nn.Module, ABC):
         """Returns what the network says of boxes on the feature map."""
 
     @abstractmethod
-    def whole_pictures(
+    def full_images(
         self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
-        """Returns the features of the regions that are the whole pictures."""
+        """Returns the features of the regions that are the full images."""
 
 
 class FasterRCNN(DetectorNetwork):
-    """Detects in whole pictures: finds their proposals and describes all of them.
+    """Detects in full images: finds their proposals and describes all of them.
 
     Trainable: gradients reach every stage above ``config.frozen_stages``.
     """
@@ -123,9 +121,9 @@ class FasterRCNN(DetectorNetwork):
             name = "stem" if number == 1 else f"res{number}"
             self.backbone.get_submodule(name).requires_grad_(False)
 
-    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+    def feature_map(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
         """Says what proposals and regions share: res4, activated where res5 expects that."""
-        return self.activate(self.backbone(pictures))
+        return self.activate(self.backbone(images))
 
     def activate(self, features: Float[Tensor, "N C G V"]) -> Float[Tensor, "N C G V"]:
         """Normalises and rectifies res4 of a pre-activation network once, as res5's first block
@@ -181,16 +179,16 @@ class FasterRCNN(DetectorNetwork):
             box_deltas=deltas,
         )
 
-    def whole_pictures(
+    def full_images(
         self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
-        """Returns the features of the regions that are the whole pictures."""
+        """Returns the features of the regions that are the full images."""
         everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
         return self.roi_heads.region_features(features, whole_boxes(limits), everyone, chunk)[:, 0]
 
 
 def whole_boxes(limits: Float[Tensor, "N 4"]) -> Float[Tensor, "N 1 4"]:
-    """Returns the regions that are the whole pictures, which end at ``limits``."""
+    """Returns the regions that are the full images, which end at ``limits``."""
     return torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
 
 
@@ -200,9 +198,9 @@ def refine_boxes(
     limits: Float[Tensor, "N 4"],
     config: DetectorConfig,
 ) -> Float[Tensor, "N P B 4"]:
-    """Returns each region's regressed boxes, one a class or one for all, clipped to the picture.
+    """Returns each region's regressed boxes, one a class or one for all, clipped to the image.
 
-    ``limits``: the pictures' farthest corners twice, in the pixels of ``boxes``.
+    ``limits``: the images' farthest corners twice, in the pixels of ``boxes``.
     """
     decoded = decode_boxes(
         boxes.flatten(0, 1),

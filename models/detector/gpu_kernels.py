@@ -5,7 +5,7 @@ for the host that starts them; pooling by torchvision's kernel reads and writes 
 layout than convolutions take. What is computed is the same number for number: divisions are
 rounded to nearest, and products are not joined with sums.
 
-N pictures, R boxes or regions, T thresholds, K classes, P x P bins, C channels, G x V cells.
+N images, R boxes or regions, T thresholds, K classes, P x P bins, C channels, G x V cells.
 """
 
 from typing import no_type_check
@@ -27,7 +27,7 @@ def pooled_regions(
     """Returns the maximum of each bin's cells, channels last and in the type of ``maps``.
 
     The windows are those of torchvision's ``roi_pool``, 0 where one has no cell. Each box of
-    ``rois`` follows its picture's number; times ``scale`` it is cells.
+    ``rois`` follows its image's number; times ``scale`` it is cells.
     """
     cells = maps.permute(0, 2, 3, 1).contiguous()
     _, rows, columns, channels = cells.shape
@@ -61,12 +61,12 @@ def best_survivors(
     """Takes the best box ``count`` times, each time without those that it overlaps by more than
     the limit; equal scores in their places' order.
     """
-    pictures, boxes = scores.shape
-    indices = torch.empty((pictures, len(limits), count), dtype=torch.int64, device=scores.device)
+    images, boxes = scores.shape
+    indices = torch.empty((images, len(limits), count), dtype=torch.int64, device=scores.device)
     values = scores.new_empty(indices.shape)
     block = triton.next_power_of_2(boxes)
     if indices.numel():
-        _take_best[(pictures * len(limits),)](
+        _take_best[(images * len(limits),)](
             scores.contiguous(),
             corners.contiguous(),
             areas.contiguous(),
@@ -90,10 +90,10 @@ def survivors_in_lists(
 
     A score of -inf is nobody's, and does not survive.
     """
-    pictures, classes, boxes = scores.shape
+    images, classes, boxes = scores.shape
     survives = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
     if survives.numel():
-        _walk_down[(pictures * classes,)](
+        _walk_down[(images * classes,)](
             scores.contiguous(),
             suppresses.contiguous().view(torch.uint8),
             survives.view(torch.uint8),
@@ -146,7 +146,7 @@ def _pool(
     region = tl.program_id(0) // (SIZE * SIZE)
     within_region = tl.program_id(0) % (SIZE * SIZE)
     roi = rois + region * 5
-    picture = tl.load(roi).to(tl.int64)
+    image = tl.load(roi).to(tl.int64)
     left, top = _half_away(tl.load(roi + 1) * scale), _half_away(tl.load(roi + 2) * scale)
     right, bottom = _half_away(tl.load(roi + 3) * scale), _half_away(tl.load(roi + 4) * scale)
     first_row, end_row = _window(top, bottom, within_region // SIZE, rows, SIZE)
@@ -156,7 +156,7 @@ def _pool(
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     for row in range(first_row, end_row):
         for column in range(first_column, end_column):
-            offset = ((picture * rows + row) * columns + column) * channels
+            offset = ((image * rows + row) * columns + column) * channels
             value = tl.load(cells + offset + channel, mask=exists, other=float("-inf"))
             best = tl.maximum(best, value.to(tl.float32))
     if (end_row <= first_row) | (end_column <= first_column):
@@ -179,7 +179,7 @@ def _take_best(
     count,
     BLOCK: tl.constexpr,
 ):
-    """Suppresses the boxes of one picture at one threshold, a program each."""
+    """Suppresses the boxes of one image at one threshold, a program each."""
     number = tl.program_id(0).to(tl.int64)
     limit = tl.load(limits + number % thresholds)
     first = number // thresholds * boxes
@@ -211,7 +211,7 @@ def _take_best(
 @triton.jit
 @no_type_check
 def _walk_down(scores, suppresses, survives, classes, boxes, BLOCK: tl.constexpr):
-    """Suppresses the boxes of one picture in one class, a program each."""
+    """Suppresses the boxes of one image in one class, a program each."""
     number = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     exists = index < boxes

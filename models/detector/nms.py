@@ -1,6 +1,6 @@
 """Computes non-maximum suppression: the best survivors, or every survivor of every class at once.
 
-N pictures, R boxes, K classes, T thresholds.  ``offset`` and box layout as in
+N images, R boxes, K classes, T thresholds.  ``offset`` and box layout as in
 vlmill.models.detector.boxes. ``inclusive`` suppresses at an overlap equal to the threshold (the
 original Caffe code on the CPU), otherwise only above it.
 """
@@ -49,7 +49,7 @@ def first_survivors(
     Gives places in R x K and their scores, highest first and equal ones in their places' order;
     -inf where no survivor is left. A score of -inf is no candidate. B is K, or 1 where all classes
     share the boxes. Nothing here has a size that depends on the numbers, so the host never waits
-    for a GPU: survivors are taken one by one, for all pictures and thresholds at once.
+    for a GPU: survivors are taken one by one, for all images and thresholds at once.
     """
     corners = exclusive_corners(boxes.transpose(1, 2), offset)
     areas = (corners[..., 2:] - corners[..., :2]).prod(dim=-1)
@@ -100,11 +100,11 @@ def survivors_of_classes(
 
     A step then looks at K + R scores in place of K x R.
     """
-    pictures, steps, classes, num_rows = alive.shape
+    images, steps, classes, num_rows = alive.shape
     best, best_row = alive.max(dim=3)
     numbers = torch.arange(classes, device=alive.device)
     after_all = classes * num_rows
-    first_class = torch.arange(pictures, device=alive.device)[:, None] * corners.shape[1]
+    first_class = torch.arange(images, device=alive.device)[:, None] * corners.shape[1]
     own_boxes = corners.shape[1] > 1
     flat_corners, flat_areas = corners.flatten(0, 1), areas.flatten(0, 1)
     indices, values = [], []
@@ -152,11 +152,11 @@ def nms_every_class(
     offset: float,
     inclusive: bool,
 ) -> Bool[Tensor, "*N R K"]:
-    """Says which boxes survive in which class, when all classes share the boxes; in one picture or
+    """Says which boxes survive in which class, when all classes share the boxes; in one image or
     N.
 
     The overlaps are the same for every class, so each box gets one row of bits (whom it suppresses)
-    and all classes of all pictures walk down their own order together: R steps on (N K, R / 64)
+    and all classes of all images walk down their own order together: R steps on (N K, R / 64)
     words instead of N K separate suppressions; on a GPU each has a program of its own. Equal
     scores: the box with the lower index goes first.
     """
@@ -175,8 +175,8 @@ def nms_every_class(
     suppresses = pack_bits(suppresses_whom.reshape(-1, num_boxes))
     by_rank = scores.reshape(-1, num_boxes, num_classes).transpose(0, 1)
     order = by_rank.sort(dim=0, descending=True, stable=True).indices
-    pictures = torch.arange(order.shape[1], device=order.device)[:, None]
-    row = (order + pictures * num_boxes).reshape(num_boxes, -1)
+    images = torch.arange(order.shape[1], device=order.device)[:, None]
+    row = (order + images * num_boxes).reshape(num_boxes, -1)
     words = (order // WORD_BITS).reshape(num_boxes, -1)
     bits = (torch.ones_like(order) << (order % WORD_BITS)).reshape(num_boxes, -1)
     dead = suppresses.new_zeros((row.shape[1], suppresses.shape[1]))

@@ -1,6 +1,6 @@
 """The network's head and its anchors make region proposals.
 
-N pictures, A anchors per cell, G x V cells of the feature map, R anchors, P places for proposals.
+N images, A anchors per cell, G x V cells of the feature map, R anchors, P places for proposals.
 Boxes are (x1, y1, x2, y2) in pixels of the network's input.
 Paper: Ren et al. 2015 (arXiv:1506.01497).
 """
@@ -67,7 +67,7 @@ class ProposalGenerator(nn.Module):
     ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
         """Returns proposals and their scores (probabilities or logits, as configured), best first.
 
-        A place with a score of -inf holds none. ``limits`` are the pictures' own farthest corners,
+        A place with a score of -inf holds none. ``limits`` are the images' own farthest corners,
         where the map is of padded ones; ``min_sides`` the smallest width and height in pixels of
         the network's input; ``tops`` how many are taken before and left after suppression, where
         that is not as configured. No size depends on the numbers, so the host need not wait for a
@@ -104,7 +104,7 @@ class ProposalGenerator(nn.Module):
         regressions: Float[Tensor, "N R 4"],
         limits: Float[Tensor, "N 4"],
     ) -> Float[Tensor, "N R 4"]:
-        """Returns the boxes that anchors become, inside the pictures."""
+        """Returns the boxes that anchors become, inside the images."""
         config = self.config
         boxes = decode_boxes(
             anchors.reshape(-1, 4),
@@ -139,12 +139,12 @@ def top_indices(scores: Float[Tensor, "N S"], count: int) -> Int64[Tensor, "N T"
 def gather_boxes(
     boxes: Float[Tensor, "N R 4"], indices: Int64[Tensor, "N T"]
 ) -> Float[Tensor, "N T 4"]:
-    """Returns each picture's boxes at its own places."""
+    """Returns each image's boxes at its own places."""
     return boxes.gather(1, indices[..., None].expand(-1, -1, 4))
 
 
 def foreground_scores(logits: Float[Tensor, "N A2 G V"]) -> Float[Tensor, "N GVA"]:
     """Softmax over (background, foreground) of each anchor; background's channels come first."""
-    pictures, channels, rows, columns = logits.shape
-    pairs = logits.reshape(pictures, 2, channels // 2, rows, columns)
-    return pairs.softmax(dim=1)[:, 1].permute(0, 2, 3, 1).reshape(pictures, -1)
+    images, channels, rows, columns = logits.shape
+    pairs = logits.reshape(images, 2, channels // 2, rows, columns)
+    return pairs.softmax(dim=1)[:, 1].permute(0, 2, 3, 1).reshape(images, -1)

@@ -42,7 +42,7 @@ def randomise(model: FasterRCNN, seed: int) -> None:
 def centred_normal(weight: Tensor, rng: np.random.Generator) -> Tensor:
     """Fills weights as He et al. 2015 do for rectifiers, with each filter's mean taken out.
 
-    Rectified inputs share a positive mean, which plain filters pass on until all pictures look
+    Rectified inputs share a positive mean, which plain filters pass on until all images look
     alike; a filter that sums to zero does not see it.
     """
     drawn = rng.standard_normal(tuple(weight.shape), dtype=np.float32).reshape(len(weight), -1)

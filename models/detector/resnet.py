@@ -1,6 +1,6 @@
 """Builds ResNet bodies of the C4 detectors (He et al. 2016), named as in Detectron2's layout.
 
-B pictures or RoIs, C channels, H x W pixels or cells.
+B images or RoIs, C channels, H x W pixels or cells.
 """
 
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ def fold_into(conv: nn.Conv2d, norm: FrozenBatchNorm) -> None:
 
 
 class Stem(nn.Module):
-    """Applies a 7x7 convolution and 3x3 max pool, both of stride 2: 1/4 of the picture's side.
+    """Applies a 7x7 convolution and 3x3 max pool, both of stride 2: 1/4 of the image's side.
 
     ``ceil_pool`` pools as Caffe does, without padding and with a last window cut at the border;
     otherwise as torchvision and Detectron2 do, with padding 1. ``normalise_input`` is the
@@ -155,8 +155,8 @@ class Stem(nn.Module):
         self.conv1 = ConvNorm(3, channels, 7, norm, stride=2)
         self.ceil_pool = ceil_pool
 
-    def forward(self, picture: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G V"]:
-        x = self.norm(picture) if self.normalise_input else picture
+    def forward(self, image: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G V"]:
+        x = self.norm(image) if self.normalise_input else image
         return stem_pool(relu(self.conv1(x)), ceil_pool=self.ceil_pool)
 
 

@@ -1,6 +1,6 @@
 """What a detector says of regions: pooling, res5 and the predictors.
 
-N pictures, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
+N images, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
 background, where the family has it), D = feature size, G x V cells of the feature map.
 """
 
@@ -95,13 +95,13 @@ class RoiHeads(nn.Module):
         means = boxes.new_zeros((*box_mask.shape, self.config.feature_size))
         for number, row_mask in enumerate(box_mask):
             own_map = features[number : number + 1]
-            means[number, row_mask] = self.picture_features(own_map, boxes[number, row_mask], chunk)
+            means[number, row_mask] = self.image_features(own_map, boxes[number, row_mask], chunk)
         return means
 
-    def picture_features(
+    def image_features(
         self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each region of one picture on a CPU, whose regions share
+        """Returns the mean of res5 over each region of one image on a CPU, whose regions share
         what they can.
         """
         if len(boxes) and self.config.pooling == "pool" and shares_windows(self.res5):
@@ -112,7 +112,7 @@ class RoiHeads(nn.Module):
     def pooled_features(
         self, features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each of the regions that follow their picture's number."""
+        """Returns the mean of res5 over each of the regions that follow their image's number."""
         if not len(rois):
             return rois.new_zeros((0, self.config.feature_size))
         maps = poolable(features, self.config)
@@ -121,7 +121,7 @@ class RoiHeads(nn.Module):
 
 
 def number_boxes(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
-    """Returns all boxes in one row, each after its picture's number, as torchvision pools them."""
+    """Returns all boxes in one row, each after its image's number, as torchvision pools them."""
     numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
     return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
 
@@ -150,7 +150,7 @@ def pool_regions(
     """Applies RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches),
     or RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
 
-    Each box of ``rois`` follows its picture's number.
+    Each box of ``rois`` follows its image's number.
     """
     size, scale = config.pool_size, 1 / config.stride
     if pools_by_kernel(features, config):

@@ -27,7 +27,7 @@ class ImageBertConfig:
     attention_dropout: float = 0.1
     image_pre_ln: bool = False  # layer norms on both region projections before the sum, as UNITER
     image_norm_from_bert: bool = False  # the regions' layer norm starts as BERT's, not as 1 and 0
-    global_widths: tuple[int, ...] = ()  # of whole-picture networks' features, a token each
+    global_widths: tuple[int, ...] = ()  # of whole-image networks' features, a token each
     visual_sep_id: int | None = None  # the word id of [SEP], to have one after the regions too
     itm_pooler: bool = False  # BERT's tanh pooler under the matching layer
     match_outputs: int = 1  # 2: two classes and a softmax, as UNITER
@@ -85,6 +85,6 @@ class ImageBertRetrievalConfig:
     """Holds the pretrained model's configuration."""
 
     trunk: ImageBertConfig = field(default_factory=ImageBertConfig)
-    # The head by which pictures are ranked: that of pretraining (the paper's best, table 4), or
+    # The head by which images are ranked: that of pretraining (the paper's best, table 4), or
     # the score among candidates, for a model that was trained by that alone.
     rank_by: Literal["match", "score"] = "match"

@@ -20,7 +20,7 @@ from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, concatenate_positions
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
-WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
+FULL_IMAGE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
 
 
 class ImageBert(nn.Module):
@@ -81,11 +81,11 @@ class ImageBert(nn.Module):
         locations: Float[Tensor, "B R 5"],
         global_features: Float[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B E H"]:
-        """Embeds regions; whoever pairs a picture with many texts needs it once.
+        """Embeds regions; whoever pairs an image with many texts needs it once.
 
         All regions share one dummy position, so that their order says nothing (sec. 3.2). Where
-        configured, a row for each whole-picture network and one for [SEP] follow, so E >= R.
-        Raises ValueError for another feature width, and if whole-picture features are missing.
+        configured, a row for each whole-image network and one for [SEP] follow, so E >= R.
+        Raises ValueError for another feature width, and if whole-image features are missing.
         """
         tables, config = self.text_embedding, self.config
         offset = (
@@ -102,7 +102,7 @@ class ImageBert(nn.Module):
     def _embed_globals(
         self, features: Float[Tensor, "B G"] | None, offset: Float[Tensor, " H"]
     ) -> Float[Tensor, "B C H"]:
-        """Embeds whole-picture features (sec. 5.3, table 4) as regions that fill the picture.
+        """Embeds whole-image features (sec. 5.3, table 4) as regions that fill the image.
 
         [choice] A token for each network, with a projection of its own.
         """
@@ -117,7 +117,7 @@ class ImageBert(nn.Module):
         split = torch.split(features, list(widths), dim=1)
         projected = [linear(f) for linear, f in zip(self.global_features, split, strict=True)]
         stacked = torch.stack(projected, dim=1)
-        image_locations = features.new_tensor(WHOLE_PICTURE).expand(*stacked.shape[:2], -1)
+        image_locations = features.new_tensor(FULL_IMAGE).expand(*stacked.shape[:2], -1)
         embedded: Float[Tensor, "B C H"] = self.region_embedding.join(
             stacked, image_locations, offset
         )
@@ -194,7 +194,7 @@ class ImageBert(nn.Module):
         return features
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives log odds that text and picture belong together.
+        """Gives log odds that text and image belong together.
 
         With ``match_outputs=2`` the difference of the two logits, "belongs" the second.
         """

@@ -33,11 +33,11 @@ class ImageBertRetrieval(nn.Module):
         return encoded
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives c(t), log odds that text and picture belong together."""
+        """Gives c(t), log odds that text and image belong together."""
         return self.trunk.match_logit(pooled)
 
     def rank_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives what ranks pictures and texts: `match_logit` or `scores`, as configured."""
+        """Gives what ranks images and texts: `match_logit` or `scores`, as configured."""
         by_score = self.config.rank_by == "score"
         return self.scores(pooled) if by_score else self.match_logit(pooled)
 

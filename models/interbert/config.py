@@ -28,7 +28,7 @@ class InterBertConfig:
     num_text_layers: int = 6
     num_visual_layers: int = 6
     num_heads: int = 12
-    visual_num_heads: int = 12  # of the picture's module
+    visual_num_heads: int = 12  # of the image's module
     intermediate_width: int = 3072
     visual_intermediate_width: int = 3072
     act: str = "gelu"
@@ -47,7 +47,7 @@ class InterBertConfig:
     fusion: Fusion = "mul"
     head_dropout: float = 0.1  # before the matching layer
     max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
-    global_region: bool = True  # row 0 of the regions is the whole picture
+    global_region: bool = True  # row 0 of the regions is the full image
     init_std: float = INIT_STD
 
     def __post_init__(self) -> None:
@@ -160,8 +160,8 @@ class InterBertTextConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InterBertPicturesConfig:
-    """Configures a classifier of a text with ``num_pictures`` pictures (NLVR2: 2)."""
+class InterBertImagesConfig:
+    """Configures a classifier of a text with ``num_pictures`` images (NLVR2: 2)."""
 
     trunk: InterBertConfig
     num_labels: int = 2

@@ -1,7 +1,7 @@
 """InterBERT (Lin et al., arXiv:2003.13198): one stream for interaction, then one for each modality.
 
 B pairs, T tokens, R regions, D feature width, H width, P of what is pooled. Row 0 of the regions is
-the whole picture: the mean feature with the location (0, 0, 1, 1, 1). What neither the paper nor
+the full image: the mean feature with the location (0, 0, 1, 1, 1). What neither the paper nor
 the released code fixes is marked [choice].
 """
 
@@ -61,7 +61,7 @@ class InterBert(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Encodes pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
+        """Encodes pairs, texts alone (no regions: R = 0) or images alone (T = 0).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for a batch with neither, more tokens than positions, another feature
@@ -97,7 +97,7 @@ class InterBert(PairHeads):
         *,
         for_captions: bool = True,
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of a picture.
+        """Embeds regions as the layers take them, once for all texts of a image.
 
         [choice] ``modality_segments`` act beside captions alone: texts of two parts (VCR) use the
         segments for these.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interbert.config import (
-    InterBertPicturesConfig,
+    InterBertImagesConfig,
     InterBertTasksConfig,
     InterBertTextConfig,
 )
@@ -51,7 +51,7 @@ class InterBertTasks(ScoreHeads):
 class InterBertText(nn.Module):
     """Classifies text alone: interaction over words, extraction, pooler, dropout, linear layer.
 
-    The paper evaluates this on GLUE and does not say how text is fed without a picture; [choice]
+    The paper evaluates this on GLUE and does not say how text is fed without an image; [choice]
     without any region.
     """
 
@@ -95,14 +95,14 @@ class InterBertText(nn.Module):
         return logits
 
 
-class InterBertPictures(nn.Module):
-    """Classifies a text with several pictures: what is pooled of each, side by side.
+class InterBertImages(nn.Module):
+    """Classifies a text with several images: what is pooled of each, side by side.
 
-    [choice] The paper has no such task; the head is that of 12-in-1 for two pictures
+    [choice] The paper has no such task; the head is that of 12-in-1 for two images
     (arXiv:1912.02315), a layer as wide as both and a linear one.
     """
 
-    def __init__(self, config: InterBertPicturesConfig) -> None:
+    def __init__(self, config: InterBertImagesConfig) -> None:
         super().__init__()
         self.config = config
         self.trunk = InterBert(config.trunk)

@@ -126,7 +126,7 @@ class RegionEmbedding(nn.Module):
         """Changes a new projection as if features had mean 0 and variance 1, given theirs.
 
         What it can compute stays the same. Features after a ReLU lie around a common mean, beside
-        which pictures at first hardly differ.
+        which images at first hardly differ.
         """
         self.feature.weight.div_(std)
         self.feature.bias.sub_(self.feature.weight @ mean)
@@ -161,7 +161,7 @@ class PatchEmbedding(nn.Module):
         shape = (3, self.image_size, self.image_size)
         if tuple(pixels.shape[1:]) != shape:
             raise ValueError(
-                f"pixels has shape {tuple(pixels.shape)}, want [pictures, 3, image_size="
+                f"pixels has shape {tuple(pixels.shape)}, want [images, 3, image_size="
                 f"{self.image_size}, {self.image_size}]; resize them or build the model with "
                 "that image_size"
             )

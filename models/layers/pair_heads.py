@@ -154,7 +154,7 @@ class ScoreHeads(nn.Module):
             init_bert(head, init_std)
 
     def scores(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Says how well text and picture fit: VCR's choices, retrieval's candidates."""
+        """Says how well text and image fit: VCR's choices, retrieval's candidates."""
         scores: Float[Tensor, "B 1"] = self.score_head(self.pooled_dropout(pooled))
         return scores[:, 0]
 
@@ -174,7 +174,7 @@ class ScoreHeads(nn.Module):
 def side_by_side(rows: Float[Tensor, "B P"], count: int) -> Float[Tensor, "examples countP"]:
     """Joins every ``count`` rows. Raises ValueError for rows that are left over."""
     if len(rows) % count:
-        raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} pictures")
+        raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} images")
     return rows.reshape(len(rows) // count, -1)
 
 

@@ -60,7 +60,7 @@ class VilbertConfig:
     frozen_text_layers: int = 0  # these and the embedding run without gradient
     frozen_visual_layers: int = 0
     max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
-    global_region: bool = True  # whether row 0 of the regions is the whole picture (mmf: False)
+    global_region: bool = True  # whether row 0 of the regions is the full image (mmf: False)
     keep_unused: bool = False  # hold the released tensors that nothing reads (q_dense1, q_dense2)
     init_std: float = INIT_STD
 
@@ -187,7 +187,7 @@ class SingleStreamConfig:
     region_width: int = 2048
     num_region_classes: int = 1601  # with background at index 0
     max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
-    global_region: bool = True  # row 0 of the regions is the whole picture
+    global_region: bool = True  # row 0 of the regions is the full image
     init_std: float = INIT_STD
 
     def __post_init__(self) -> None:
@@ -238,7 +238,7 @@ class Vilbert12in1Config:
 
 @dataclass(frozen=True, kw_only=True)
 class VilbertClassifierConfig:
-    """Configures mmf's classifier over one picture, or two with one text (NLVR2)."""
+    """Configures mmf's classifier over one image, or two with one text (NLVR2)."""
 
     trunk: VilbertConfig
     num_labels: int

@@ -1,7 +1,7 @@
 """ViLBERT (Lu et al., arXiv:1908.02265): two streams with co-attention between them.
 
 B pairs, T tokens, R regions, N rows of a stream, H its width (Ht of the text, Hv of the regions), P
-width of co-attention and of what is pooled. Row 0 of the regions is the whole picture (IMG): the
+width of co-attention and of what is pooled. Row 0 of the regions is the full image (IMG): the
 mean feature with the location (0, 0, 1, 1, 1).
 """
 
@@ -200,9 +200,9 @@ class Vilbert(PairHeads):
         read: Positions | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Runs texts up to the first co-attention, which is the same for all pictures.
+        """Runs texts up to the first co-attention, which is the same for all images.
 
-        For retrieval: read each text and each picture once, `Stream.take` the pairs, `join` them.
+        For retrieval: read each text and each image once, `Stream.take` the pairs, `join` them.
         """
         frozen = self.config.frozen_text_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):

@@ -1,8 +1,8 @@
 """ViLBERT's baseline runs BERT over text and regions (Lu et al., arXiv:1908.02265, sec. 4.1).
 
 B pairs, T tokens, R regions, D feature width, H width. Text first, then the regions, whose row 0 is
-the whole picture as in ViLBERT. The paper leaves the pooled vector open; the code's is BERT's tanh
-pooler of [CLS], with nothing of the picture's row.
+the full image as in ViLBERT. The paper leaves the pooled vector open; the code's is BERT's tanh
+pooler of [CLS], with nothing of the image's row.
 """
 
 import torch
@@ -89,7 +89,7 @@ class SingleStream(PairHeads):
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of a picture."""
+        """Embeds regions as the layers take them, once for all texts of a image."""
         embedded: Float[Tensor, "B R H"] = self.region_embedding(
             features, locations, self.region_type.weight[IMAGE_TYPE]
         )

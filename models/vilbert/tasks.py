@@ -84,7 +84,7 @@ class VilbertTasks(ScoreHeads):
 
 
 class Vilbert12in1(ScoreHeads):
-    """Holds 12-in-1's heads: answers to VQA and GQA, pairs of pictures, entailment."""
+    """Holds 12-in-1's heads: answers to VQA and GQA, pairs of images, entailment."""
 
     def __init__(self, config: Vilbert12in1Config) -> None:
         trunk, pooled = config.trunk, config.trunk.co_width
@@ -93,9 +93,9 @@ class Vilbert12in1(ScoreHeads):
         self.config = config
         self.answer_head = Classifier(pooled, 2 * pooled, config.num_answers)
         self.gqa_head = Classifier(pooled, 2 * pooled, config.num_gqa_answers)
-        self.two_pictures_head = Classifier(2 * pooled, 2 * pooled, 2)
+        self.two_images_head = Classifier(2 * pooled, 2 * pooled, 2)
         self.entailment_head = nn.Linear(pooled, 3)
-        for head in (self.answer_head, self.gqa_head, self.two_pictures_head, self.entailment_head):
+        for head in (self.answer_head, self.gqa_head, self.two_images_head, self.entailment_head):
             init_bert(head, trunk.init_std)
 
     def forward(
@@ -115,12 +115,12 @@ class Vilbert12in1(ScoreHeads):
         logits: Float[Tensor, "B G"] = self.gqa_head(self.pooled_dropout(pooled))
         return logits
 
-    def two_picture_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "half 2"]:
-        """Gives NLVR2's logits; rows 2i and 2i + 1 are one statement's two pictures.
+    def two_image_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "half 2"]:
+        """Gives NLVR2's logits; rows 2i and 2i + 1 are one statement's two images.
 
         Raises ValueError for an odd number of rows.
         """
-        logits: Float[Tensor, "half 2"] = self.two_pictures_head(
+        logits: Float[Tensor, "half 2"] = self.two_images_head(
             self.pooled_dropout(side_by_side(pooled, 2))
         )
         return logits

@@ -126,7 +126,7 @@ def load_backbone(
     source: a state dict or file, such as the released ``resnet101-pt-vgbua-0000.model``.
     conventions: a name of `CONVENTIONS` for a ResNet under torchvision's or Detectron2's names,
     None for the released ones. Weights for other pixels are rewritten for VL-BERT's, which is exact
-    but for the colour around a picture: zeros are VL-BERT's mean there. Classifiers and other parts
+    but for the colour around an image: zeros are VL-BERT's mean there. Classifiers and other parts
     of a detector are unexpected in the table.
 
     Raises ValueError for an unknown layout, another ResNet than the network's, or other

@@ -53,14 +53,14 @@ class VlBertConfig:
     visual_norm: bool = True  # layer norms on visual vectors; else one learnt factor each
     visual_scale_text: float = 0.0  # gain of that norm at the start: BERT, undisturbed
     visual_scale_region: float = 0.0
-    end_visual: bool = False  # the paper gives [END] the whole picture's vector too
+    end_visual: bool = False  # the paper gives [END] the full image's vector too
     # What a masked region loses. "appearance": its feature, for a learnt one, and its token.
     # "vector": the projected vector r (the paper). "pixels": its token; the feature was computed
-    # from a picture without its pixels (end to end). "none": no masking (fine-tuning).
+    # from an image without its pixels (end to end). "none": no masking (fine-tuning).
     masked_region: MaskedRegion = "appearance"
-    text_only: bool = True  # rows without a picture, with a learnt vector in its place
+    text_only: bool = True  # rows without an image, with a learnt vector in its place
     pooler: bool = False  # BERT's, on the first element
-    matching: bool = False  # head for whether text and picture belong together
+    matching: bool = False  # head for whether text and image belong together
     masked_words: bool = True  # head for masked words
     masked_classes: bool = True  # head for masked regions' classes, and those regions' own token
     frozen_words: bool = False  # a constant word table, but for a copy of its first 1000 rows
@@ -146,7 +146,7 @@ def vlbert_small(**changes: Any) -> VlBertConfig:
         "num_positions": 64,
         "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
         "init_std": 0.07,  # 0.02 is made for a width of 768
-        # Regions have to be told apart from the first step, and the whole picture in each word does
+        # Regions have to be told apart from the first step, and the full image in each word does
         # not help with it: after 1,500 steps of 32 generated pairs the matching loss is 0.14 so,
         # 0.59 from 0.07 in both, with places in 256 wavelengths.
         "visual_scale_region": 0.3,
@@ -207,7 +207,7 @@ class VlBertRefcocoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertVcrConfig:
-    """Configures VCR; its auxiliary loss has 80 COCO categories and the whole picture."""
+    """Configures VCR; its auxiliary loss has 80 COCO categories and the full image."""
 
     body: VlBertConfig = field(default_factory=lambda: vlbert_for_task(_base(), pooler=True))
     num_categories: int = 81

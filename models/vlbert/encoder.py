@@ -1,6 +1,6 @@
 """VL-BERT encodes its elements here (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
 
-B samples, T tokens, R regions (the whole picture in row 0), D a feature's width, V a region
+B samples, T tokens, R regions (the full image in row 0), D a feature's width, V a region
 vector's, H the width of the encoder, N = T + R + 1 elements with padding, S without.
 """
 
@@ -134,7 +134,7 @@ class VlBertBody(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B R V"]:
-        """The regions' vectors r, zeros at padding; who pairs a picture with many texts needs them
+        """The regions' vectors r, zeros at padding; who pairs an image with many texts needs them
         once. ``real``: the places that ``region_mask`` marks.
         """
         if features.shape[-1] != self.config.region_width:
@@ -259,7 +259,7 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         text_regions: Int[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B T1 V"]:
-        """Gives vectors of regions that tokens speak of; else the picture's, or none's."""
+        """Gives vectors of regions that tokens speak of; else the image's, or none's."""
         if text_regions is not None:
             return regions.gather(1, text_regions[..., None].expand(-1, -1, regions.shape[-1]))
         if not regions.shape[1]:

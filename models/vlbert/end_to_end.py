@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vlmill.models.inputs import PictureRegions, VLInputs
+from vlmill.models.inputs import ImageRegions, VLInputs
 from vlmill.models.places import Positions
 from vlmill.models.vlbert.config import (
     TaskConfig,
@@ -36,22 +36,22 @@ def build_vlbert(config: TaskConfig) -> VlBert | VlBertVqa | VlBertRefcoco | VlB
 
 
 def without_pixels(
-    pictures: Float[Tensor, "B 3 H W"],
+    images: Float[Tensor, "B 3 H W"],
     boxes: Float[Tensor, "B R 4"],
     masked_regions: Bool[Tensor, "B R"],
 ) -> Float[Tensor, "B 3 H W"]:
-    """Sets the masked regions' pixels of normalised pictures to 0, the mean colour.
+    """Sets the masked regions' pixels of normalised images to 0, the mean colour.
 
     Boxes' corners lose their fractions; both ends belong to the box. Before features are computed,
     so that no other region sees what is to be guessed (sec. 3.3).
     """
-    rows = torch.arange(pictures.shape[2], device=pictures.device)
-    columns = torch.arange(pictures.shape[3], device=pictures.device)
+    rows = torch.arange(images.shape[2], device=images.device)
+    columns = torch.arange(images.shape[3], device=images.device)
     left, top, right, bottom = boxes.trunc()[..., None].unbind(dim=2)
     inside_y = (rows >= top) & (rows <= bottom) & masked_regions[..., None]
     inside_x = (columns >= left) & (columns <= right)
     blank = (inside_y.float().transpose(1, 2) @ inside_x.float()) > 0
-    return pictures.masked_fill(blank[:, None], 0.0)
+    return images.masked_fill(blank[:, None], 0.0)
 
 
 class VlBertEndToEnd(nn.Module):
@@ -65,25 +65,25 @@ class VlBertEndToEnd(nn.Module):
 
     def forward(
         self,
-        regions: PictureRegions,
+        regions: ImageRegions,
         texts: VLInputs | ChoiceInputs,
         *arguments: Any,
         real: Positions | None = None,
         pack: bool = True,
         **options: Any,
     ) -> Any:
-        """Runs ``model`` on ``texts`` with features and locations from the pictures.
+        """Runs ``model`` on ``texts`` with features and locations from the images.
 
         ``texts`` has the same regions; its own features, which may have width 0, and locations
         are replaced. Regions that are masked there lose their pixels. ``real`` are the places that
         ``regions.region_mask`` marks, where they are known. ``arguments`` and ``options`` go to the
         model.
         """
-        pictures, masked = regions.pictures, texts.masked_regions
+        images, masked = regions.images, texts.masked_regions
         if masked is not None:
-            pictures = without_pixels(pictures, regions.boxes, masked)
+            images = without_pixels(images, regions.boxes, masked)
         features = self.cnn(
-            pictures, regions.boxes, regions.region_mask, regions.instance_masks, real
+            images, regions.boxes, regions.region_mask, regions.instance_masks, real
         )
         filled = dataclasses.replace(
             texts,

@@ -86,7 +86,7 @@ class VlBert(VlBertBody):
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives log odds that text and picture belong together."""
+        """Gives log odds that text and image belong together."""
         logits = self.match_logits(pooled)
         return logits[:, BELONGS] - logits[:, 1 - BELONGS]
 

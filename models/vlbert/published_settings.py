@@ -111,9 +111,7 @@ def _task(
 ) -> TaskConfig:
     if task == "vqa":
         if network.get("NO_GROUNDING"):
-            raise ValueError(
-                "NO_GROUNDING=True: a question's words always have the picture's vector"
-            )
+            raise ValueError("NO_GROUNDING=True: a question's words always have the image's vector")
         size = config.get("DATASET", {}).get("ANSWER_VOCAB_SIZE", 3129)
         return VlBertVqaConfig(
             body=body,

@@ -1,6 +1,6 @@
 """The trainable Fast R-CNN of VL-BERT (released code): appearance of given boxes from pixels.
 
-B pictures, R regions, L real regions of all pictures, H x W pixels, C channels, G x E cells of the
+B images, R regions, L real regions of all images, H x W pixels, C channels, G x E cells of the
 feature map, P x P cells of a region, D a feature's width.
 """
 
@@ -34,7 +34,7 @@ def _stage(config: RegionCnnConfig, number: int) -> nn.Sequential:
 
 
 class RegionCnn(nn.Module):
-    """Stem to res4 over the picture, RoIAlign, res5 over each region, mean.
+    """Stem to res4 over the image, RoIAlign, res5 over each region, mean.
 
     Batch normalisation is constant, in training too; its parameters are counted, not trained.
     """
@@ -65,9 +65,9 @@ class RegionCnn(nn.Module):
                 module.eval()
         return self
 
-    def feature_map(self, pictures: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G E"]:
-        """res4 of the pictures, stride 16."""
-        features: Tensor = self.res4(self.res3(self.res2(self.stem(pictures))))
+    def feature_map(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G E"]:
+        """res4 of the images, stride 16."""
+        features: Tensor = self.res4(self.res3(self.res2(self.stem(images))))
         return features
 
     def pool(
@@ -77,31 +77,31 @@ class RegionCnn(nn.Module):
         real: Positions,
     ) -> Float[Tensor, "L C P P"]:
         """The cells of the regions at these places, by RoIAlign's first form, one sample a bin."""
-        pictures = (real // boxes.shape[1]).to(boxes.dtype)
-        rois = torch.cat([pictures[:, None], boxes.flatten(0, 1)[real]], dim=1)
+        images = (real // boxes.shape[1]).to(boxes.dtype)
+        rois = torch.cat([images[:, None], boxes.flatten(0, 1)[real]], dim=1)
         size = self.config.pool_size
         return roi_align(features, rois, size, 1 / STRIDE, sampling_ratio=1, aligned=False)
 
     def forward(
         self,
-        pictures: Float[Tensor, "B 3 H W"],
+        images: Float[Tensor, "B 3 H W"],
         boxes: Float[Tensor, "B R 4"],
         region_mask: Bool[Tensor, "B R"],
         instance_masks: Float[Tensor, "B R P P"] | None = None,
         real: Positions | None = None,
     ) -> Float[Tensor, "B R D"]:
-        """Appearance of the boxes (in pixels of ``pictures``), zeros at padding.
+        """Appearance of the boxes (in pixels of ``images``), zeros at padding.
 
         ``instance_masks`` blank out cells of res5 before the mean, which stays one over all cells
         (VCR). ``real``: the places that ``region_mask`` marks; without them the device is asked.
         """
-        if len({len(pictures), len(boxes), len(region_mask)}) != 1:
+        if len({len(images), len(boxes), len(region_mask)}) != 1:
             raise ValueError(
-                f"pictures, boxes, region_mask hold {len(pictures)}, {len(boxes)}, "
-                f"{len(region_mask)} pictures; want as many each"
+                f"images, boxes, region_mask hold {len(images)}, {len(boxes)}, "
+                f"{len(region_mask)} images; want as many each"
             )
         real = find_positions(region_mask) if real is None else real
-        cells: Tensor = self.res5(self.pool(self.feature_map(pictures), boxes, real))
+        cells: Tensor = self.res5(self.pool(self.feature_map(images), boxes, real))
         if instance_masks is not None:
             if instance_masks.shape[-2:] != cells.shape[-2:]:
                 raise ValueError(

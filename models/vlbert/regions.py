@@ -20,7 +20,7 @@ PERCENT = 100.0
 def box_numbers(
     locations: Float[Tensor, "*rows 5"], geometry: Geometry = "centre"
 ) -> Float[Tensor, "*rows 4"]:
-    """Gives four numbers that say where a box lies, in hundredths of the picture's sides.
+    """Gives four numbers that say where a box lies, in hundredths of the image's sides.
 
     ``locations`` as in `VLInputs`: corners as fractions, and area.
     """

@@ -132,7 +132,7 @@ class VlBertRefcoco(nn.Module):
         self.head = TaskHead(transform, width, 1, config.dropout)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Float[Tensor, "B R"]:
-        """Gives logits of candidates, the whole picture among them; minus infinity at padding.
+        """Gives logits of candidates, the full image among them; minus infinity at padding.
 
         (The released code lets padding win: its logits there are those of a zero vector.)
         """
@@ -154,7 +154,7 @@ class VlBertRefcoco(nn.Module):
 class ChoiceInputs:
     """Holds questions with C choices each: `VLInputs` with the texts of each choice.
 
-    text_regions says for each token which region it speaks of, 0 the whole picture. masked_regions:
+    text_regions says for each token which region it speaks of, 0 the full image. masked_regions:
     as in `VLInputs`. Raises ValueError if the shapes do not fit together.
     """
 
@@ -172,15 +172,15 @@ class ChoiceInputs:
         for name in ("token_mask", "segments", "text_regions"):
             if (actual := tuple(getattr(self, name).shape)) != shape:
                 raise ValueError(f"{name} has shape {actual}, want {shape} as tokens")
-        pictures = tuple(self.region_features.shape[:2])
-        if len(shape) != 3 or tuple(self.region_mask.shape) != pictures:
+        images = tuple(self.region_features.shape[:2])
+        if len(shape) != 3 or tuple(self.region_mask.shape) != images:
             raise ValueError(
                 f"tokens has shape {shape}, region_features {tuple(self.region_features.shape)}, "
                 f"region_mask {tuple(self.region_mask.shape)}; want [questions, choices, tokens], "
                 "[questions, regions, width] and [questions, regions]"
             )
-        if pictures[0] != shape[0]:
-            raise ValueError(f"tokens has {shape[0]} questions, region_features {pictures[0]}")
+        if images[0] != shape[0]:
+            raise ValueError(f"tokens has {shape[0]} questions, region_features {images[0]}")
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ChoiceInputs":
         """Gives the same batch with ``change`` applied to each tensor."""
@@ -192,13 +192,13 @@ class ChoiceInputs:
 class VcrOutput:
     """Holds logits of the choices, and of regions' categories in every sequence.
 
-    ``pictures`` and ``regions`` say which region a row of ``category_logits`` is. ``text`` are the
+    ``images`` and ``regions`` say which region a row of ``category_logits`` is. ``text`` are the
     last hidden states of the tokens.
     """
 
     answer_logits: Float[Tensor, "B C"]
     category_logits: Float[Tensor, "L K"]
-    pictures: Int[Tensor, " L"]
+    images: Int[Tensor, " L"]
     regions: Int[Tensor, " L"]
     text: Float[Tensor, "BC T H"]
 
@@ -240,7 +240,7 @@ class VlBertVcr(nn.Module):
         category_regions: tuple[Int[Tensor, " L"], Int[Tensor, " L"]] | None = None,
         pack: bool = True,
     ) -> VcrOutput:
-        """Encodes all choices; the regions' vectors are computed once a picture.
+        """Encodes all choices; the regions' vectors are computed once a image.
 
         ``category_regions``: the sequences, counted choice by choice, and the rows of their regions whose
         categories are asked; all real ones without.
@@ -272,7 +272,7 @@ class VlBertVcr(nn.Module):
         return VcrOutput(
             answer_logits=logits.view(-1, choices),
             category_logits=self.category_head(encoded.regions[sequences, regions]),
-            pictures=sequences // choices,
+            images=sequences // choices,
             regions=regions,
             text=encoded.text,
         )

@@ -137,7 +137,7 @@ def vlmo_large_paper(**changes: Any) -> VlmoConfig:
 
 
 def vlmo_small(**changes: Any) -> VlmoConfig:
-    """Gives 2.7 million parameters with 4,000 words and small pictures, for trials on a CPU."""
+    """Gives 2.7 million parameters with 4,000 words and small images, for trials on a CPU."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 128,

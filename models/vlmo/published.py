@@ -204,7 +204,7 @@ def _link_tensor(name: str, reference: str) -> Link:
 
 
 def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Resizes positions to the model's pictures and texts, as the released code does on loading."""
+    """Resizes positions to the model's images and texts, as the released code does on loading."""
     encoder: Any = model.encoder
     return {
         name: resize(RESIZED_NAMES[name], tensor, encoder.config)

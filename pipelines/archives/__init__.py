@@ -1,4 +1,4 @@
-"""Web archives become pages, pictures and redirects here, whatever wrote and packed them.
+"""Web archives become pages, images and redirects here, whatever wrote and packed them.
 
 Reading order: ``packing`` (compressed streams and their members), ``arc`` and ``zips`` (the other
 formats), ``records`` (WARC records as they lie, damage included), ``content`` (what a record is),

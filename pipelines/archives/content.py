@@ -1,4 +1,4 @@
-"""What a stored record is: a page, a picture, a redirect to one, or why it is none.
+"""What a stored record is: a page, an image, a redirect to one, or why it is none.
 
 What a record is follows from its bytes and only then from what its headers say.
 """
@@ -32,7 +32,7 @@ _PAGE_START = re.compile(
 )
 _ANY_TAG = re.compile(rb"<(?:!--|/?[a-z])", re.IGNORECASE)
 _COMMENTS = re.compile(rb"(?:\s+|<!--.*?-->|<\?xml.*?\?>)+", re.DOTALL)
-_PICTURE_STARTS = (
+_IMAGE_STARTS = (
     b"\xff\xd8\xff",
     b"\x89PNG\r\n\x1a\n",
     b"GIF87a",
@@ -48,7 +48,7 @@ _ISO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A page, a picture, or a redirect of an archive.
+    """A page, an image, or a redirect of an archive.
 
     ``offset`` is its place for ``read_bodies``. A redirect has a ``target`` and no body: an HTTP
     redirect's location, or the URL whose content a revisit record repeats.
@@ -155,12 +155,12 @@ def is_wrong(digest: str | None, block: bytes) -> bool:
 
 
 def sniff_kind(body: bytes, declared: str = "") -> Kind | None:
-    """Returns ``page``, ``picture`` (any format, readable by us or not) or None.
+    """Returns ``page``, ``image`` (any format, readable by us or not) or None.
 
     ``declared`` is the content type: markup that does not begin like a page is one if it says so.
     """
     start = body[:4_096].lstrip(b"\xef\xbb\xbf\xff\xfe")
-    if body.startswith(_PICTURE_STARTS) or (body[:4] == b"RIFF" and body[8:12] == b"WEBP"):
+    if body.startswith(_IMAGE_STARTS) or (body[:4] == b"RIFF" and body[8:12] == b"WEBP"):
         return "picture"
     if body[:2] == b"BM" and body[6:10] == b"\0\0\0\0":
         return "picture"

@@ -21,7 +21,7 @@ from vlmill.schemas.files.positioned import PositionedFile
 MIB = 1 << 20
 MAX_WARC_HEADER = 2 * MIB  # of one record; URLs of a megabyte exist
 MAX_DICTIONARY = 16 * MIB
-# Text packs 5 to 10 times, blank pictures 1,000 times: a whole archive never does.
+# Text packs 5 to 10 times, blank images 1,000 times: a whole archive never does.
 HARMLESS_BYTES, MAX_EXPANSION = 256 * MIB, 200
 
 _DICTIONARY_FRAME = b"\x5d\x2a\x4d\x18"  # a skippable frame before the first record (.warc.zst)

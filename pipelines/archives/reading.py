@@ -36,7 +36,7 @@ __all__ = [
 # An offset in a WACZ holds the number of the entry above these bits, and the place in it below.
 ENTRY_BITS = 48
 GAP_BYTES, AT_ONCE_BYTES = 64 << 10, 8 << 20  # of records that are read together
-MAX_DIGESTS = 20_000  # of pictures, for revisits that name none but a digest: about 5 MB
+MAX_DIGESTS = 20_000  # of images, for revisits that name none but a digest: about 5 MB
 
 
 def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
@@ -117,7 +117,7 @@ def _read_entry(
     file: BinaryIO, archive: str, *, base: int, max_bytes: int
 ) -> Iterator[tuple[str, Record | Drop]]:
     file, layout = sniff_layout(file)
-    pictures = _Digests()
+    images = _Digests()
     stored = StoredRecords(file, layout, is_selected=_has_content, max_bytes=max_bytes)
     for item in stored:
         key = f"{archive}:{base + item.offset}"
@@ -126,7 +126,7 @@ def _read_entry(
         elif _has_content(item.offset, item.record):
             content = extract_content(item, archive, offset=base + item.offset, max_bytes=max_bytes)
             url = bare_url(item.record.headers.get("WARC-Target-URI"))
-            yield url or key, pictures.resolve(item, content, archive, base + item.offset)
+            yield url or key, images.resolve(item, content, archive, base + item.offset)
 
 
 def _has_content(offset: int, record: Any) -> bool:
@@ -134,9 +134,9 @@ def _has_content(offset: int, record: Any) -> bool:
 
 
 class _Digests:
-    """URLs of an archive's pictures by the digest of their payload, the latest ones.
+    """URLs of an archive's images by the digest of their payload, the latest ones.
 
-    Older crawlers say of a picture that they had before under another URL only its digest.
+    Older crawlers say of an image that they had before under another URL only its digest.
     """
 
     def __init__(self) -> None:
@@ -147,8 +147,8 @@ class _Digests:
     ) -> Record | Drop:
         """Makes a redirect of a revisit record whose content came earlier in this archive."""
         is_revisit = isinstance(content, Drop) and content.reason == Reason.REVISIT
-        is_picture = isinstance(content, Record) and content.kind == "picture"
-        if not is_revisit and not is_picture:
+        is_image = isinstance(content, Record) and content.kind == "picture"
+        if not is_revisit and not is_image:
             return content
         digest = stored.record.headers.get("WARC-Payload-Digest")
         if digest and isinstance(content, Record):
@@ -187,7 +187,7 @@ def read_bodies(
 
 def _missing(offsets: Iterable[int]) -> Iterator[Drop]:
     for offset in offsets:
-        yield Drop(Reason.BROKEN_ARCHIVE, f"no page or picture at byte {offset} any more")
+        yield Drop(Reason.BROKEN_ARCHIVE, f"no page or image at byte {offset} any more")
 
 
 def _entry_bodies(file: BinaryIO, offsets: Sequence[int], max_bytes: int) -> Iterator[bytes | Drop]:

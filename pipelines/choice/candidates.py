@@ -1,4 +1,4 @@
-"""Every text of a page that may describe one of its pictures, with where it stands."""
+"""Every text of a page that may describe one of its images, with where it stands."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -30,7 +30,7 @@ SOURCES: dict[Kind, TextSource] = {
 _SIDE_SENTENCES, _SIDE_BLOCKS = 4, 4
 _REACH = 12  # blocks before and after, listings included
 _HEADINGS, _HEADING_REACH = 2, 200
-_LINKED = 0.5  # of a heading's characters: it leads on, as its picture does
+_LINKED = 0.5  # of a heading's characters: it leads on, as its image does
 
 
 _FILE_NAME = re.compile(
@@ -58,7 +58,7 @@ _CREDIT = re.compile(
 
 
 def says_nothing(text: str) -> bool:
-    """Says whether a text is a file's name, a word for any picture, a number or a date."""
+    """Says whether a text is a file's name, a word for any image, a number or a date."""
     letters = sum(map(str.isalpha, text[:400]))
     return (
         letters < 2
@@ -71,15 +71,15 @@ def says_nothing(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A text near a picture, raw, and where it stands."""
+    """A text near an image, raw, and where it stands."""
 
     kind: Kind
     text: str
     sentences_away: int = 0  # 1 for the nearest sentence of its side
     blocks_away: int = 0  # 1 for the nearest block of its side
-    pictures_between: int = 0
+    images_between: int = 0
     tag: str = ""
-    common: int = 9  # how many elements above the picture the first that holds both is
+    common: int = 9  # how many elements above the image the first that holds both is
     is_whole: bool = False  # a block of one sentence
     position: int = 0  # of the sentence in its block, from its start
     block_words: float = 0.0
@@ -87,18 +87,18 @@ class Candidate:
 
 
 def find_candidates(
-    page: Page, image: PageImage, pictures: Sequence[int], *, is_card: bool = False
+    page: Page, image: PageImage, images: Sequence[int], *, is_card: bool = False
 ) -> list[Candidate]:
-    """Every text that may describe the picture, each once, the most explicit kind first.
+    """Every text that may describe the image, each once, the most explicit kind first.
 
-    ``pictures`` are places (block numbers) of the page's pictures at hand, sorted. ``is_card`` says
-    that the picture stands for another page: what this page says of itself describes a list.
+    ``images`` are places (block numbers) of the page's images at hand, sorted. ``is_card`` says
+    that the image stands for another page: what this page says of itself describes a list.
     """
     texts = [
         *_explicit(image),
-        *_side(page.blocks, image, pictures, -1),
-        *_side(page.blocks, image, pictures, 1),
-        *_headings(page.blocks, image, pictures),
+        *_side(page.blocks, image, images, -1),
+        *_side(page.blocks, image, images, 1),
+        *_headings(page.blocks, image, images),
         *_title(page),
         *(Candidate(kind="metadata", text=text) for text in image.metadata[:4]),
     ]
@@ -132,9 +132,9 @@ def _explicit(image: PageImage) -> Iterator[Candidate]:
 
 
 def _side(
-    blocks: Sequence[Block], image: PageImage, pictures: Sequence[int], step: int
+    blocks: Sequence[Block], image: PageImage, images: Sequence[int], step: int
 ) -> Iterator[Candidate]:
-    """Sentences before (step -1) or after (step 1) the picture, the nearest first."""
+    """Sentences before (step -1) or after (step 1) the image, the nearest first."""
     kind: Kind = "before" if step < 0 else "after"
     number = image.block - 1 if step < 0 else image.block
     sentences_away = blocks_away = 0
@@ -160,16 +160,16 @@ def _side(
                     blocks_away,
                     position,
                     len(cut),
-                    _between(pictures, image.block, number),
+                    _between(images, image.block, number),
                 )
         number += step
 
 
-def _between(pictures: Sequence[int], image_block: int, number: int) -> int:
-    """Tells how many other pictures stand between the picture at ``image_block`` and a block."""
+def _between(images: Sequence[int], image_block: int, number: int) -> int:
+    """Tells how many other images stand between the image at ``image_block`` and a block."""
     if number < image_block:
-        return bisect_left(pictures, image_block) - bisect_right(pictures, number)
-    return bisect_right(pictures, number) - bisect_right(pictures, image_block)
+        return bisect_left(images, image_block) - bisect_right(images, number)
+    return bisect_right(images, number) - bisect_right(images, image_block)
 
 
 def _near(
@@ -189,7 +189,7 @@ def _near(
         text=text,
         sentences_away=sentences_away,
         blocks_away=blocks_away,
-        pictures_between=between,
+        images_between=between,
         tag=block.tag,
         common=common,
         is_whole=num_sentences == 1,
@@ -200,7 +200,7 @@ def _near(
 
 
 def _headings(
-    blocks: Sequence[Block], image: PageImage, pictures: Sequence[int]
+    blocks: Sequence[Block], image: PageImage, images: Sequence[int]
 ) -> Iterator[Candidate]:
     """The nearest headings above, whatever stands between."""
     away = 0
@@ -218,7 +218,7 @@ def _headings(
                 image.block - number,
                 0,
                 1,
-                _between(pictures, image.block, number),
+                _between(images, image.block, number),
             )
             if away == _HEADINGS:
                 return

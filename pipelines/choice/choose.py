@@ -1,10 +1,10 @@
-"""Chooses a page's content pictures and the texts that describe them."""
+"""Chooses a page's content images and the texts that describe them."""
 
 import math
 from collections.abc import Mapping
 
 from vlmill.pipelines.choice.candidates import SOURCES, find_candidates
-from vlmill.pipelines.choice.dominance import judge_pictures
+from vlmill.pipelines.choice.dominance import judge_images
 from vlmill.pipelines.choice.features import EXPLICIT, Scene, features, total
 from vlmill.pipelines.choice.joined import Choice, JoinedPage, ScoredText
 from vlmill.pipelines.choice.survey import Site, find_image_blocks, row_side, sides
@@ -26,13 +26,13 @@ def choose(
     *,
     weights: Mapping[str, float] = WEIGHTS,
 ) -> list[Choice | Drop]:
-    """For each picture of the page, in order, its texts, best first, or why it has none.
+    """For each image of the page, in order, its texts, best first, or why it has none.
 
-    A picture that is not content is dropped for that, one without a text that scores at least
+    An image that is not content is dropped for that, one without a text that scores at least
     ``rules.min_score`` and is left by cleaning for its best text's fault. ``weights`` are those of
     ``features``.
     """
-    judged = judge_pictures(joined, site, rules)
+    judged = judge_images(joined, site, rules)
     return [
         verdict if isinstance(verdict, Drop) else _choice(scene, verdict, rules, lists, weights)
         for verdict, scene in zip(judged, scenes(joined, site, judged), strict=True)
@@ -46,7 +46,7 @@ def _choice(
     lists: TextLists,
     weights: Mapping[str, float],
 ) -> Choice | Drop:
-    """The picture with its texts, each once; else the fault of the text that scores best."""
+    """The image with its texts, each once; else the fault of the text that scores best."""
     caption = scene.image.caption
     if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
         return Drop(Reason.SHARED_TEXT, caption)
@@ -70,13 +70,13 @@ def _choice(
 
 
 def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:
-    """Each picture among the others, with its candidates; those that are not content without."""
+    """Each image among the others, with its candidates; those that are not content without."""
     image_blocks = find_image_blocks(joined)
     above, below = sides(joined)
     above, below = above + site.above, below + site.below
     side = (above - below) / (above + below + 2)
     row = row_side(joined, side)
-    num_pictures = sum(not isinstance(verdict, Drop) for verdict in judged)
+    num_images = sum(not isinstance(verdict, Drop) for verdict in judged)
     return [
         Scene(
             page=joined.page,
@@ -85,7 +85,7 @@ def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[S
             side=side,
             row=row,
             num_pages_with=_pages_with(joined, image.order, site),
-            num_pictures=num_pictures,
+            num_images=num_images,
             candidates=()
             if isinstance(verdict, Drop)
             else [
@@ -101,12 +101,12 @@ def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[S
 
 
 def _pages_with(joined: JoinedPage, order: int, site: Site) -> int:
-    picture = joined.pictures.get(order)
-    return 1 if picture is None or isinstance(picture, Drop) else site.pages_with(picture.image_id)
+    image = joined.images.get(order)
+    return 1 if image is None or isinstance(image, Drop) else site.pages_with(image.image_id)
 
 
 def _is_card(joined: JoinedPage, image: PageImage, site: Site) -> bool:
-    """Says whether the picture only leads to another page here, and other pages show it, too."""
+    """Says whether the image only leads to another page here, and other pages show it, too."""
     if not image.link or image.links_to_picture or _pages_with(joined, image.order, site) < 2:
         return False
     return resolve(joined.page.url, image.link) not in (None, joined.page.url)

@@ -1,7 +1,7 @@
-"""Which pictures of a page are its content: rules that rule out, then a score of named features.
+"""Which images of a page are its content: rules that rule out, then a score of named features.
 
-LAIT keeps the pictures that are "dominant" by HTML tags and DOM tree features (ImageBERT,
-arXiv:2001.07966, section 3) without naming these. Pictures are judged by their true sizes, so only
+LAIT keeps the images that are "dominant" by HTML tags and DOM tree features (ImageBERT,
+arXiv:2001.07966, section 3) without naming these. Images are judged by their true sizes, so only
 those at hand are. The features and weights are ours.
 """
 
@@ -49,7 +49,7 @@ _SPOKEN = 4  # words of an alt text that nobody writes for an icon
 
 WEIGHTS: Mapping[str, float] = {
     "shown": 0.3,  # at hand, of the least size, and nothing speaks against it
-    "area_share": 0.3,  # of the largest picture at hand of the page
+    "area_share": 0.3,  # of the largest image at hand of the page
     "named_by_page": 0.3,  # og:image, twitter:image, itemprop: the page's own choice
     "captioned": 0.3,
     "described": 0.2,  # alt or title of three words: nobody describes decoration
@@ -64,15 +64,15 @@ WEIGHTS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class _PageStats:
-    """The pictures at hand of a page: how often it shows each, and the largest area in pixels."""
+    """The images at hand of a page: how often it shows each, and the largest area in pixels."""
 
     times: Counter[str]
     largest: int
 
 
-def judge_pictures(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
-    """How dominant each picture is on its page, in 0..1, or why it is not content; in order."""
-    available_images = [p for p in joined.pictures.values() if not isinstance(p, Drop)]
+def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
+    """How dominant each image is on its page, in 0..1, or why it is not content; in order."""
+    available_images = [p for p in joined.images.values() if not isinstance(p, Drop)]
     page_stats = _PageStats(
         Counter(archived.image_id for archived in available_images),
         max((archived.width * archived.height for archived in available_images), default=0),
@@ -85,7 +85,7 @@ def _judge(
 ) -> float | Drop:
     if not image.urls:
         return Drop(Reason.BAD_URL, image.src[:100])
-    archived = joined.pictures.get(image.order)
+    archived = joined.images.get(image.order)
     if archived is None:
         return Drop(Reason.MISSING_IMAGE)
     if isinstance(archived, Drop):
@@ -135,14 +135,14 @@ def _is_furniture(image: PageImage, archived: Measured, site: Site) -> bool:
         return False
     if not {"nav", "footer", "button", "aside"}.isdisjoint(image.ancestors):
         return True
-    # A page's header holds its banner, which every page shows, or its own first picture.
+    # A page's header holds its banner, which every page shows, or its own first image.
     in_header = "header" in image.ancestors and site.num_pages >= 4
     return not (in_header and site.pages_with(archived.image_id) == 1)
 
 
 def _small_or_thin(image: PageImage, archived: Measured, rules: WebPairRules) -> Drop | None:
     sides = [side for side in (image.width, image.height) if side is not None]
-    # A thumbnail that leads to its picture is shown small on purpose.
+    # A thumbnail that leads to its image is shown small on purpose.
     min_side_px = rules.min_declared_px // (
         4 if image.links_to_picture else 2 if image.caption else 1
     )
@@ -157,7 +157,7 @@ def _small_or_thin(image: PageImage, archived: Measured, rules: WebPairRules) ->
 def dominance_features(
     image: PageImage, archived: Measured, largest: int, site: Site
 ) -> dict[str, float]:
-    """Named features in 0..1 of a picture; ``largest`` is the page's largest area in pixels."""
+    """Named features in 0..1 of an image; ``largest`` is the page's largest area in pixels."""
     classes = set(" ".join(image.marks).split())
     values = {
         "shown": True,

@@ -1,4 +1,4 @@
-"""Named features of a candidate text for a picture: where it stands, what it says, what agrees."""
+"""Named features of a candidate text for an image: where it stands, what it says, what agrees."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -44,15 +44,15 @@ _READ_CHARS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A picture among the other pictures and candidates of its page."""
+    """An image among the other images and candidates of its page."""
 
     page: Page
     image: PageImage
     site: Site
     side: float  # -1 captions stand below on this page and site, 1 above
-    row: str  # "before" or "after" where pictures and short texts alternate, "" elsewhere
-    num_pages_with: int  # of the site, which show the picture
-    num_pictures: int  # content pictures at hand on the page
+    row: str  # "before" or "after" where images and short texts alternate, "" elsewhere
+    num_pages_with: int  # of the site, which show the image
+    num_images: int  # content images at hand on the page
     candidates: Sequence[Candidate]
 
 
@@ -70,15 +70,15 @@ def features(candidate: Candidate, scene: Scene) -> dict[str, float]:
 
 
 def _place(candidate: Candidate, scene: Scene, words: float) -> dict[str, float]:
-    """Where the text stands: beside the picture, or above it as a heading."""
-    kind, between = candidate.kind, candidate.pictures_between > 0
+    """Where the text stands: beside the image, or above it as a heading."""
+    kind, between = candidate.kind, candidate.images_between > 0
     if kind in ("heading", "page_title"):
         is_heading = kind == "heading"
         return {
             "own_heading": is_heading and not between,
             "heading_right_above": is_heading and candidate.blocks_away == 1,
             "second_heading": is_heading and candidate.sentences_away == 2,
-            "heading_only_picture": scene.num_pictures == 1,
+            "heading_only_picture": scene.num_images == 1,
         }
     if kind not in ("before", "after"):
         return {}

@@ -1,4 +1,4 @@
-"""What the choice takes and gives: pages with the pictures at hand, pictures with their texts."""
+"""What the choice takes and gives: pages with the images at hand, images with their texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ TextSource = Literal["figcaption", "alt", "title", "metadata", "surrounding"]
 
 
 class Measured(Protocol):
-    """A picture at hand: its id by content, and its true size in pixels."""
+    """An image at hand: its id by content, and its true size in pixels."""
 
     @property
     def image_id(self) -> str:
@@ -28,17 +28,17 @@ class Measured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JoinedPage:
-    """A page and what lies under the addresses of its pictures, by ``PageImage.order``.
+    """A page and what lies under the addresses of its images, by ``PageImage.order``.
 
-    An order that is absent is a picture that is not at hand.
+    An order that is absent is an image that is not at hand.
     """
 
     page: Page
-    pictures: Mapping[int, Measured | Drop]
+    images: Mapping[int, Measured | Drop]
 
 
 class ScoredText(NamedTuple):
-    """A text for a picture, cleaned: where it stood, what it says, how likely it describes it."""
+    """A text for an image, cleaned: where it stood, what it says, how likely it describes it."""
 
     source: TextSource
     text: str
@@ -47,7 +47,7 @@ class ScoredText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A picture that is part of its page's content, with the texts that describe it, best first."""
+    """An image that is part of its page's content, with the texts that describe it, best first."""
 
     order: int
     dominance: float  # 0..1

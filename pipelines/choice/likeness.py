@@ -17,7 +17,7 @@ _EMPTY = word_set(
     "и в во на с со по из у к от до за для не что как это мы я он она они но или о об при же "
     "le la les un une des de du et ou dans sur avec pour par est au aux en que qui "
     "el los las una unos y o con por para es su al del se lo "
-    "image images img photo photos picture pic foto bild file thumb thumbnail small large"
+    "image images img photo photos image pic foto bild file thumb thumbnail small large"
 )
 
 

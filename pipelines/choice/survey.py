@@ -1,4 +1,4 @@
-"""What a site repeats on its pages, and on which side of its pictures captions stand."""
+"""What a site repeats on its pages, and on which side of its images captions stand."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.schemas.rejects import Reason
 
 _ABSENT = Drop(Reason.MISSING_IMAGE)
-_MAX_COUNTED = 200_000  # different pictures or texts of a site; the rare ones are forgotten first
+_MAX_COUNTED = 200_000  # different images or texts of a site; the rare ones are forgotten first
 _REPEATED_PAGES, _REPEATED_SHARE = 5, 0.4
-_GENERIC_PICTURES = 5
+_GENERIC_IMAGES = 5
 _SHORT = 25  # words: what is no longer may be a caption
 
 
@@ -27,26 +27,26 @@ class Site:
     """What the pages of one host have in common; it is made and asked in one process."""
 
     num_pages: int = 0
-    pictures: Counter[str] = field(default_factory=Counter)  # image id -> pages that show it
+    images: Counter[str] = field(default_factory=Counter)  # image id -> pages that show it
     texts: Counter[int] = field(default_factory=Counter)  # hash -> pages that say it
     images_by_alt: dict[int, set[str]] = field(
         default_factory=dict
-    )  # hash of an alt text -> pictures
-    above: float = 0.0  # evidence that captions stand above their pictures
+    )  # hash of an alt text -> images
+    above: float = 0.0  # evidence that captions stand above their images
     below: float = 0.0
 
     def pages_with(self, image_id: str) -> int:
-        """Tells how many pages show the picture."""
-        return self.pictures[image_id]
+        """Tells how many pages show the image."""
+        return self.images[image_id]
 
     def is_repeated(self, image_id: str) -> bool:
-        """Says whether so many pages show the picture that it belongs to the site."""
-        pages = self.pictures[image_id]
+        """Says whether so many pages show the image that it belongs to the site."""
+        pages = self.images[image_id]
         return pages >= max(_REPEATED_PAGES, _REPEATED_SHARE * self.num_pages)
 
     def is_generic(self, text: str) -> bool:
-        """Says whether a picture's own text (alt, title, caption) stands for many pictures."""
-        return len(self.images_by_alt.get(hash(text), ())) >= _GENERIC_PICTURES
+        """Says whether an image's own text (alt, title, caption) stands for many images."""
+        return len(self.images_by_alt.get(hash(text), ())) >= _GENERIC_IMAGES
 
     def share_with(self, text: str) -> float:
         """Share of the site's other pages that say the text."""
@@ -59,35 +59,35 @@ def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
     site = Site()
     for joined in pages:
         site.num_pages += 1
-        ids = [p.image_id for p in joined.pictures.values() if not isinstance(p, Drop)]
+        ids = [p.image_id for p in joined.images.values() if not isinstance(p, Drop)]
         texts = [hash(block.text) for block in joined.page.blocks]
         texts += [hash(t) for i in joined.page.images for t in (i.alt, i.title) if t]
         # Once a page, and in its order: a set's order is another in every process.
-        site.pictures.update(list(dict.fromkeys(ids)))
+        site.images.update(list(dict.fromkeys(ids)))
         site.texts.update(list(dict.fromkeys(texts)))
         _note_names(joined, site)
         above, below = sides(joined)
         site.above += above
         site.below += below
-        for counter in (site.pictures, site.texts):
+        for counter in (site.images, site.texts):
             if len(counter) > _MAX_COUNTED:
                 _forget(counter)
     return site
 
 
 def _note_names(joined: JoinedPage, site: Site) -> None:
-    """Notes which pictures have an alt text, title or caption, up to those that make it generic."""
+    """Notes which images have an alt text, title or caption, up to those that make it generic."""
     for image in joined.page.images:
-        archived = joined.pictures.get(image.order, _ABSENT)
+        archived = joined.images.get(image.order, _ABSENT)
         if isinstance(archived, Drop):
             continue
         for text in (image.alt, image.title, image.label, image.caption):
             if text and (
                 len(site.images_by_alt) < _MAX_COUNTED or hash(text) in site.images_by_alt
             ):
-                pictures = site.images_by_alt.setdefault(hash(text), set())
-                if len(pictures) < _GENERIC_PICTURES:
-                    pictures.add(archived.image_id)
+                images = site.images_by_alt.setdefault(hash(text), set())
+                if len(images) < _GENERIC_IMAGES:
+                    images.add(archived.image_id)
 
 
 def _forget(counter: Counter[Any]) -> None:
@@ -98,25 +98,24 @@ def _forget(counter: Counter[Any]) -> None:
 
 
 def find_image_blocks(joined: JoinedPage) -> list[int]:
-    """Places (block numbers) of the page's pictures at hand, sorted."""
+    """Places (block numbers) of the page's images at hand, sorted."""
     return sorted(
         image.block
         for image in joined.page.images
-        if not isinstance(joined.pictures.get(image.order, _ABSENT), Drop)
-        and not image.is_furniture
+        if not isinstance(joined.images.get(image.order, _ABSENT), Drop) and not image.is_furniture
     )
 
 
 def sides(joined: JoinedPage) -> tuple[float, float]:
-    """Evidence of a page that captions stand (above, below) its pictures.
+    """Evidence of a page that captions stand (above, below) its images.
 
-    A row of pictures and short texts tells at its ends: what follows the last picture in the same
+    A row of images and short texts tells at its ends: what follows the last image in the same
     part of the page is a caption below, what precedes the first one above. Words that a text
-    shares with the name or the alt text of its picture tell everywhere.
+    shares with the name or the alt text of its image tell everywhere.
     """
     above = below = 0.0
     for image in joined.page.images:
-        archived = joined.pictures.get(image.order)
+        archived = joined.images.get(image.order)
         if archived is None or isinstance(archived, Drop) or image.is_furniture or image.caption:
             continue
         before, after = neighbours(joined.page, image)
@@ -132,7 +131,7 @@ def sides(joined: JoinedPage) -> tuple[float, float]:
 
 
 def neighbours(page: Page, image: PageImage) -> tuple[Block | None, Block | None]:
-    """The short texts right before and right after a picture, in the same part of the page."""
+    """The short texts right before and right after an image, in the same part of the page."""
     before = page.blocks[image.block - 1] if 0 < image.block <= len(page.blocks) else None
     after = page.blocks[image.block] if image.block < len(page.blocks) else None
     return _caption_like(before, image), _caption_like(after, image)
@@ -146,9 +145,9 @@ def _caption_like(block: Block | None, image: PageImage) -> Block | None:
 
 
 def row_side(joined: JoinedPage, side: float) -> str:
-    """Where captions stand on a page on which pictures and short texts alternate, "" on others.
+    """Where captions stand on a page on which images and short texts alternate, "" on others.
 
-    ``before`` or ``after`` the picture: as the row's ends say, and ``side`` where they do not.
+    ``before`` or ``after`` the image: as the row's ends say, and ``side`` where they do not.
     """
     blocks = joined.page.blocks
     image_blocks = sorted(set(find_image_blocks(joined)))

@@ -34,8 +34,8 @@ REDIRECTS = Stage("redirects", "redirects")
 PAGES = Stage("pages", "pages")
 LANGUAGE = Stage("language", "pages")
 PARSE = Stage("parse", "pages")
-PICTURES = Stage("pictures", "pictures")
-INLINE_PICTURES = Stage("inline_pictures", "pictures in pages")
+IMAGES = Stage("pictures", "pictures")
+INLINE_IMAGES = Stage("inline_pictures", "images in pages")
 JOIN = Stage("join", "images on pages")
 DOMINANT = Stage("dominant", "images on pages")
 TEXTS = Stage("texts", "images on pages")
@@ -51,8 +51,8 @@ STAGES = (
     PAGES,
     LANGUAGE,
     PARSE,
-    PICTURES,
-    INLINE_PICTURES,
+    IMAGES,
+    INLINE_IMAGES,
     JOIN,
     DOMINANT,
     TEXTS,

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
-from vlmill.pipelines.counting.funnel import IN, NEAR_DUPLICATES, OUT, PAGES, PICTURES, Tally
+from vlmill.pipelines.counting.funnel import IMAGES, IN, NEAR_DUPLICATES, OUT, PAGES, Tally
 from vlmill.schemas.console.progress import Progress
 
 Numbers = Counter[str]
-"""``pages``, ``pictures``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
+"""``pages``, ``images``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
 ``milliseconds`` that it took."""
 
 BYTES, MILLISECONDS, REJECTS = "bytes", "milliseconds", "rejects"
 SHOWN_REASONS = 3  # of rejects, on the screen: the most frequent ones
 COUNTED = {
     (PAGES.name, IN): "pages",
-    (PICTURES.name, IN): "pictures",
+    (IMAGES.name, IN): "pictures",
     (NEAR_DUPLICATES.name, OUT): "pairs",
 }
 

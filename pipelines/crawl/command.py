@@ -1,4 +1,4 @@
-"""Pages and pictures into web archives: python -m vlmill.pipelines.crawl --help"""
+"""Pages and images into web archives: python -m vlmill.pipelines.crawl --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.crawl",
-        description="Fetches pages with their pictures, or pictures alone, into WARC files that "
+        description="Fetches pages with their images, or images alone, into WARC files that "
         "web_pairs and other tools read. Polite: robots.txt and opt-outs are honoured, every host "
         "has its own pace. Safe: no address inside a network is ever connected to.",
         epilog="Example:\n  python -m vlmill.pipelines.crawl --urls pages.txt "
@@ -101,7 +101,7 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
         type=int_at_least(0),
         default=2,
         metavar="N",
-        help="of a picture, the first that its page names: often its sizes (2); 0: no pictures",
+        help="of an image, the first that its page names: often its sizes (2); 0: no images",
     )
 
 

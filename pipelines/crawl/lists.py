@@ -18,7 +18,7 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.fetching.answers import TRANSIENT, TRANSIENT_STATUSES
 from vlmill.pipelines.fetching.entries import FETCHED, NOT_MODIFIED, UrlEntry
 from vlmill.pipelines.fetching.lines import Line, parse_url_line
-from vlmill.pipelines.fetching.stages import FETCH_LISTED, FETCH_PICTURES, STAGES
+from vlmill.pipelines.fetching.stages import FETCH_IMAGES, FETCH_LISTED, STAGES
 from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, read_parquet_footer
@@ -169,7 +169,7 @@ def _read_rejects(path: Path, follow: int) -> Iterator[Line]:
     left_out = 0
     for stage, key, reason, detail in _rows(path, ["stage", "key", "reason", "detail"]):
         if stage in stages and may_be_over(str(reason), str(detail)):
-            yield parse_url_line(str(key), -1 if stage == FETCH_PICTURES.name else follow)
+            yield parse_url_line(str(key), -1 if stage == FETCH_IMAGES.name else follow)
         else:
             left_out += 1
     if left_out:
@@ -196,7 +196,7 @@ def _read_outcomes(path: Path, follow: int) -> Iterator[Line]:
         entry = UrlEntry(
             url=str(url),
             source=FETCH_LISTED.name,
-            follow=-1 if stage == FETCH_PICTURES.name else follow,
+            follow=-1 if stage == FETCH_IMAGES.name else follow,
             etag=str(etag) if unchanged and etag else None,
             modified=str(modified) if unchanged and modified else None,
         )

@@ -17,10 +17,10 @@ from vlmill.pipelines.fetching.entries import (
     UrlEntry,
 )
 from vlmill.pipelines.fetching.pages import Scope, read_references
-from vlmill.pipelines.fetching.stages import FETCH_LINKS, FETCH_PICTURES, FETCH_REDIRECTS
+from vlmill.pipelines.fetching.stages import FETCH_IMAGES, FETCH_LINKS, FETCH_REDIRECTS
 from vlmill.pipelines.fetching.warc import (
+    IMAGE_LEVEL,
     PAGE_LEVEL,
-    PICTURE_LEVEL,
     response_record,
     revisit_record,
 )
@@ -133,25 +133,24 @@ def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) ->
     declared = answer.headers.get("content-type", "")
     kind = sniff_kind(answer.content, declared)
     if kind == "picture":
-        return Judgement(outcome=outcome, record=_record(answer, turn, PICTURE_LEVEL))
+        return Judgement(outcome=outcome, record=_record(answer, turn, IMAGE_LEVEL))
     if kind is None or turn.follow < 0:
-        detail = "a page where a picture is wanted" if kind == "page" else declared[:100]
+        detail = "a page where an image is wanted" if kind == "page" else declared[:100]
         return Judgement(outcome=failed(outcome, Reason.OTHER_TYPE, detail or None))
     references = read_references(
         answer.content, parse_charset(declared), turn.url, scope=scope, follow=turn.follow > 0
     )
     if isinstance(references, Drop):
         return Judgement(outcome=failed(outcome, references.reason, references.detail))
-    pictures = [
-        UrlEntry(url=url, source=FETCH_PICTURES.name, referrer=turn.url)
-        for url in references.pictures
+    images = [
+        UrlEntry(url=url, source=FETCH_IMAGES.name, referrer=turn.url) for url in references.images
     ]
     links = [
         UrlEntry(url=url, source=FETCH_LINKS.name, referrer=turn.url, follow=turn.follow - 1)
         for url in references.links
     ]
     return Judgement(
-        outcome=outcome, entries=pictures + links, record=_record(answer, turn, PAGE_LEVEL)
+        outcome=outcome, entries=images + links, record=_record(answer, turn, PAGE_LEVEL)
     )
 
 

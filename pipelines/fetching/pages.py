@@ -1,4 +1,4 @@
-"""What is to be fetched of a page: its pictures, and, where links are followed, other pages."""
+"""What is to be fetched of a page: its images, and, where links are followed, other pages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
 
-BOUNDS = WebPairRules()  # a page that web_pairs would not read is not looked at for pictures
+BOUNDS = WebPairRules()  # a page that web_pairs would not read is not looked at for images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,14 @@ class Scope:
     same_host: bool = False  # links to other hosts are not followed
     max_pages_per_host: int = 1_000  # that links lead to; listed ones do not count
     max_links: int = 1_000  # of one page
-    addresses: int = 2  # of a picture, the first that its page names: often sizes of one picture
+    addresses: int = 2  # of an image, the first that its page names: often sizes of one image
 
 
 @dataclass(frozen=True, kw_only=True)
 class References:
     """The URLs that a page refers to, each once, in its order."""
 
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     links: tuple[str, ...]
 
 
@@ -47,9 +47,9 @@ def read_references(
     if isinstance(page, Drop):
         return page
     urls = (u for image in page.images for u in image.urls[: scope.addresses])
-    pictures = dict.fromkeys(u for u in urls if not u.startswith("urn:"))
+    images = dict.fromkeys(u for u in urls if not u.startswith("urn:"))
     links = dict.fromkeys(_links(tree, url, scope)) if follow else {}
-    return References(pictures=tuple(pictures), links=tuple(u for u in links if u not in pictures))
+    return References(images=tuple(images), links=tuple(u for u in links if u not in images))
 
 
 def _links(tree: LexborHTMLParser, url: str, scope: Scope) -> Iterator[str]:

@@ -20,7 +20,7 @@ from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.shards import SOFTWARE
 from vlmill.schemas.net.exchange import user_agent
 
-PAGE_LEVEL, PICTURE_LEVEL = 6, 0  # pictures are compressed already: 3 ms for 100 KB at level 6
+PAGE_LEVEL, IMAGE_LEVEL = 6, 0  # images are compressed already: 3 ms for 100 KB at level 6
 NOT_MODIFIED = "http://netpreserve.org/warc/1.1/revisit/server-not-modified"
 
 

@@ -1,7 +1,7 @@
-"""How well a text agrees with the regions of its picture, where no scorer has been fitted.
+"""How well a text agrees with the regions of its image, where no scorer has been fitted.
 
 Weights are set by hand: the mined score, in the logistic scale, moves by what words and regions
-have in common. Of a picture without regions it stays as it is.
+have in common. Of an image without regions it stays as it is.
 """
 
 import math

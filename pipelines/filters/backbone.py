@@ -1,4 +1,4 @@
-"""A ResNet's pooled vector of a whole picture, as further features of a picture filter.
+"""A ResNet's pooled vector of a full image, as further features of an image filter.
 
 Any of torchvision's plain ResNets is told by its weights alone. The weights become a part of the
 filter's file, so that a filter is one file. Loads torch: imported where a filter has a backbone.
@@ -85,7 +85,7 @@ def get_vector_width(weights: Mapping[str, npt.NDArray[Any]]) -> int:
 def vector_function(
     weights: Mapping[str, npt.NDArray[Any]], *, source: str
 ) -> Callable[[Image.Image], npt.NDArray[np.float32]]:
-    """What gives a picture's pooled vector, float32 [G], by these weights; the picture is RGB, and
+    """What gives an image's pooled vector, float32 [G], by these weights; the image is RGB, and
     is seen whole.
 
     Raises InputError as :func:`open_backbone`.

@@ -1,4 +1,4 @@
-"""Pairs meet their pictures and regions here: what a scorer's features are made of."""
+"""Pairs meet their images and regions here: what a scorer's features are made of."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.filters.region_features import ClassNames
-from vlmill.pipelines.filters.scorer import PairFacts, PictureLook, look_at
+from vlmill.pipelines.filters.scorer import ImageLook, PairFacts, look_at
 from vlmill.pipelines.filters.statistics import MAX_PIXELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.class_names import read_names, require_number
@@ -17,7 +17,7 @@ from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.readers.row_index import ABSENT
 
 COLUMNS = ("pair_id", "image_id", "text", "language", "text_source", "page_url", "image_url")
-KEPT_LOOKS = 256  # pairs of one picture stand near each other
+KEPT_LOOKS = 256  # pairs of one image stand near each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def open_sources(
 
 
 class FactsReader:
-    """Gives pairs with what is known of their pictures; memory: the indices of the tables."""
+    """Gives pairs with what is known of their images; memory: the indices of the tables."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -80,11 +80,11 @@ class FactsReader:
         for pair, image, region in numbered:
             yield PairFacts(
                 pair=pair,
-                picture=None if image == ABSENT else self._look(image),
+                image=None if image == ABSENT else self._look(image),
                 regions=None if region == ABSENT else self._regions(region),
             )
 
-    def _look_at(self, row: int) -> PictureLook | None:
+    def _look_at(self, row: int) -> ImageLook | None:
         assert self._sources.images is not None
         data = self._sources.images.read_bytes(row)
         return None if data is None else look_at(data, max_pixels=MAX_PIXELS)
@@ -96,4 +96,4 @@ class FactsReader:
     def summary(self, pairs: int) -> str:
         """Says how many of the pairs found a row in each table."""
         parts = [f"{count} in {flag}" for flag, count in self.met.items()]
-        return f"of {pairs} pairs' pictures {' and '.join(parts)}" if parts else ""
+        return f"of {pairs} pairs' images {' and '.join(parts)}" if parts else ""

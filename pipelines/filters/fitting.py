@@ -35,7 +35,7 @@ THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 class LabelledRows:
     """Features float32 [N, F] with NaN for what is missing, labels [N], and what belongs together.
 
-    Rows of the same ``unit`` (a picture, of pairs) are never in two folds: the one would give the
+    Rows of the same ``unit`` (an image, of pairs) are never in two folds: the one would give the
     other away. ``groups`` are names of features by what they look at.
     """
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from vlmill.schemas.errors import InputError
 
 NONE = "none"
-MODELS = {"--safety-model": "pictures that are racy", "--realism-model": "drawings, charts, logos"}
+MODELS = {"--safety-model": "images that are racy", "--realism-model": "drawings, charts, logos"}
 
 
 def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the filters of pictures and texts to the job's parser."""
+    """Adds the flags of the filters of images and texts to the job's parser."""
     for flag, what in MODELS.items():
         parser.add_argument(
             flag,
@@ -48,7 +48,7 @@ def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
     if missing := [flag for flag, value in values.items() if value is None]:
         raise InputError(
             f"{' and '.join(missing)} must be given: a file that python -m "
-            "vlmill.pipelines.fit_image_filter wrote, or none, which lets such pictures pass"
+            "vlmill.pipelines.fit_image_filter wrote, or none, which lets such images pass"
         )
     files = {flag: None if value == NONE else Path(value) for flag, value in values.items()}
     for flag, file in files.items():
@@ -62,7 +62,7 @@ def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of scoring a finished output again, which go without ``--warc``."""
     group = parser.add_argument_group("scoring a finished --output again, without --warc")
-    group.add_argument("--regions", help="regions table of its pictures")
+    group.add_argument("--regions", help="regions table of its images")
     group.add_argument(
         "--classes", metavar="FILE", help="names of the regions' classes, one a line, synonyms by ,"
     )

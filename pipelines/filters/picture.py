@@ -1,4 +1,4 @@
-"""Picture filters: is a picture racy, is it a photograph? A fitted model's probability each.
+"""Image filters: is an image racy, is it a photograph? A fitted model's probability each.
 
 What a filter sees are the statistics of a small copy, and of one that was fitted with a backbone
 the network's vector. Both filters share the copy.
@@ -17,7 +17,7 @@ from PIL import Image
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters import statistics
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
-from vlmill.pipelines.filters.statistics import picture_statistics, shrunk, small_picture
+from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_image
 from vlmill.schemas.extras import require_extra
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -36,13 +36,13 @@ def backbone_names(width: int) -> tuple[str, ...]:
 def compute_features(
     image: Image.Image, backbone: Callable[[Image.Image], Vector] | None
 ) -> Vector:
-    """The statistics of an RGB picture, then the network's vector where there is one."""
-    values = picture_statistics(shrunk(image))
+    """The statistics of an RGB image, then the network's vector where there is one."""
+    values = image_statistics(shrunk(image))
     return values if backbone is None else np.concatenate([values, backbone(image)])
 
 
 def decode_side(has_backbone: bool) -> int:
-    """The pixels that a filter needs of a picture's side."""
+    """The pixels that a filter needs of an image's side."""
     return BACKBONE_PX if has_backbone else statistics.SIDE
 
 
@@ -77,7 +77,7 @@ class ImageFilter:
 
     @property
     def threshold(self) -> float:
-        """The probability from which on a picture counts as what the labels call 1."""
+        """The probability from which on an image counts as what the labels call 1."""
         return self.model.threshold
 
     def open_network(self, source: str = "the filter") -> Callable[[Image.Image], Vector]:
@@ -100,27 +100,27 @@ class ImageFilter:
         self.__dict__.update(state)
 
     def judge(self, pixels: npt.NDArray[np.uint8]) -> float:
-        """The probability, 0 to 1, that a picture, RGB uint8 [H, W, 3], is what the labels call 1.
+        """The probability, 0 to 1, that an image, RGB uint8 [H, W, 3], is what the labels call 1.
 
         Racy for a safety model, natural for a realism model.
         """
         return self.judge_image(Image.fromarray(pixels))
 
     def judge_image(self, image: Image.Image) -> float:
-        """:meth:`judge` of an RGB picture."""
+        """:meth:`judge` of an RGB image."""
         values = compute_features(image, self._vector)
         return float(self.model.trees.probabilities(values[None])[0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureFilters:
+class ImageFilters:
     """The filters of a run; None where the user has said ``none``."""
 
     safety: ImageFilter | None = None
     realism: ImageFilter | None = None
 
     @classmethod
-    def load(cls, files: Mapping[str, Path | None]) -> "PictureFilters":
+    def load(cls, files: Mapping[str, Path | None]) -> "ImageFilters":
         """Reads the files of ``filter_files``. Raises InputError for one that is no such filter."""
         filters = {
             kind: ImageFilter.load(path, flag=flag, kind=kind)
@@ -137,7 +137,7 @@ class PictureFilters:
         }
 
     def check_image(self, data: bytes, *, max_pixels: int) -> Drop | None:
-        """Says why a picture is dropped, or None. Decodes its ``data`` once, small; never raises.
+        """Says why an image is dropped, or None. Decodes its ``data`` once, small; never raises.
 
         Racy from the safety model's threshold on, no photograph below the realism model's.
         """
@@ -148,7 +148,7 @@ class PictureFilters:
             return None
         side = max(decode_side(image_filter.has_backbone) for image_filter in filters)
         try:
-            image = small_picture(data, max_pixels=max_pixels, side=side)
+            image = small_image(data, max_pixels=max_pixels, side=side)
         except Rejected as why:
             return Drop(why.reason, why.detail)
         if self.safety is not None:

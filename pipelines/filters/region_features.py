@@ -1,4 +1,4 @@
-"""Named features of a picture's regions, and of what they share with the words of its text.
+"""Named features of an image's regions, and of what they share with the words of its text.
 
 R boxes with a class each, of a detector whose class names the user gives; attributes by number.
 """
@@ -118,9 +118,9 @@ def region_features(
 
 @dataclass(frozen=True)
 class Regions:
-    """A picture's regions, the surest first, as plain lists: they are few.
+    """An image's regions, the surest first, as plain lists: they are few.
 
-    ``boxes`` are (across, down, area) as fractions of the picture: the middle, and the size.
+    ``boxes`` are (across, down, area) as fractions of the image: the middle, and the size.
     """
 
     ids: list[int]

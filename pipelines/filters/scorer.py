@@ -1,7 +1,7 @@
-"""Does the text describe the picture? A fitted model's probability, from some 300 named features.
+"""Does the text describe the image? A fitted model's probability, from some 300 named features.
 
-LAIT (ImageBERT, arXiv:2001.07966, section 3) scores pairs so: text alone, content of the picture,
-and both together. What a pair lacks (pictures, regions) is NaN, which the trees know how to take.
+LAIT (ImageBERT, arXiv:2001.07966, section 3) scores pairs so: text alone, content of the image,
+and both together. What a pair lacks (images, regions) is NaN, which the trees know how to take.
 """
 
 import zlib
@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from vlmill.schemas.images.decode import Bounds, open_image
 
 from vlmill.pipelines.filters import region_features, statistics, text_features
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.region_features import ClassNames
-from vlmill.pipelines.filters.statistics import picture_statistics, shrunk, small_picture
+from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_image
 from vlmill.pipelines.texts.words import split_words
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.pictures.decode import Bounds, open_image
 from vlmill.schemas.readers.region_rows import RegionRow
 from vlmill.schemas.rejects import Rejected
 
 NAN = float("nan")
 SCORER = "scorer"
 FORMATS = ("jpeg", "png", "webp", "gif")
-PICTURE = ("width", "height", "pixels", "aspect", "bytes_a_pixel", *(f"is_{n}" for n in FORMATS))
-# Words of a text against a statistic of its picture: the statistic where one is said, 0 if none is.
+IMAGE = ("width", "height", "pixels", "aspect", "bytes_a_pixel", *(f"is_{n}" for n in FORMATS))
+# Words of a text against a statistic of its image: the statistic where one is said, 0 if none is.
 SAID_AND_SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
     "red": (("red", "crimson", "scarlet"), "red_share"),
     "orange": (("orange",), "orange_share"),
@@ -51,15 +51,15 @@ SAID_AND_SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
     "drawing": (tuple(sorted(text_features.WORD_CLASSES["drawings"])), "first_colour_share"),
     "lettering": (("sign", "text", "poster", "cover", "screenshot", "page"), "lines_like_text"),
 }
-CROSS_PICTURE = tuple(f"said_and_shown_{name}" for name in SAID_AND_SHOWN)
+CROSS_IMAGE = tuple(f"said_and_shown_{name}" for name in SAID_AND_SHOWN)
 GROUPS: dict[str, tuple[str, ...]] = {
     "text_form": text_features.FORM,
     "text_words": text_features.WORDS,
     "text_signs": text_features.SIGNS,
     "place": text_features.PLACE,
-    "picture": (*PICTURE, *(f"picture_{name}" for name in statistics.NAMES)),
+    "picture": (*IMAGE, *(f"picture_{name}" for name in statistics.NAMES)),
     "regions": tuple(f"regions_{name}" for name in region_features.CONTENT),
-    "text_and_picture": CROSS_PICTURE,
+    "text_and_picture": CROSS_IMAGE,
     "text_and_regions": tuple(f"cross_{name}" for name in region_features.CROSS),
 }
 NAMES = tuple(name for names in GROUPS.values() for name in names)
@@ -72,8 +72,8 @@ Features = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureLook:
-    """What a picture's file shows: size in pixels and bytes, format in lower case, statistics."""
+class ImageLook:
+    """What an image's file shows: size in pixels and bytes, format in lower case, statistics."""
 
     width: int
     height: int
@@ -84,10 +84,10 @@ class PictureLook:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """A row of ``pairs``, and what is known of its picture."""
+    """A row of ``pairs``, and what is known of its image."""
 
     pair: Mapping[str, Any]
-    picture: PictureLook | None = None
+    image: ImageLook | None = None
     regions: RegionRow | None = None
 
 
@@ -111,30 +111,30 @@ def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
     return [
         *text_features.text_features(pair["text"], words, vocabularies.frequency),
         *text_features.place_features(pair, words),
-        *_picture(facts.picture),
+        *_image(facts.image),
         *regions[:content],
-        *_compare_words_and_look(words, facts.picture),
+        *_compare_words_and_look(words, facts.image),
         *regions[content:],
     ]
 
 
-def look_at(data: bytes, *, max_pixels: int) -> PictureLook | None:
-    """Measures a picture's file; None if it cannot be decoded: its features are then NaN."""
+def look_at(data: bytes, *, max_pixels: int) -> ImageLook | None:
+    """Measures an image's file; None if it cannot be decoded: its features are then NaN."""
     try:
-        with open_image(data, Bounds(max_pixels=max_pixels, max_bytes=None)) as picture:
-            width, height, kind = picture.width, picture.height, str(picture.format).lower()
-        values = picture_statistics(shrunk(small_picture(data, max_pixels=max_pixels)))
+        with open_image(data, Bounds(max_pixels=max_pixels, max_bytes=None)) as image:
+            width, height, kind = image.width, image.height, str(image.format).lower()
+        values = image_statistics(shrunk(small_image(data, max_pixels=max_pixels)))
     except Rejected:
         return None
-    return PictureLook(
+    return ImageLook(
         width=width, height=height, format=kind, num_bytes=len(data), statistics=values
     )
 
 
-def _picture(look: PictureLook | None) -> list[float]:
-    """Features of ``picture``; NaN for what is not known of it."""
+def _image(look: ImageLook | None) -> list[float]:
+    """Features of ``image``; NaN for what is not known of it."""
     if look is None:
-        return [NAN] * (len(PICTURE) + len(statistics.NAMES))
+        return [NAN] * (len(IMAGE) + len(statistics.NAMES))
     pixels = look.width * look.height
     return [
         look.width,
@@ -147,7 +147,7 @@ def _picture(look: PictureLook | None) -> list[float]:
     ]
 
 
-def _compare_words_and_look(words: Sequence[str], look: PictureLook | None) -> list[float]:
+def _compare_words_and_look(words: Sequence[str], look: ImageLook | None) -> list[float]:
     if look is None:
         return [NAN] * len(SAID_AND_SHOWN)
     mentioned_names = {name for word in words for name in _SAID.get(word.lower(), ())}

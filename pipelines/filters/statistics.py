@@ -1,6 +1,6 @@
-"""Named statistics of a small picture: colour, palette, edges, and what looks like text.
+"""Named statistics of a small image: colour, palette, edges, and what looks like text.
 
-They tell photographs from drawings, charts, logos and screenshots, and pictures full of skin from
+They tell photographs from drawings, charts, logos and screenshots, and images full of skin from
 others; the rules are ours. H x W pixels, of which the long side has at most SIDE.
 """
 
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from vlmill.schemas.images.decode import Bounds, check_size, open_image, to_rgb
 
-from vlmill.schemas.pictures.decode import Bounds, check_size, open_image, to_rgb
-
-MAX_PIXELS = 50_000_000  # of a picture that a filter or a scorer looks at
+MAX_PIXELS = 50_000_000  # of an image that a filter or a scorer looks at
 SIDE = 96  # a line of text is still a row of strokes; a statistic of 96 x 64 takes microseconds
 FLAT = 2  # grey levels between neighbours that count as none: noise of JPEG in a plain area
 STRONG = 24  # grey levels between neighbours that an eye calls an edge
@@ -57,28 +56,28 @@ Values = npt.NDArray[np.float32]
 Plane = npt.NDArray[np.float32]
 
 
-def small_picture(data: bytes, *, max_pixels: int, side: int = SIDE) -> Image.Image:
-    """Decodes a picture to RGB of ``side`` pixels or some more, a JPEG at a fraction of its size.
+def small_image(data: bytes, *, max_pixels: int, side: int = SIDE) -> Image.Image:
+    """Decodes an image to RGB of ``side`` pixels or some more, a JPEG at a fraction of its size.
 
     As it is stored: how it is turned changes no statistic by much. Raises Rejected for what cannot
     be decoded within ``max_pixels``.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None)
-    with open_image(data, bounds) as picture:
-        check_size(picture, bounds)
-        picture.draft("RGB", (side, side))
-        picture.load()
-        return to_rgb(picture)
+    with open_image(data, bounds) as image:
+        check_size(image, bounds)
+        image.draft("RGB", (side, side))
+        image.load()
+        return to_rgb(image)
 
 
 def shrunk(image: Image.Image) -> Pixels:
-    """RGB uint8 [H, W, 3] of a picture whose long side has SIDE pixels at most."""
+    """RGB uint8 [H, W, 3] of an image whose long side has SIDE pixels at most."""
     small = image.copy()
     small.thumbnail((SIDE, SIDE), resample=Image.Resampling.BILINEAR, reducing_gap=2.0)
     return np.asarray(small)
 
 
-def picture_statistics(pixels: Pixels) -> Values:
+def image_statistics(pixels: Pixels) -> Values:
     """Computes the statistics in the order of NAMES, float32; what cannot be is NaN.
 
     ``pixels`` are uint8 RGB [H, W, 3] as :func:`shrunk` gives them.

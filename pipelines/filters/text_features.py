@@ -1,4 +1,4 @@
-"""Named features of a pair's text alone, and of where it and its picture stand.
+"""Named features of a pair's text alone, and of where it and its image stand.
 
 LAIT's scorer has "hundreds of features" in three groups (ImageBERT, arXiv:2001.07966, section 3),
 which are not named there; these are ours. What cannot be known is NaN.
@@ -55,7 +55,7 @@ WORD_CLASSES: dict[str, frozenset[str]] = {
         "now sale get follow login register view"
     ),
     "page": word_set(
-        "image photo picture page post article blog site website home menu logo icon banner "
+        "image photo image page post article blog site website home menu logo icon banner "
         "thumbnail gallery comment comments author admin copyright caption credit courtesy"
     ),
     "trade": word_set("price sale new free shipping size color pack set off buy cheap best offer"),

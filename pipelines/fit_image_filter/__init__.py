@@ -1,4 +1,4 @@
-"""This job fits a picture filter, of safety or realism, on labelled pictures.
+"""This job fits an image filter, of safety or realism, on labelled images.
 
 Reading order: ``command`` (the flags) and ``job``.
 """

@@ -1,4 +1,4 @@
-"""A picture filter from labels: python -m vlmill.pipelines.fit_image_filter --help"""
+"""An image filter from labels: python -m vlmill.pipelines.fit_image_filter --help"""
 
 from collections.abc import Sequence
 
@@ -12,18 +12,18 @@ def parser() -> Parser:
     """Returns the parser of the job's flags."""
     p = Parser(
         prog="python -m vlmill.pipelines.fit_image_filter",
-        description="Fits a filter of pictures on some hundred labels: a safety model (1: racy) "
+        description="Fits a filter of images on some hundred labels: a safety model (1: racy) "
         "or a realism model (1: natural). Colours, palette, edges and what looks like text are "
-        "measured on a small copy of each picture; boosted trees judge them.",
+        "measured on a small copy of each image; boosted trees judge them.",
         epilog="Example:\n  python -m vlmill.pipelines.fit_image_filter --images out/pairs "
         "--labels realism.tsv \\\n    --kind realism --output realism.model\n\nLABELS has a line "
-        "for each picture: image_id (or the file's name below DIR), a tab, 1 or 0.\nPrints a "
+        "for each image: image_id (or the file's name below DIR), a tab, 1 or 0.\nPrints a "
         "cross-validated report and writes it as FILE.html, too. Memory: the statistics of the\n"
-        "labelled pictures, and one decoded picture.",
+        "labelled images, and one decoded image.",
         allow_abbrev=False,
     )
     p.add_argument(
-        "--images", required=True, metavar="TABLE|DIR", help="images table, or a folder of pictures"
+        "--images", required=True, metavar="TABLE|DIR", help="images table, or a folder of images"
     )
     p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
     p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
@@ -42,7 +42,7 @@ def parser() -> Parser:
         "--threshold",
         type=float,
         default=0.5,
-        help="probability from which on a picture counts as 1 (0.5)",
+        help="probability from which on an image counts as 1 (0.5)",
     )
     p.add_argument("--seed", type=int, default=0, help="of folds and permutations (0)")
     return p

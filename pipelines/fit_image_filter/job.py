@@ -1,4 +1,4 @@
-"""Labelled pictures become rows of features, and these a model."""
+"""Labelled images become rows of features, and these a model."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
@@ -6,13 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-from vlmill.pipelines.filters import statistics
-from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
-from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
-from vlmill.pipelines.filters.labels import read_labels, require_rows
-from vlmill.pipelines.filters.model_file import Model, write_model
-from vlmill.pipelines.filters.picture import (
+from vlmill.pipelines.filters.image import (
     ANY,
     BACKBONE,
     Vector,
@@ -20,7 +14,13 @@ from vlmill.pipelines.filters.picture import (
     compute_features,
     decode_side,
 )
-from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_picture
+
+from vlmill.pipelines.filters import statistics
+from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
+from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
+from vlmill.pipelines.filters.labels import read_labels, require_rows
+from vlmill.pipelines.filters.model_file import Model, write_model
+from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_image
 from vlmill.schemas.console.command import print_status
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(report_lines(validation, rows.labels)))
     write_model(Path(args.output), model)
     report = Path(f"{args.output}.html")
-    write_fit_report(report, "Picture filter", validation, rows.labels, settings)
+    write_fit_report(report, "Image filter", validation, rows.labels, settings)
     print_status(f"{args.output} written, and {report.name} beside it")
     return 0
 
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
 def labelled_rows(
     images: str, labels: Mapping[str, bool], weights: Mapping[str, Vector]
 ) -> LabelledRows:
-    """Returns the features of all labelled pictures, in the order of their ids.
+    """Returns the features of all labelled images, in the order of their ids.
 
-    Raises InputError for an id without a picture, and for a picture that cannot be decoded.
+    Raises InputError for an id without an image, and for an image that cannot be decoded.
     """
     network: Callable[[Image.Image], Vector] | None = None
     groups = dict(statistics.GROUPS)
@@ -80,13 +80,11 @@ def labelled_rows(
         network = vector_function(weights, source="--backbone")
         groups["backbone"] = backbone_names(get_vector_width(weights))
     vectors: dict[str, Vector] = {}
-    with Progress(total=len(labels), unit="picture", label="measured") as progress:
-        for name, data in labelled_pictures(images, labels):
+    with Progress(total=len(labels), unit="image", label="measured") as progress:
+        for name, data in labelled_images(images, labels):
             try:
-                picture = small_picture(
-                    data, max_pixels=MAX_PIXELS, side=decode_side(bool(weights))
-                )
-                vectors[name] = compute_features(picture, network)
+                image = small_image(data, max_pixels=MAX_PIXELS, side=decode_side(bool(weights)))
+                vectors[name] = compute_features(image, network)
             except Rejected as why:
                 raise InputError(
                     f"--images {images}: {name} cannot be read ({why.reason}: {why}); remove its "
@@ -104,8 +102,8 @@ def labelled_rows(
     )
 
 
-def labelled_pictures(images: str, labels: Mapping[str, bool]) -> Iterator[tuple[str, bytes]]:
-    """Yields (id, bytes) of the labelled pictures of a table or a folder.
+def labelled_images(images: str, labels: Mapping[str, bool]) -> Iterator[tuple[str, bytes]]:
+    """Yields (id, bytes) of the labelled images of a table or a folder.
 
     In a folder without a table an id is a file's path below it.
     """
@@ -130,5 +128,5 @@ def _files(folder: Path, labels: Mapping[str, bool]) -> Iterator[tuple[str, byte
             )
         if path.is_file():
             if path.stat().st_size > MAX_BYTES:
-                raise InputError(f"--images: {path} has more than {MAX_BYTES} bytes; give pictures")
+                raise InputError(f"--images: {path} has more than {MAX_BYTES} bytes; give images")
             yield name, path.read_bytes()

@@ -23,21 +23,21 @@ def parser() -> Parser:
     """Returns the parser of the job's flags."""
     p = Parser(
         prog="python -m vlmill.pipelines.fit_scorer",
-        description="Fits the model that says whether a text describes its picture, on some "
-        "hundred labelled pairs: boosted trees over 299 named features of the text, the picture "
+        description="Fits the model that says whether a text describes its image, on some "
+        "hundred labelled pairs: boosted trees over 299 named features of the text, the image "
         "and both together. What is not given counts as missing.",
         epilog="Example:\n  python -m vlmill.pipelines.fit_scorer --pairs out/pairs --images "
         "out/pairs --labels described.tsv \\\n    --output scorer.model\n\nLABELS has a line for "
         "each pair: pair_id, a tab, 1 (describes) or 0. Prints a cross-validated report and\n"
-        "writes it as FILE.html, too; pairs of one picture are never in two folds. Memory: the "
+        "writes it as FILE.html, too; pairs of one image are never in two folds. Memory: the "
         "features of the labelled\npairs, and indices of --images and --regions (100 bytes a row).",
         allow_abbrev=False,
     )
     p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
     p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
     p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
-    p.add_argument("--images", help="images table, for features of the pictures")
-    p.add_argument("--regions", help="regions table, for features of what pictures show")
+    p.add_argument("--images", help="images table, for features of the images")
+    p.add_argument("--regions", help="regions table, for features of what images show")
     p.add_argument(
         "--classes", metavar="FILE", help="names of the regions' classes, one a line, synonyms by ,"
     )

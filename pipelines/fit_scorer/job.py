@@ -85,7 +85,7 @@ def labelled_rows(
     sources: Sources,
     frequency: HashedShares,
 ) -> LabelledRows:
-    """Returns the features of labelled pairs; a picture's pairs belong together."""
+    """Returns the features of labelled pairs; an image's pairs belong together."""
     reader = FactsReader(sources)
     words = Vocabularies(
         classes=sources.classes, attributes=sources.attributes, frequency=frequency

@@ -31,7 +31,7 @@ class Bags(NamedTuple):
 
     ``start`` int64 [B + 1] cuts ``words`` int32 and ``counts`` int32, ascending words of each bag;
     ``norm2`` int64 [B]. ``member_start`` int64 [B + 1] cuts ``members`` int32 [N], ascending
-    captions of each bag. ``images`` int32 [N] numbers the captions' pictures, -1 where a picture
+    captions of each bag. ``images`` int32 [N] numbers the captions' images, -1 where an image
     has this caption alone. ``weights`` int64 [V].
     """
 

@@ -2,7 +2,7 @@
 
 The folder that :func:`stage` makes holds ``texts-*.arrow`` in the order of the input, and what is
 small for all captions in the order of their ids, which is their number: ``ids.arrow``,
-``pictures.arrow``, ``images.npy``. ``numbers.npy`` says for each text which caption it is, -1 for a
+``images.arrow``, ``images.npy``. ``numbers.npy`` says for each text which caption it is, -1 for a
 reject.
 """
 
@@ -41,13 +41,13 @@ class Staged:
     captions: int
     chunks: int
     unspaced: int  # captions of a script without spaces that the tokenizer does not cut
-    alone: int  # captions without a picture
+    alone: int  # captions without an image
 
 
 def stage(source: Source, folder: Path, rules: NegativeRules, limit: int | None = None) -> Staged:
     """Reads captions, the first ``limit`` rows of them, and lays them out in ``folder``.
 
-    Memory: the ids of all captions and of their pictures. The folder appears whole.
+    Memory: the ids of all captions and of their images. The folder appears whole.
     """
     with atomic_folder(folder, replace=True) as temporary:
         ids, images, has_text, unspaced = _copy_texts(source, temporary, rules, limit)
@@ -121,7 +121,7 @@ def _number(
     has_text: npt.NDArray[np.bool_],
     unspaced: int,
 ) -> Staged:
-    """Writes ids, pictures and numbers of captions; the first row of an id counts."""
+    """Writes ids, images and numbers of captions; the first row of an id counts."""
     rows = len(ids)
     table = pa.table({"id": ids, "row": np.arange(rows, dtype=np.int64)})
     order = pc.sort_indices(table, [("id", "ascending"), ("row", "ascending")])

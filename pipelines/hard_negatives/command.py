@@ -23,7 +23,7 @@ def parser() -> Parser:
         prog="python -m vlmill.pipelines.hard_negatives",
         description="For each pair, the pairs whose captions are most alike without being the "
         "same: cosine of TF-IDF vectors, strictly below 0.5, best 30, never a caption of the same "
-        "picture. Exact; ties are in pair order. A text without a picture is one of its own.",
+        "image. Exact; ties are in pair order. A text without an image is one of its own.",
         epilog="Example:\n  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output "
         "out/negatives\n\nWrites negatives, vocabulary, rejects, funnel.json, report.html and "
         "_manifest.json. The same command\ncontinues a killed run. Memory: 0.8 kB a caption, which "
@@ -42,8 +42,8 @@ def parser() -> Parser:
     p.add_argument("--below", default="0.5", help="cosine strictly below this (0.5)")
     p.add_argument("--text-column", metavar="C", help="captions' column of another table")
     p.add_argument("--id-column", metavar="C", help="its column of ids (the rows' numbers from 0)")
-    p.add_argument("--image-column", metavar="C", help="its column of pictures (each its own)")
-    p.add_argument("--images", help="images table, for the pictures in report.html")
+    p.add_argument("--image-column", metavar="C", help="its column of images (each its own)")
+    p.add_argument("--images", help="images table, for the images in report.html")
     p.add_argument(
         "--tokenizer",
         default="words",

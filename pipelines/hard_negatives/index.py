@@ -57,13 +57,13 @@ def build_bags(start: Array, words: Array, counts: Array, images: Array, weights
         norm2=norm2,
         member_start=np.append(firsts, num).astype(np.int64),
         members=order,
-        images=_shared_pictures(images),
+        images=_shared_images(images),
         weights=weights,
     )
 
 
-def _shared_pictures(images: Array) -> Array:
-    """Numbers of pictures, -1 where a caption's picture has no other caption."""
+def _shared_images(images: Array) -> Array:
+    """Numbers of images, -1 where a caption's image has no other caption."""
     alone = np.bincount(images, minlength=1)[images] == 1
     return np.where(alone, -1, images).astype(np.int32)
 

@@ -68,7 +68,7 @@ def _search_all(
 ) -> None:
     """Searches for captions from ``members[first]`` of ``bag`` on, bag by bag.
 
-    A bag of several captions is searched once without regard to pictures; a caption whose picture
+    A bag of several captions is searched once without regard to images; a caption whose image
     is among the answer's is searched by itself.
     """
     begin, last = first, first + floors.size
@@ -85,7 +85,7 @@ def _search_all(
                 _copy_best(state, lists, row)
         for row in range(common, end - first):
             image = np.int64(bags.images[bags.members[first + row]])
-            if not is_shared or _has_picture(bags, image, lists[0], row):
+            if not is_shared or _has_image(bags, image, lists[0], row):
                 _find(bags, part, rules, state, bag, image, floors[row])
                 _copy_best(state, lists, row)
         begin = end
@@ -93,8 +93,8 @@ def _search_all(
 
 
 @inlined
-def _has_picture(bags: Bags, image: Any, numbers: Array, row: int) -> bool:
-    """Whether a caption of a picture is in a row of the answers; -1 is no picture."""
+def _has_image(bags: Bags, image: Any, numbers: Array, row: int) -> bool:
+    """Whether a caption of an image is in a row of the answers; -1 is no image."""
     if image >= 0:
         for k in range(numbers.shape[1]):
             if numbers[row, k] >= 0 and bags.images[numbers[row, k]] == image:

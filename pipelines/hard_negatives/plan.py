@@ -28,7 +28,7 @@ class Plan:
     shard_captions: int
     parts: int  # of the index
     threads: int  # of a process that searches
-    images: str | None = None  # a table of pictures, for the report
+    images: str | None = None  # a table of images, for the report
     inputs: Sequence[Input] = ()
 
     @property

@@ -22,7 +22,7 @@ from vlmill.schemas.console.report import (
     Section,
     funnel_table,
     html_table,
-    picture_cards,
+    image_cards,
     settings_table,
     thumbnails,
     write_page,
@@ -71,7 +71,7 @@ def write_report(
     names: Sequence[str],
     images: str | None,
 ) -> None:
-    """Writes ``output/report.html``; ``images`` is a table of pictures, ids those of the pairs."""
+    """Writes ``output/report.html``; ``images`` is a table of images, ids those of the pairs."""
     charts = [
         histogram(findings.first, title="Highest similarity of a caption", label="cosine"),
         histogram(findings.last, title=f"Lowest of its {findings.top}", label="cosine"),
@@ -108,7 +108,7 @@ def _popular(staged: Path, findings: Findings) -> Markup:
 
 
 def _examples(output: Path, staged: Path, names: Sequence[str], images: str | None) -> Markup:
-    """Fifty captions, by a fixed seed, their negatives, and the pictures of both."""
+    """Fifty captions, by a fixed seed, their negatives, and the images of both."""
     ids = read_arrow(staged / "ids.arrow").column("id").combine_chunks()
     chosen = np.sort(np.random.default_rng(0).permutation(len(ids))[:SHOWN])
     rows = _rows(output, names, chosen)
@@ -118,7 +118,7 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
     everyone = pc.index_in(flat, value_set=ids).to_pylist()
     remaining = iter(everyone)
     numbers = [list(islice(remaining, len(pair_ids))) for pair_ids in pair_id_lists]
-    texts, image_ids = read_texts(staged, everyone), _pictures(staged, everyone)
+    texts, image_ids = read_texts(staged, everyone), _images(staged, everyone)
     uris = thumbnails(images, {name for name in image_ids.values() if name is not None})
     cards = []
     for row, numbers_of_list in zip(rows, numbers, strict=True):
@@ -131,7 +131,7 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
                     "about": cosine or f"caption {row['pair_id'][:60]}",
                 }
             )
-    return picture_cards(cards)
+    return image_cards(cards)
 
 
 def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, 
     return rows
 
 
-def _pictures(staged: Path, numbers: Sequence[int]) -> dict[int, str | None]:
-    """The names of captions' pictures."""
+def _images(staged: Path, numbers: Sequence[int]) -> dict[int, str | None]:
+    """The names of captions' images."""
     names = read_arrow(staged / "pictures.arrow").column("image")
     return {number: names[number].as_py() for number in set(numbers)}

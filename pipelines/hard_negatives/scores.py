@@ -130,7 +130,7 @@ def _consider(
 ) -> None:
     """Enters the captions of a bag into the best.
 
-    ``who`` is the only caption of the bag, or ``-1 - bag``. ``image`` is the query's picture, -1
+    ``who`` is the only caption of the bag, or ``-1 - bag``. ``image`` is the query's image, -1
     where it has no other caption.
     """
     if who >= 0:

@@ -42,7 +42,7 @@ class QueryInfo(NamedTuple):
     words: int  # how many it has
     max_count: int  # how often the most frequent comes
     norm2: int
-    image: int  # -1 where its picture has no other caption
+    image: int  # -1 where its image has no other caption
     floor: float  # cosines below need not be found
 
 

@@ -76,7 +76,7 @@ def whole_number(value: object) -> int | None:
 
 
 def coco_id(number: object) -> str | None:
-    """``coco/`` and twelve digits: one name of a picture in all years and splits."""
+    """``coco/`` and twelve digits: one name of an image in all years and splits."""
     image_number = whole_number(number)
     return None if image_number is None else f"coco/{image_number:012d}"
 

@@ -1,22 +1,23 @@
-"""What a data set costs: of one's own the time to read its pictures, of others that of its rows."""
+"""What a data set costs: of one's own the time to read its images, of others that of its rows."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
+
+from vlmill.pipelines.manifest.reading.images import image_row
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry
 from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob
 from vlmill.pipelines.manifest.published.parts import CHUNK as ENTRIES
 from vlmill.pipelines.manifest.published.parts import Job
-from vlmill.pipelines.manifest.reading.pictures import picture_row
 from vlmill.pipelines.manifest.reading.rows import read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 
 
 class FirstRows:
-    """The file's rows, judged and with their pictures read as the run does, and not written."""
+    """The file's rows, judged and with their images read as the run does, and not written."""
 
     def __init__(self, job: OwnJob) -> None:
         self.job, self.ledger = job, Ledger()
@@ -30,7 +31,7 @@ class FirstRows:
             self.bytes += sum(len(c.pair["text"].encode()) for c in captions)
             if self.job.image_root is not None:
                 names = [caption.pair["image_id"] for caption in captions if caption.first]
-                read = pool.map(picture_row, repeat(self.job.image_root), names)
+                read = pool.map(image_row, repeat(self.job.image_root), names)
                 self.bytes += sum(len(row["bytes"]) for row in read if not isinstance(row, Drop))
             self.rows += len(chunk)
             yield len(chunk)
@@ -41,7 +42,7 @@ class FirstRows:
 
 
 def measure(job: OwnJob) -> tuple[Rate, int]:
-    """Returns the rate of the first rows, and the bytes of their texts and pictures."""
+    """Returns the rate of the first rows, and the bytes of their texts and images."""
     first = FirstRows(job)
     with ThreadPoolExecutor(job.workers) as pool:
         rate = measure_rate(first.chunks(pool), "rows", weight=float)
@@ -56,12 +57,12 @@ def estimate_cost(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
         expected_bytes=about,
         seconds=rate.seconds_for(num_rows),
         rate=rate,
-        note="later rows name more pictures again, which are written once",
+        note="later rows name more images again, which are written once",
     )
 
 
 def published_estimate(job: Job) -> Estimate:
-    """The cost of all rows, if they are like the first ones; pictures are not counted."""
+    """The cost of all rows, if they are like the first ones; images are not counted."""
     published = sum(e.rows for name, e in job.reading.expected.items() if name != IMAGE_STAGE)
     read = [0, 0]  # rows, bytes of their values
 
@@ -80,7 +81,7 @@ def published_estimate(job: Job) -> Estimate:
         expected_bytes=round(read[1] * rows / read[0]) if read[0] else 0,
         seconds=rate.seconds_for(rows),
         rate=rate,
-        note="pictures cost the time to decode them, and their bytes",
+        note="images cost the time to decode them, and their bytes",
     )
 
 

@@ -2,7 +2,7 @@
 
 A data set is one file of ``sets/``: it says which tables it writes and opens its files as a
 :class:`Reading`, whose entries come in the order of the published rows, each the rows that it
-becomes or a :class:`~vlmill.pipelines.counting.funnel.Drop`. All else is shared: writing, pictures,
+becomes or a :class:`~vlmill.pipelines.counting.funnel.Drop`. All else is shared: writing, images,
 exclusion, counts, reports, resuming.
 """
 
@@ -20,17 +20,17 @@ from vlmill.schemas.tables import Table
 Rows = tuple[tuple[Table, dict[str, Any]], ...]
 FIRST_ENTRIES = 100  # that say whether images are alongside the files
 IMAGE_STAGE = "pictures"
-"""The group under which the pictures that entries name are counted, each once."""
+"""The group under which the images that entries name are counted, each once."""
 
 
 # Not frozen: millions are made, and a frozen one takes three times as long.
 @dataclass(kw_only=True, slots=True)
 class ListedImage:
-    """A picture that an entry is about.
+    """An image that an entry is about.
 
-    ``paths`` are names under the folder of pictures, the likeliest first; ``content`` its bytes
+    ``paths`` are names under the folder of images, the likeliest first; ``content`` its bytes
     where the file of entries itself holds them. ``width`` and ``height`` are the published ones, of
-    the stored picture. ``aliases`` are its other names (``coco/000000203564``, ``flickr/2345``).
+    the stored image. ``aliases`` are its other names (``coco/000000203564``, ``flickr/2345``).
     ``uri`` is the published name of its file, where the table of images keeps it.
     ``alone``: no other entry names it, so that nothing has to be remembered of it.
     """
@@ -46,13 +46,13 @@ class ListedImage:
     alone: bool = False
 
     def pack(self) -> tuple[Any, ...]:
-        """The picture as texts and numbers, for :class:`KeptValues`; its content stays away."""
+        """The image as texts and numbers, for :class:`KeptValues`; its content stays away."""
         sizes = (self.width, self.height)
         return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 
     @classmethod
     def unpack(cls, values: tuple[Any, ...]) -> "ListedImage":
-        """The picture that was packed."""
+        """The image that was packed."""
         image_id, paths, url, aliases, width, height, uri = values
         return cls(
             image_id=image_id,
@@ -75,7 +75,7 @@ class Entry:
     key: str
     group: str
     rows: Rows | Drop
-    pictures: tuple[ListedImage, ...] = ()
+    images: tuple[ListedImage, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -93,9 +93,9 @@ class Reading:
     """A data set's files, opened: ``sources`` are all that decide its rows.
 
     ``entries`` starts over each time it is called. ``expected`` has the published count of each
-    group that is there. ``picture_folders`` are where pictures lie below ``--input`` as published:
+    group that is there. ``image_folders`` are where images lie below ``--input`` as published:
     the table of images is written if one of them is there, if ``--images`` is given, or if
-    ``own_pictures``. ``repeated_bytes``: pictures may be placeholders, the same bytes under many
+    ``own_images``. ``repeated_bytes``: images may be placeholders, the same bytes under many
     ids. ``tables`` narrows those of the data set; ``files`` are small files to write
     beside the tables, by their names; ``messages`` are lines to tell; ``resolved`` are the options as
     they were resolved from the files (a column that was found by its name).
@@ -104,8 +104,8 @@ class Reading:
     sources: tuple[Source, ...]
     entries: Callable[[], Iterator[Entry]]
     expected: Mapping[str, Expected] = field(default_factory=dict)
-    picture_folders: tuple[str, ...] = ()
-    own_pictures: bool = False
+    image_folders: tuple[str, ...] = ()
+    own_images: bool = False
     repeated_bytes: bool = False
     tables: tuple[Table, ...] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
@@ -116,11 +116,11 @@ class Reading:
 def first_paths(entries: Iterator[Entry]) -> Iterator[tuple[str, ...]]:
     """Yields the paths of the images that the first entries name: are they where they are said?"""
     for entry in islice(entries, FIRST_ENTRIES):
-        yield from (picture.paths for picture in entry.pictures)
+        yield from (image.paths for image in entry.images)
 
 
-def kept_pictures() -> ValueStore[ListedImage]:
-    """Pictures by their numbers, none yet: a file that lists them may list millions."""
+def kept_images() -> ValueStore[ListedImage]:
+    """Images by their numbers, none yet: a file that lists them may list millions."""
     return ValueStore(ListedImage.pack, ListedImage.unpack)
 
 

@@ -1,7 +1,7 @@
 """The data sets that ``manifest --help`` lists: importing their files takes half a second."""
 
 TITLES: dict[str, str] = {
-    "own": "your own captions and pictures",
+    "own": "your own captions and images",
     "cc": "Conceptual Captions 3M",
     "cc3m": "Conceptual Captions 3M",
     "cc12m": "Conceptual 12M",
@@ -16,18 +16,18 @@ TITLES: dict[str, str] = {
     "lait": "LAIT, from own files",
     "tao": "TaoMultimodal, from own files",
     "text": "text corpora",
-    "imagenet22k": "ImageNet-22k, pictures alone",
+    "imagenet22k": "ImageNet-22k, images alone",
     "webdataset": "WebDataset tars, img2dataset's output",
-    "hf": "Parquet files with pictures and captions",
+    "hf": "Parquet files with images and captions",
     "coco-json": "anyone's captions in COCO's layout",
     "vqa1": "VQA v1: questions, answers, soft scores",
     "vqa2": "VQA v2: questions, answers, soft scores",
     "vgqa": "Visual Genome's questions, as more data for VQA",
     "vcr": "VCR: questions with four answers, and their rationales",
-    "refcoco": "RefCOCO: texts that name one object of a picture",
-    "refcoco+": "RefCOCO+: texts that name one object of a picture",
-    "refcocog": "RefCOCOg: texts that name one object of a picture",
-    "nlvr2": "NLVR2: is a statement true of two pictures?",
+    "refcoco": "RefCOCO: texts that name one object of an image",
+    "refcoco+": "RefCOCO+: texts that name one object of an image",
+    "refcocog": "RefCOCOg: texts that name one object of an image",
+    "nlvr2": "NLVR2: is a statement true of two images?",
     "glue": "GLUE: eight tasks on texts",
 }
 """A copy of the titles in ``sets.SETS``, by name; a test compares them."""

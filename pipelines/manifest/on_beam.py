@@ -1,7 +1,7 @@
 """Parts made by the workers of a Beam runner: the same bytes as on one machine.
 
 A part is the unit of work. What a row becomes may depend on rows before it, so that each worker
-reads the file of entries from its beginning up to its parts, which is cheap, and reads pictures and
+reads the file of entries from its beginning up to its parts, which is cheap, and reads images and
 writes shards of its own parts alone.
 """
 

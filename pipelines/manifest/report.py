@@ -1,4 +1,4 @@
-"""report.html of ``manifest``: funnel, sample pairs with their pictures, distributions.
+"""report.html of ``manifest``: funnel, sample pairs with their images, distributions.
 
 Memory is bounded by samples: the first rows of at most ``MAX_SHARDS`` shards, evenly spread.
 """
@@ -17,7 +17,7 @@ from vlmill.schemas.console.report import (
     Section,
     funnel_table,
     html_table,
-    picture_cards,
+    image_cards,
     settings_table,
     thumbnail_uri,
     write_page,
@@ -69,12 +69,12 @@ def first_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
-    """Pairs with their pictures, some of each shard."""
+    """Pairs with their images, some of each shard."""
     pairs = [row for rows in sample for row in rows[: -(-MAX_CARDS // len(sample))]][:MAX_CARDS]
     if not pairs:
         return Markup("<p>No pair came out.</p>")
-    uris = picture_uris(folder, {row["image_id"] for row in pairs})
-    return picture_cards(
+    uris = image_uris(folder, {row["image_id"] for row in pairs})
+    return image_cards(
         [
             {
                 "uri": uris.get(row["image_id"], ""),
@@ -86,13 +86,13 @@ def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
     )
 
 
-def picture_uris(folder: Path, image_ids: set[str]) -> dict[str, str]:
+def image_uris(folder: Path, image_ids: set[str]) -> dict[str, str]:
     """Thumbnails, as far as the first row groups have them."""
-    return {name: thumbnail_uri(data) for name, data in first_pictures(folder, image_ids)}
+    return {name: thumbnail_uri(data) for name, data in first_images(folder, image_ids)}
 
 
-def first_pictures(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """The pictures of these ids and their bytes, as far as the first row groups have them."""
+def first_images(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """The images of these ids and their bytes, as far as the first row groups have them."""
     for path in spread_shards(folder, "images"):
         with pq.ParquetFile(readable(path)) as file:
             if not file.num_row_groups:
@@ -104,7 +104,7 @@ def first_pictures(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[s
 
 
 def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
-    """How long captions are, how many a picture has, and of which split."""
+    """How long captions are, how many an image has, and of which split."""
     words = [float(len(split_words(row["text"]))) for row in pairs]
     mean = sum(words) / len(words) if words else 0.0
     captions = Counter(row["image_id"] for row in pairs if row["image_id"])
@@ -112,7 +112,7 @@ def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
         histogram(words, title=f"Words of a caption (mean {mean:.1f})", label="words"),
         histogram(
             [float(n) for n in captions.values()],
-            title="Captions of a picture",
+            title="Captions of an image",
             label="captions in the sample",
         ),
     ]

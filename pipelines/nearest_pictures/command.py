@@ -1,4 +1,4 @@
-"""Nearest pictures by region features: python -m vlmill.pipelines.nearest_pictures --help"""
+"""Nearest images by region features: python -m vlmill.pipelines.nearest_images --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -16,34 +16,34 @@ from vlmill.schemas.files.lock import lock_output
 from vlmill.schemas.processes import all_cores
 
 DESCRIPTION = """\
-For each picture the pictures that look most alike to the detector, as ViLBERT's fine-tuning for
+For each image the images that look most alike to the detector, as ViLBERT's fine-tuning for
 retrieval takes its hard negatives from: the Euclidean distance between means of region features.
-Exact, the nearest first, ties by image_id, lowest first; a picture is not in its own list.
+Exact, the nearest first, ties by image_id, lowest first; an image is not in its own list.
 """
 EPILOG = """\
 examples:
-  python -m vlmill.pipelines.nearest_pictures --regions flickr/regions --pairs flickr/pairs \\
+  python -m vlmill.pipelines.nearest_images --regions flickr/regions --pairs flickr/pairs \\
       --images flickr/images --output flickr/neighbours
-  python -m vlmill.pipelines.nearest_pictures --import hard_negative.pkl --id-prefix flickr30k/ \\
+  python -m vlmill.pipelines.nearest_images --import hard_negative.pkl --id-prefix flickr30k/ \\
       --output published
 
-With --pairs, a picture is compared with those of its own split alone (a pair without a split is of
-`train`): a list for training names no picture of a test. Rejected are pictures without a box
+With --pairs, an image is compared with those of its own split alone (a pair without a split is of
+`train`): a list for training names no image of a test. Rejected are images without a box
 (no_boxes), with features that are NaN or infinite (not_finite), without a pair (no_text) or with
 pairs of several splits (id_conflict).
 
-The mean leaves out a whole picture's row. Tables of `extract-rois run` have none; in imported ones
-row 0 may be one. `auto` takes it for one if it is a box around the whole in every picture of the
+The mean leaves out a full image's row. Tables of `extract-rois run` have none; in imported ones
+row 0 may be one. `auto` takes it for one if it is a box around the whole in every image of the
 table, which no detector gives.
 
 Vectors of the very same numbers are at distance 0. Distances are computed in float64 and rounded
 to float32, whatever FAISS makes of near ties, so that the rows do not depend on --threads.
 
 writes DIR/neighbours-*.parquet (a split after the other, by image_id), rejects-*.parquet,
-report.html (50 pictures with their nearest, histograms of distances) and, last, _manifest.json.
+report.html (50 images with their nearest, histograms of distances) and, last, _manifest.json.
 The same command continues a killed run, to the same rows. Time grows with the square of the
-pictures. On the disk: 8 bytes for each picture and feature until the run has finished (2.4 GB
-twice for 300,000 pictures and 2048 features). Memory: some 300 bytes a picture, 64 MB of vectors,
+images. On the disk: 8 bytes for each image and feature until the run has finished (2.4 GB
+twice for 300,000 images and 2048 features). Memory: some 300 bytes an image, 64 MB of vectors,
 100 MB for a block of 1,024 searches; the vectors are mapped.
 
 --import reads the list that ViLBERT's authors published, as plain data: no code in it runs. It has
@@ -54,7 +54,7 @@ no distances: they stay null.
 def parser() -> Parser:
     """Returns the parser of the job's flags."""
     p = Parser(
-        prog="python -m vlmill.pipelines.nearest_pictures",
+        prog="python -m vlmill.pipelines.nearest_images",
         description=DESCRIPTION,
         epilog=EPILOG,
         allow_abbrev=False,
@@ -66,15 +66,15 @@ def parser() -> Parser:
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     p.add_argument(
-        "--top", type=int_at_least(1), default=100, metavar="N", help="a picture's list (100)"
+        "--top", type=int_at_least(1), default=100, metavar="N", help="an image's list (100)"
     )
-    p.add_argument("--pairs", metavar="P", help="pairs table: which split a picture is of")
-    p.add_argument("--images", metavar="I", help="images table: the report shows its pictures")
+    p.add_argument("--pairs", metavar="P", help="pairs table: which split an image is of")
+    p.add_argument("--images", metavar="I", help="images table: the report shows its images")
     p.add_argument(
-        "--whole-picture",
+        "--full-image",
         choices=("auto", "first", "none"),
         default="auto",
-        help="row 0 of each picture is the whole picture (first), or a region (none); default auto",
+        help="row 0 of each image is the full image (first), or a region (none); default auto",
     )
     p.add_argument(
         "--threads",
@@ -84,7 +84,7 @@ def parser() -> Parser:
         help="threads that search; the rows stay the same (default: %(default)s)",
     )
     p.add_argument(
-        "--pictures-per-shard",
+        "--images-per-shard",
         type=int_at_least(1),
         default=10_000,
         metavar="N",
@@ -122,7 +122,7 @@ def _run(args: argparse.Namespace) -> int:
     from vlmill.schemas.files.reading import require_tables
 
     require_tables({"--regions": args.regions, "--pairs": args.pairs, "--images": args.images})
-    from vlmill.pipelines.nearest_pictures import job
+    from vlmill.pipelines.nearest_images import job
 
     return job.run(args)
 

@@ -1,6 +1,6 @@
-"""Nearest pictures: python -m vlmill.pipelines.nearest_pictures --help
+"""Nearest images: python -m vlmill.pipelines.nearest_images --help
 
-Vectors of all pictures, then the neighbours of one split after the other, in shards of consecutive
+Vectors of all images, then the neighbours of one split after the other, in shards of consecutive
 ids. A killed run keeps its finished parts of vectors and its finished shards.
 """
 
@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-
-from vlmill.pipelines.nearest_pictures.cost import (
-    SAMPLE_PICTURES,
+from vlmill.pipelines.nearest_images.cost import (
+    SAMPLE_IMAGES,
     estimate_cost,
     measure,
     work_bytes,
 )
-from vlmill.pipelines.nearest_pictures.means import Means, marks_whole_pictures, pool
-from vlmill.pipelines.nearest_pictures.published import neighbour_rows, read_pool
-from vlmill.pipelines.nearest_pictures.report import write_report
-from vlmill.pipelines.nearest_pictures.search import NearestIndex
-from vlmill.pipelines.nearest_pictures.splits import (
+from vlmill.pipelines.nearest_images.means import Means, marks_full_images, pool
+from vlmill.pipelines.nearest_images.published import neighbour_rows, read_pool
+from vlmill.pipelines.nearest_images.report import write_report
+from vlmill.pipelines.nearest_images.search import NearestIndex
+from vlmill.pipelines.nearest_images.splits import (
     STAGE,
     Split,
     Splits,
@@ -32,6 +31,7 @@ from vlmill.pipelines.nearest_pictures.splits import (
     make_single_split,
     read_splits,
 )
+
 from vlmill.schemas.console.command import print_reading_hint, print_status
 from vlmill.schemas.console.cost import print_estimate, require_disk_space
 from vlmill.schemas.console.progress import Progress
@@ -59,7 +59,7 @@ ROWS_PER_GROUP = 1_024
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Consecutive pictures of a split: what a shard holds."""
+    """Consecutive images of a split: what a shard holds."""
 
     number: int
     start: int
@@ -72,17 +72,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_search(args: argparse.Namespace) -> int:
-    """Writes the nearest pictures by the vectors of ``--regions``."""
+    """Writes the nearest images by the vectors of ``--regions``."""
     regions = RegionReader(args.regions)
     if regions.feature_dim < 1:
         raise InputError(f"--regions {args.regions}: its features have no numbers")
     if not regions.box_counts().any():
-        raise InputError(f"--regions {args.regions}: no picture has a box; give one with boxes")
-    first = first_region(args.whole_picture, regions)
+        raise InputError(f"--regions {args.regions}: no image has a box; give one with boxes")
+    first = first_region(args.full_image, regions)
     output = to_path(args.output)
     if args.dry_run:
         averaging, searching = measure(regions, first, args.top, args.threads)
-        sample = min(len(regions), SAMPLE_PICTURES)
+        sample = min(len(regions), SAMPLE_IMAGES)
         dim = regions.feature_dim
         estimate = estimate_cost(len(regions), dim, args.top, averaging, searching, sample)
         return print_estimate(estimate, output)
@@ -97,7 +97,7 @@ def run_search(args: argparse.Namespace) -> int:
     settings = {
         "top": args.top,
         "first_region": first,
-        "pictures_per_shard": args.pictures_per_shard,
+        "images_per_shard": args.images_per_shard,
         "inputs": digests,
     }
     state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh)
@@ -109,16 +109,14 @@ def run_search(args: argparse.Namespace) -> int:
     return _finish(output, state, args.top)
 
 
-def first_region(whole_picture: str, regions: RegionReader) -> int:
-    """The number of the first region that counts: 1 where row 0 is the whole picture."""
-    if whole_picture == "auto":
-        marked = marks_whole_pictures(regions)
+def first_region(full_image: str, regions: RegionReader) -> int:
+    """The number of the first region that counts: 1 where row 0 is the full image."""
+    if full_image == "auto":
+        marked = marks_full_images(regions)
         if marked:
-            print_status(
-                "row 0 of every picture is the whole picture, and is left out (--whole-picture)"
-            )
+            print_status("row 0 of every image is the full image, and is left out (--whole-image)")
         return int(marked)
-    return int(whole_picture == "first")
+    return int(full_image == "first")
 
 
 def _search(
@@ -137,17 +135,17 @@ def _search(
         **settings,
         "detector_fingerprint": regions.detector_fingerprint,
     }
-    ranges = list(make_ranges([len(group.rows) for group in groups], args.pictures_per_shard))
+    ranges = list(make_ranges([len(group.rows) for group in groups], args.images_per_shard))
     total = sum(map(len, ranges))
     names = [shard_name(NEIGHBOURS, number, total) for number in range(total)]
-    num_pictures = sum(len(group.rows) for group in groups)
+    num_images = sum(len(group.rows) for group in groups)
     there = [
         r for group_ranges in ranges for r in group_ranges if (output / names[r.number]).exists()
     ]
     if there:
         print_status(f"continuing: {len(there)} shards are there")
     done = sum(r.stop - r.start for r in there)
-    with Progress(total=num_pictures, unit="picture", label="nearest", done=done) as progress:
+    with Progress(total=num_images, unit="image", label="nearest", done=done) as progress:
         for group, group_ranges in zip(groups, ranges, strict=True):
             missing = [r for r in group_ranges if not (output / names[r.number]).exists()]
             if missing:
@@ -155,7 +153,7 @@ def _search(
     rejected = write_shard(output, REJECTS, rejects, producer=producer)
     shards = [describe_shard(output / name, NEIGHBOURS.name) for name in names]
     counts = Counter(str(row["reason"]) for row in rejects)
-    write_report(output, num_pictures, counts, settings, args.images)
+    write_report(output, num_images, counts, settings, args.images)
     write_manifest(output, [*shards, rejected], job=STAGE, settings=settings, inputs=inputs)
 
 
@@ -190,7 +188,7 @@ def _rows(index: NearestIndex, split: Split, part: Range, top: int) -> Iterator[
 
 
 def make_ranges(sizes: Sequence[int], max_images: int) -> Iterator[list[Range]]:
-    """Yields for each split the ranges of at most ``max_images`` pictures, numbered through all."""
+    """Yields for each split the ranges of at most ``max_images`` images, numbered through all."""
     number = 0
     for size in sizes:
         starts = range(0, size, max_images)
@@ -202,7 +200,7 @@ def make_ranges(sizes: Sequence[int], max_images: int) -> Iterator[list[Range]]:
 
 
 def run_import(args: argparse.Namespace) -> int:
-    """Writes the published list of nearest pictures as ``neighbours``."""
+    """Writes the published list of nearest images as ``neighbours``."""
     path, output = to_path(args.published), to_path(args.output)
     published = read_pool(path, args.id_prefix)
     entry = file_input("--import", path)
@@ -233,14 +231,14 @@ def _finish(output: Path, state: State, top: int) -> int:
     short = short_lists(output, top) if count else 0
     fewer = f", {short} with fewer than {top}" if short else ""
     print(
-        f"{done}: neighbours of {count} pictures{fewer}, {rejects_said(reject_counts(output))}: "
+        f"{done}: neighbours of {count} images{fewer}, {rejects_said(reject_counts(output))}: "
         f"{output}"
     )
     return 0 if count else 1
 
 
 def short_lists(folder: Path, top: int) -> int:
-    """Counts the pictures with fewer than ``top`` neighbours."""
+    """Counts the images with fewer than ``top`` neighbours."""
     count = 0
     for batch in iter_batches(folder, NEIGHBOURS, columns=["neighbour_ids"]):
         lengths = pc.list_value_length(batch.column(0))

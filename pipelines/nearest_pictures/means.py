@@ -1,6 +1,6 @@
-"""A picture's vector is the mean of its regions' features, without the whole picture's row.
+"""An image's vector is the mean of its regions' features, without the full image's row.
 
-P pictures of the regions table in its order, R boxes of one, D feature width. Means are kept on
+P images of the regions table in its order, R boxes of one, D feature width. Means are kept on
 the disk in parts, so that a killed run need not read the features again: they are a hundred times
 as large.
 """
@@ -18,32 +18,32 @@ from vlmill.schemas.readers.regions import RegionReader
 
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
-PICTURES_PER_PART = 8_192
+IMAGES_PER_PART = 8_192
 # Squares of longer vectors' differences leave float32, in which FAISS computes.
 LONGEST = 1e15
-# How far a whole picture's corners may be from the picture's: some end boxes at the last pixel.
+# How far a full image's corners may be from the image's: some end boxes at the last pixel.
 CORNER_PX = 1.0
 
 
-def marks_whole_pictures(regions: RegionReader) -> bool:
-    """Whether row 0 of every picture is the whole picture, as files of ViLBERT's readers have it.
+def marks_full_images(regions: RegionReader) -> bool:
+    """Whether row 0 of every image is the full image, as files of ViLBERT's readers have it.
 
-    No column says so, but no detector puts a box around the whole of every picture first. A table
-    in which no picture has another box is one of whole pictures: that row is then all there is.
-    Reads boxes until a picture has another one first.
+    No column says so, but no detector puts a box around the whole of every image first. A table
+    in which no image has another box is one of full images: that row is then all there is.
+    Reads boxes until an image has another one first.
     """
     has_other_boxes = False
     for number in np.flatnonzero(regions.box_counts()).tolist():
         group, within = regions.locate_row(number)
         boxes = group.boxes(within)
-        if not is_whole_picture(boxes[0], *group.size(within)):
+        if not is_full_image(boxes[0], *group.size(within)):
             return False
         has_other_boxes = has_other_boxes or len(boxes) > 1
     return has_other_boxes
 
 
-def is_whole_picture(box: npt.NDArray[np.float32], width: int, height: int) -> bool:
-    """Whether a box (x1, y1, x2, y2) in pixels is that of the whole picture."""
+def is_full_image(box: npt.NDArray[np.float32], width: int, height: int) -> bool:
+    """Whether a box (x1, y1, x2, y2) in pixels is that of the full image."""
     return bool(np.all(np.abs(box - (0, 0, width, height)) <= CORNER_PX))
 
 
@@ -62,7 +62,7 @@ def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:
     return vector
 
 
-def picture_mean(regions: RegionReader, number: int, first: int) -> Vectors | None:
+def image_mean(regions: RegionReader, number: int, first: int) -> Vectors | None:
     """The vector of row ``number`` from its box ``first`` on; None if it has none.
 
     Raises InputError for a row with boxes and without features.
@@ -80,7 +80,7 @@ def picture_mean(regions: RegionReader, number: int, first: int) -> Vectors | No
 
 
 class Means:
-    """The vectors of a table's pictures, float32 [P, D], mapped; NaN where a picture has none."""
+    """The vectors of a table's images, float32 [P, D], mapped; NaN where an image has none."""
 
     def __init__(self, parts: list[Path], dim: int) -> None:
         self.dim = dim
@@ -89,36 +89,36 @@ class Means:
     def rows(self, numbers: Numbers) -> Vectors:
         """Copies the vectors of rows, [len(numbers), D]."""
         vectors = np.empty((len(numbers), self.dim), dtype=np.float32)
-        parts = numbers // PICTURES_PER_PART
+        parts = numbers // IMAGES_PER_PART
         for part in np.unique(parts).tolist():
             indices = np.flatnonzero(parts == part)
-            vectors[indices] = self._parts[part][numbers[indices] % PICTURES_PER_PART]
+            vectors[indices] = self._parts[part][numbers[indices] % IMAGES_PER_PART]
         return vectors
 
     def present(self) -> npt.NDArray[np.bool_]:
-        """Which pictures have a vector, [P]."""
+        """Which images have a vector, [P]."""
         return np.concatenate([~np.isnan(part[:, 0]) for part in self._parts])
 
 
 def pool(regions: RegionReader, folder: Path, first: int) -> Means:
-    """Writes the vectors of all pictures to ``folder``, but for the parts that are there.
+    """Writes the vectors of all images to ``folder``, but for the parts that are there.
 
-    ``first`` is 1 where row 0 of each picture is left out. Memory: one part, 4 D bytes for each of
-    its 8,192 pictures.
+    ``first`` is 1 where row 0 of each image is left out. Memory: one part, 4 D bytes for each of
+    its 8,192 images.
     """
     folder.mkdir(exist_ok=True)
     remove_leftovers(folder)
-    starts = range(0, len(regions), PICTURES_PER_PART)
+    starts = range(0, len(regions), IMAGES_PER_PART)
     paths = [folder / f"means-{number:05d}.npy" for number in range(len(starts))]
-    done = sum(path.exists() for path in paths) * PICTURES_PER_PART
+    done = sum(path.exists() for path in paths) * IMAGES_PER_PART
     label = "means of regions"
     with Progress(
-        total=len(regions), unit="picture", label=label, done=min(done, len(regions))
+        total=len(regions), unit="image", label=label, done=min(done, len(regions))
     ) as progress:
         for path, start in zip(paths, starts, strict=True):
             if path.exists():
                 continue
-            stop = min(start + PICTURES_PER_PART, len(regions))
+            stop = min(start + IMAGES_PER_PART, len(regions))
             vectors = np.full((stop - start, regions.feature_dim), np.nan, dtype=np.float32)
             for number, mean in enumerate(means_from(regions, start, stop, first)):
                 if mean is not None:
@@ -134,4 +134,4 @@ def means_from(
 ) -> Iterator[Vectors | None]:
     """Yields the vectors of consecutive rows."""
     for number in range(start, stop):
-        yield picture_mean(regions, number, first)
+        yield image_mean(regions, number, first)

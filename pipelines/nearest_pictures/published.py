@@ -1,8 +1,8 @@
-"""The list of nearest pictures that ViLBERT's authors published: ``hard_negative.pkl``.
+"""The list of nearest images that ViLBERT's authors published: ``hard_negative.pkl``.
 
-N pictures, K places a row. A pickled dict: ``train_image_list`` has the N ids (whole numbers, of
+N images, K places a row. A pickled dict: ``train_image_list`` has the N ids (whole numbers, of
 Flickr30k 29,000), ``train_hard_pool`` [N, K] the places of the nearest in that list, kept as
-floats, the picture itself first. InterBERT's retrieval reads the same file.
+floats, the image itself first. InterBERT's retrieval reads the same file.
 """
 
 import io
@@ -19,7 +19,7 @@ from vlmill.models.convert.unpickling import check_bounds
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, reject
 
-STAGE = "nearest_pictures"
+STAGE = "nearest_images"
 IDS, POOL = "train_image_list", "train_hard_pool"
 MOST_BYTES = 256 << 20  # the published file has 23 MB
 
@@ -45,7 +45,7 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
         check_bounds(raw)
         content = load(io.BytesIO(raw), size)
     except BadPickle as error:
-        raise InputError(f"--import {path} is no list of nearest pictures: {error}") from None
+        raise InputError(f"--import {path} is no list of nearest images: {error}") from None
     except FileNotFoundError:
         raise InputError(f"--import {path}: no such file") from None
     if not isinstance(content, dict) or not {IDS, POOL} <= content.keys():
@@ -76,9 +76,9 @@ def _read_ids(raw_ids: Any, path: Path, id_prefix: str) -> list[str]:
 
 
 def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, object]]:
-    """Yields a row of ``neighbours`` for each picture, or of ``rejects`` where its list is broken.
+    """Yields a row of ``neighbours`` for each image, or of ``rejects`` where its list is broken.
 
-    A picture is left out of its own list. Distances are not in the file, and stay null.
+    An image is left out of its own list. Distances are not in the file, and stay null.
     """
     count = len(published.image_ids)
     for number, image_id in enumerate(published.image_ids):
@@ -92,7 +92,7 @@ def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, obj
             position for position in positions.astype(np.int64).tolist() if position != number
         ]
         if len(set(neighbours)) < len(neighbours):
-            yield reject(STAGE, image_id, Reason.BAD_RECORD, "its list has a picture twice")
+            yield reject(STAGE, image_id, Reason.BAD_RECORD, "its list has an image twice")
             continue
         ids = [published.image_ids[position] for position in neighbours[:top]]
         yield {"image_id": image_id, "neighbour_ids": ids, "distances": None}

@@ -1,4 +1,4 @@
-"""report.html of nearest pictures: some pictures with their nearest ones, and how far these are.
+"""report.html of nearest images: some images with their nearest ones, and how far these are.
 
 Memory is bounded by samples: 50 rows, and the distances of 20,000.
 """
@@ -15,7 +15,7 @@ from vlmill.schemas.console.bars import histogram
 from vlmill.schemas.console.report import (
     Section,
     html_table,
-    picture_cards,
+    image_cards,
     settings_table,
     thumbnails,
     write_page,
@@ -31,18 +31,18 @@ Row = Mapping[str, Any]
 
 def write_report(
     folder: Path,
-    num_pictures: int,
+    num_images: int,
     rejects: Mapping[str, int],
     settings: Mapping[str, Any],
     images: str | None,
 ) -> None:
     """Writes ``folder/report.html`` from the neighbours there, with thumbnails of ``images``."""
-    rows, nearest, farthest = samples(folder, num_pictures)
+    rows, nearest, farthest = samples(folder, num_images)
     ids = {str(row["image_id"]) for row in rows}
     ids |= {other for row in rows for other in row["neighbour_ids"][:NEAREST_SHOWN]}
     uris = thumbnails(images, ids)
     charts = [
-        histogram(nearest, title="To the nearest picture", label="distance"),
+        histogram(nearest, title="To the nearest image", label="distance"),
         histogram(farthest, title="To the last one of the list", label="distance"),
     ]
     rejected = sorted(rejects.items(), key=lambda one: -one[1])
@@ -50,29 +50,29 @@ def write_report(
         Section(
             title="Distances",
             body=Markup("<div class='charts'>{}</div>").format(Markup("").join(charts)),
-            intro="Euclidean, between means of region features. A nearest picture at distance 0 "
-            "is the same picture under another id.",
+            intro="Euclidean, between means of region features. A nearest image at distance 0 "
+            "is the same image under another id.",
         ),
         Section(
-            title="Pictures and their nearest",
+            title="Images and their nearest",
             body=Markup("").join(_cards(row, uris) for row in rows),
             intro=f"{len(rows)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
         ),
-        Section(title="Rejects", body=html_table(["reason", "pictures"], rejected)),
+        Section(title="Rejects", body=html_table(["reason", "images"], rejected)),
         Section(title="Settings", body=settings_table(settings)),
     ]
     write_page(
         folder / "report.html",
-        "Nearest pictures",
+        "Nearest images",
         sections,
-        subtitle=f"{num_pictures} pictures",
+        subtitle=f"{num_images} images",
     )
 
 
-def samples(folder: Path, num_pictures: int) -> tuple[list[Row], list[float], list[float]]:
+def samples(folder: Path, num_images: int) -> tuple[list[Row], list[float], list[float]]:
     """Random rows, and the first and last distances of rows that are evenly spread."""
-    chosen = set(random.Random(0).sample(range(num_pictures), min(SHOWN, num_pictures)))
-    step = max(1, -(-num_pictures // MOST_DISTANCES))
+    chosen = set(random.Random(0).sample(range(num_images), min(SHOWN, num_images)))
+    step = max(1, -(-num_images // MOST_DISTANCES))
     rows: list[Row] = []
     nearest: list[float] = []
     farthest: list[float] = []
@@ -80,7 +80,7 @@ def samples(folder: Path, num_pictures: int) -> tuple[list[Row], list[float], li
     # By a glob: the folder has no manifest yet.
     name = str(folder) if is_remote(folder) else glob.escape(str(folder))
     shards = f"{name}/{NEIGHBOURS.name}-*.parquet"
-    for batch in iter_batches(shards, NEIGHBOURS) if num_pictures else ():
+    for batch in iter_batches(shards, NEIGHBOURS) if num_images else ():
         stop = start + batch.num_rows
         rows += [
             batch.slice(index - start, 1).to_pylist()[0]
@@ -96,11 +96,11 @@ def samples(folder: Path, num_pictures: int) -> tuple[list[Row], list[float], li
 
 
 def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
-    """A picture and its nearest, with their distances where they are known."""
+    """An image and its nearest, with their distances where they are known."""
     ids: Sequence[str] = row["neighbour_ids"][:NEAREST_SHOWN]
     distances = row["distances"]
     labels = ["" if distances is None else f"{d:.4g}" for d in (distances or ids)[: len(ids)]]
     cards = [{"uri": uris.get(row["image_id"], ""), "text": row["image_id"], "about": "picture"}]
     for image_id, distance in zip(ids, labels, strict=True):
         cards.append({"uri": uris.get(image_id, ""), "text": image_id, "about": distance})
-    return picture_cards(cards)
+    return image_cards(cards)

@@ -1,13 +1,13 @@
 """Exact nearest vectors by FAISS: its float32 distances find candidates, float64 ones decide.
 
-n pictures of one split, sorted by id, D feature width, U different vectors among theirs.
+n images of one split, sorted by id, D feature width, U different vectors among theirs.
 
 FAISS computes |x|^2 - 2 xy + |y|^2 in float32. That errs by far more than the last digit, and
 differently in blocks of other sizes, so that equal distances come out unequal and near ones in the
 wrong order. Here it gives some more candidates than are asked for, their distances are computed
 again as sqrt(sum (x - y)^2) in float64 and rounded to float32, and a bound on FAISS's error tells
 whether a vector that is no candidate could have come before the last neighbour. Where it could,
-the search is done again for more candidates. Pictures with one and the same vector are searched
+the search is done again for more candidates. Images with one and the same vector are searched
 once.
 """
 
@@ -21,8 +21,8 @@ from pathlib import Path
 import faiss
 import numpy as np
 import numpy.typing as npt
+from vlmill.pipelines.nearest_images.means import Means, Numbers, Vectors
 
-from vlmill.pipelines.nearest_pictures.means import Means, Numbers, Vectors
 from vlmill.schemas.console.threads import faiss_threads
 
 Distances = npt.NDArray[np.float32]
@@ -37,16 +37,16 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # what products below it lose
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """A picture's nearest ones, by their places among the sorted ids, and float32 distances."""
+    """An image's nearest ones, by their places among the sorted ids, and float32 distances."""
 
     positions: Numbers
     distances: Distances
 
 
 class NearestIndex:
-    """The vectors of a split's pictures, each different one once, mapped from a file.
+    """The vectors of a split's images, each different one once, mapped from a file.
 
-    ``rows`` are the pictures' rows in ``means``, in the order of their ids. The file, 4 U D bytes,
+    ``rows`` are the images' rows in ``means``, in the order of their ids. The file, 4 U D bytes,
     holds the vectors less their mean: differences stay what they are, and FAISS errs less.
     """
 
@@ -55,7 +55,7 @@ class NearestIndex:
         self._unique_of, members = group_rows(means, rows)
         self._order = np.argsort(self._unique_of, kind="stable")
         self._starts = np.concatenate([[0], np.cumsum(members)])
-        # The vector of a group is that of its first picture.
+        # The vector of a group is that of its first image.
         self._first = self._order[self._starts[:-1]]
         self._vectors = centre_vectors(means, rows[self._first], path)
         self._threads = threads
@@ -64,7 +64,7 @@ class NearestIndex:
         return len(self._rows)
 
     def search(self, start: int, stop: int, top: int) -> Iterator[Nearest]:
-        """Yields the ``top`` nearest of each picture from ``start`` on, itself left out.
+        """Yields the ``top`` nearest of each image from ``start`` on, itself left out.
 
         By distance, as rounded to float32, then by place; all others where there are fewer.
         """
@@ -81,7 +81,7 @@ class NearestIndex:
                     )
 
     def _lists(self, queries: Numbers, count: int, threads: ThreadPoolExecutor) -> list[Nearest]:
-        """The ``count`` first pictures for each vector, those that have the vector among them."""
+        """The ``count`` first images for each vector, those that have the vector among them."""
         lists: dict[int, Nearest] = {}
         waiting, width = queries.tolist(), count + SPARE
         while waiting:
@@ -104,7 +104,7 @@ class NearestIndex:
     def _ranked(
         self, count: int, query: int, candidates: Numbers, squares: Distances
     ) -> Nearest | None:
-        """The first pictures among those of the candidates; None if others may come before."""
+        """The first images among those of the candidates; None if others may come before."""
         distances = self._distances(query, candidates)
         order = np.argsort(distances, kind="stable")
         candidates, distances = candidates[order], distances[order]

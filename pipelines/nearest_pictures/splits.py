@@ -1,12 +1,12 @@
-"""Pictures are compared with those of their own split alone, which their pairs name."""
+"""Images are compared with those of their own split alone, which their pairs name."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from vlmill.pipelines.nearest_images.means import Means, Numbers
 
-from vlmill.pipelines.nearest_pictures.means import Means, Numbers
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.joining import Join
@@ -16,15 +16,15 @@ from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.splits import split_name
 from vlmill.schemas.tables import PAIRS
 
-STAGE = "nearest_pictures"
-NONE, SEVERAL = -1, -2  # of a picture: no pair names it, or pairs of two splits do
+STAGE = "nearest_images"
+NONE, SEVERAL = -1, -2  # of an image: no pair names it, or pairs of two splits do
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The pictures that are compared: rows of the regions table, in the order of their ids."""
+    """The images that are compared: rows of the regions table, in the order of their ids."""
 
-    name: str | None  # None: of all pictures, as no pairs were given
+    name: str | None  # None: of all images, as no pairs were given
     rows: Numbers
     image_ids: list[str]
 
@@ -39,14 +39,14 @@ class Splits:
 
 
 def make_single_split(regions: RegionReader) -> Splits:
-    """Without pairs, all pictures are of one split."""
+    """Without pairs, all images are of one split."""
     return Splits(names=[None], numbers=np.zeros(len(regions), dtype=np.int32))
 
 
 def read_splits(pairs: str, regions: RegionReader) -> Splits:
     """The splits that ``--pairs`` names, whatever the case; a null is ``train``.
 
-    Raises InputError if no pair names a picture of ``regions``.
+    Raises InputError if no pair names an image of ``regions``.
     """
     join = Join(regions.index, asking="--pairs", holding="--regions")
     numbers = np.full(len(regions), NONE, dtype=np.int32)
@@ -61,24 +61,24 @@ def read_splits(pairs: str, regions: RegionReader) -> Splits:
                 numbers[row] = number if numbers[row] in (NONE, number) else SEVERAL
     if np.all(numbers == NONE):
         raise InputError(
-            f"--pairs {pairs}: no pair is of a picture of --regions ({join.samples(sample_ids)}); give "
-            "tables of the same pictures"
+            f"--pairs {pairs}: no pair is of an image of --regions ({join.samples(sample_ids)}); give "
+            "tables of the same images"
         )
     return Splits(names=list(names), numbers=numbers, note=join.summary())
 
 
 def _columns(pairs: str) -> Iterator[tuple[list[str], list[str | None]]]:
-    """Yields image_id and split of pairs that have a picture."""
+    """Yields image_id and split of pairs that have a image."""
     columns = ["image_id", "split"]
     for batch in iter_batches(pairs, PAIRS, columns=columns, batch_rows=65_536, flag="--pairs"):
-        pictured = batch.filter(batch.column("image_id").is_valid())
-        yield pictured.column("image_id").to_pylist(), pictured.column("split").to_pylist()
+        imaged = batch.filter(batch.column("image_id").is_valid())
+        yield imaged.column("image_id").to_pylist(), imaged.column("split").to_pylist()
 
 
 def group_by_split(
     regions: RegionReader, means: Means, splits: Splits, first: int
 ) -> tuple[list[Split], list[dict[str, object]]]:
-    """The splits in the order of their names, and a reject for each picture that is of none."""
+    """The splits in the order of their names, and a reject for each image that is of none."""
     present, counts = means.present(), regions.box_counts()
     members: dict[int, list[tuple[str, int]]] = {}
     rejects = []
@@ -93,16 +93,16 @@ def group_by_split(
     names = {number: splits.names[number] for number in members}
     groups = []
     for number in sorted(members, key=lambda number: names[number] or ""):
-        pictures = sorted(members[number])
-        rows = np.array([row for _, row in pictures], dtype=np.int64)
-        image_ids = [image_id for image_id, _ in pictures]
+        images = sorted(members[number])
+        rows = np.array([row for _, row in images], dtype=np.int64)
+        image_ids = [image_id for image_id, _ in images]
         groups.append(Split(name=names[number], rows=rows, image_ids=image_ids))
     return groups, rejects
 
 
 def _without_split(image_id: str, number: int) -> dict[str, object]:
     if number == NONE:
-        return reject(STAGE, image_id, Reason.NO_TEXT, "no pair of --pairs is of this picture")
+        return reject(STAGE, image_id, Reason.NO_TEXT, "no pair of --pairs is of this image")
     detail = "its pairs are of several splits"
     return reject(STAGE, image_id, Reason.ID_CONFLICT, detail)
 
@@ -111,5 +111,5 @@ def _without_vector(image_id: str, count: int, first: int) -> dict[str, object]:
     if count > first:
         detail = "a feature is NaN or infinite, or too large to compare"
         return reject(STAGE, image_id, Reason.NOT_FINITE, detail)
-    detail = "no box but the whole picture" if count else "the detector gave no box"
+    detail = "no box but the full image" if count else "the detector gave no box"
     return reject(STAGE, image_id, Reason.NO_BOXES, detail)

@@ -1,4 +1,4 @@
-"""The addresses of a picture: every attribute that may hold one, the fullest version first."""
+"""The addresses of an image: every attribute that may hold one, the fullest version first."""
 
 import base64
 import binascii
@@ -13,12 +13,12 @@ from vlmill.schemas.net.urls import resolve
 
 Attributes = Mapping[str, str | None]
 
-PICTURE_NAME = re.compile(r"\.(?:jpe?g|jpe|jfif|png|webp|avif|gif)(?:$|[?#&:])", re.IGNORECASE)
-PICTURE_TAGS = frozenset(("img", "image", "amp-img"))
+IMAGE_NAME = re.compile(r"\.(?:jpe?g|jpe|jfif|png|webp|avif|gif)(?:$|[?#&:])", re.IGNORECASE)
+IMAGE_TAGS = frozenset(("img", "image", "amp-img"))
 MAX_VARIANTS = 12
-MAX_INLINE_BYTES = 1 << 20  # of a page's data: pictures together
+MAX_INLINE_BYTES = 1 << 20  # of a page's data: images together
 
-# What scripts that load pictures late keep the true address in.
+# What scripts that load images late keep the true address in.
 _LAZY = (
     "data-src",
     "data-original",
@@ -50,16 +50,16 @@ _DATA = re.compile(r"\s*data:image/(?!svg)[\w.+-]{1,20}((?:;[\w=.+-]{1,40})*),",
 
 
 def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iterator[str]:
-    """What the page says of where a picture is: lazy attributes before ``src``, a placeholder.
+    """What the page says of where an image is: lazy attributes before ``src``, a placeholder.
 
-    Sources of a ``picture`` follow, then any other attribute whose value is an address or named
-    like a picture, and the picture that it is a link to. A film's is its poster, that of any other
+    Sources of an ``image`` follow, then any other attribute whose value is an address or named
+    like an image, and the image that it is a link to. A film's is its poster, that of any other
     element the one which its style paints behind it.
     """
     if node.tag == "video":
         yield attributes.get("poster") or ""
         return
-    if node.tag not in PICTURE_TAGS:
+    if node.tag not in IMAGE_TAGS:
         yield from painted(attributes)
         return
     for name in _LAZY:
@@ -77,20 +77,20 @@ def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iter
     for name, value in attributes.items():
         if name not in _READ and value:
             yield from _named_in(value[:4_096])
-    if PICTURE_NAME.search(link):
+    if IMAGE_NAME.search(link):
         yield link
 
 
 def painted(attributes: Attributes) -> list[str]:
-    """The pictures that an element's own style paints behind it; style sheets are not read."""
+    """The images that an element's own style paints behind it; style sheets are not read."""
     return _BACKGROUND.findall((attributes.get("style") or "")[:4_096])
 
 
 def _named_in(value: str) -> Iterator[str]:
-    """The pictures that any attribute may name: an address, or some in the settings of a script."""
+    """The images that any attribute may name: an address, or some in the settings of a script."""
     if value[:1] in "{[":
         yield from (address.replace("\\/", "/") for address in _QUOTED.findall(value))
-    elif PICTURE_NAME.search(value) or _ADDRESS.fullmatch(value):
+    elif IMAGE_NAME.search(value) or _ADDRESS.fullmatch(value):
         yield value
 
 
@@ -117,8 +117,8 @@ def srcset(value: str) -> list[str]:
     return [reference for _, reference in sorted(candidates, key=lambda item: -item[0])]
 
 
-def inline_picture(reference: str, max_bytes: int) -> tuple[str, bytes] | None:
-    """(name by digest, bytes) of a ``data:`` picture of at most ``max_bytes``; None for others.
+def inline_image(reference: str, max_bytes: int) -> tuple[str, bytes] | None:
+    """(name by digest, bytes) of a ``data:`` image of at most ``max_bytes``; None for others.
 
     Vector graphics are left out: they are placeholders.
     """

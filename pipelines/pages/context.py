@@ -1,4 +1,4 @@
-"""What a page's text says about its pictures: captions, the blocks around, the main text."""
+"""What a page's text says about its images: captions, the blocks around, the main text."""
 
 import bisect
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ _TINY = 50  # pixels: what is shown smaller has no caption
 _NO_CAPTION = frozenset(("td", "th", "table", "tr", "pre"))  # what a figcaption may swallow
 
 
-def captions_by_picture(
+def captions_by_image(
     blocks: Sequence[Block], spots: Sequence[Spot], *, max_chars: int
 ) -> dict[int, str]:
-    """Number of a picture in ``spots`` -> its caption; pictures without one are left out.
+    """Number of an image in ``spots`` -> its caption; images without one are left out.
 
-    A caption belongs to the nearest of those pictures that share its closest ancestor: in a figure
-    its own picture, in a row of pictures and captions the one before. Of several, the first counts.
-    The caption of a figure without a picture, a listing's, belongs to none.
+    A caption belongs to the nearest of those images that share its closest ancestor: in a figure
+    its own image, in a row of images and captions the one before. Of several, the first counts.
+    The caption of a figure without an image, a listing's, belongs to none.
     """
     block_numbers = [spot.block for spot in spots]
     captions: dict[int, str] = {}
@@ -50,10 +50,10 @@ def _caption(blocks: Sequence[Block]) -> str:
 def _owner(
     number: int, caption: Block, spots: Sequence[Spot], block_numbers: Sequence[int]
 ) -> int | None:
-    """Number of the picture to which the caption in block ``number`` belongs."""
+    """Number of the image to which the caption in block ``number`` belongs."""
     middle = bisect.bisect_right(block_numbers, number)
     ranks = []
-    # Pictures further away than these have others in between.
+    # Images further away than these have others in between.
     for order in range(max(0, middle - _NEAR), min(len(block_numbers), middle + _NEAR)):
         spot = spots[order]
         if caption.figure and spot.figure != caption.figure:
@@ -72,7 +72,7 @@ def _is_tiny(spot: Spot) -> bool:
 
 
 def nearby(blocks: Sequence[Block], block_numbers: Sequence[int], reach: int) -> list[int]:
-    """Numbers of the blocks within ``reach`` of a picture's place, and of all headings."""
+    """Numbers of the blocks within ``reach`` of an image's place, and of all headings."""
     chosen = {number for number, block in enumerate(blocks) if block.tag in HEADINGS}
     for block_number in set(block_numbers):
         chosen.update(range(max(0, block_number - reach), min(len(blocks), block_number + reach)))

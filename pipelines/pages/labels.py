@@ -1,15 +1,15 @@
-"""Names that a picture gets for those who cannot see it, other than its alt text."""
+"""Names that an image gets for those who cannot see it, other than its alt text."""
 
 from collections.abc import Mapping
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-_MAX_LABELS, _MAX_IDS = 500, 4  # of a page, and of a picture
+_MAX_LABELS, _MAX_IDS = 500, 4  # of a page, and of an image
 _MAX_CHARS = 2_000
 
 
 class Labels:
-    """Finds what ``aria-label``, ``aria-labelledby`` and a drawing's title say of a picture."""
+    """Finds what ``aria-label``, ``aria-labelledby`` and a drawing's title say of a image."""
 
     def __init__(self, tree: LexborHTMLParser) -> None:
         self._tree = tree
@@ -17,7 +17,7 @@ class Labels:
         self._named: Mapping[str, LexborNode] | None = None
 
     def find_label(self, node: LexborNode) -> str:
-        """Returns the label of a picture or of its link, "" for none."""
+        """Returns the label of an image or of its link, "" for none."""
         attributes = node.attributes
         if label := attributes.get("aria-label"):
             return label
@@ -48,7 +48,7 @@ def _plain(node: LexborNode) -> str:
 
 
 def _title_of_drawing(node: LexborNode) -> str:
-    """The ``title`` of the SVG drawing that a picture is part of."""
+    """The ``title`` of the SVG drawing that an image is part of."""
     above = node.parent
     while above is not None and above.tag not in ("svg", "body"):
         above = above.parent

@@ -58,7 +58,7 @@ _ATTRIBUTES = re.compile(_ATTRIBUTE)
 
 
 def mentions_image(body: bytes) -> bool:
-    """Whether a page can have a picture at all; most cannot, and need no parser."""
+    """Whether a page can have an image at all; most cannot, and need no parser."""
     # Nearly every page has the first one, which is found without an expression.
     return b"<img" in body or _IMAGE.search(body) is not None or body.startswith(_UTF_16)
 

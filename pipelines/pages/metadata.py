@@ -1,4 +1,4 @@
-"""What a page says of itself outside its body: pictures, descriptions, license, JSON-LD."""
+"""What a page says of itself outside its body: images, descriptions, license, JSON-LD."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from vlmill.pipelines.pages.walk import fold
 from vlmill.schemas.net.opt_outs import meta_opt_outs
 from vlmill.schemas.rejects import Reason
 
-_PICTURES = frozenset(
+_IMAGES = frozenset(
     ("og:image", "og:image:url", "og:image:secure_url", "twitter:image", "twitter:image:src")
 )
-_PICTURE_TEXTS = frozenset(("og:image:alt", "twitter:image:alt"))
+_IMAGE_TEXTS = frozenset(("og:image:alt", "twitter:image:alt"))
 _PAGE_TEXTS = frozenset(("og:title", "og:description", "twitter:description", "description"))
 _LICENSE_LINK = re.compile(
     r"https?://(?:www\.)?creativecommons\.org/(?:licenses|publicdomain)/[\w./-]{2,40}"
@@ -33,8 +33,8 @@ _MAX_NODES, _MAX_DEPTH = 2_000, 20
 class Metadata:
     """What the head of a page names; texts are raw, references as the page writes them."""
 
-    pictures: list[str] = field(default_factory=list)
-    picture_texts: list[str] = field(default_factory=list)  # of the picture that the page names
+    images: list[str] = field(default_factory=list)
+    image_texts: list[str] = field(default_factory=list)  # of the image that the page names
     page_texts: list[str] = field(default_factory=list)  # of the page
     captions: dict[str, str] = field(default_factory=dict)  # JSON-LD: reference -> caption
     site: str = ""
@@ -54,7 +54,7 @@ def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
             for thing in _things((node.text() or "")[:_MAX_JSON_CHARS]):
                 _read_thing(thing, metadata, limit)
         elif (attributes.get("rel") or "").lower() == "image_src":
-            metadata.pictures.append(fold(attributes.get("href"), limit))
+            metadata.images.append(fold(attributes.get("href"), limit))
         elif not metadata.license:
             href = attributes.get("href") or ""
             link = _LICENSE_LINK.match(href)
@@ -68,10 +68,10 @@ def _read_meta(attributes: Mapping[str, str | None], metadata: Metadata, limit: 
     content = fold(attributes.get("content"), limit)
     if not content:
         return
-    if name in _PICTURES or (attributes.get("itemprop") or "").lower() == "image":
-        metadata.pictures.append(content)
-    elif name in _PICTURE_TEXTS:
-        metadata.picture_texts.append(content)
+    if name in _IMAGES or (attributes.get("itemprop") or "").lower() == "image":
+        metadata.images.append(content)
+    elif name in _IMAGE_TEXTS:
+        metadata.image_texts.append(content)
     elif name in _PAGE_TEXTS:
         metadata.page_texts.append(content)
     elif name == "og:site_name":
@@ -104,14 +104,14 @@ def _read_thing(thing: dict[str, Any], metadata: Metadata, limit: int) -> None:
         texts = (_text(thing.get(name)) for name in ("caption", "description", "name"))
         caption = next(filter(None, texts), "")
         if reference:
-            metadata.pictures.append(reference)
+            metadata.images.append(reference)
             if caption:
                 metadata.captions[reference] = fold(caption, limit)
     else:
         images = thing.get("image")
         for image in images[:20] if isinstance(images, list) else [images]:
             if isinstance(image, str) and image:
-                metadata.pictures.append(image)
+                metadata.images.append(image)
     license = _text(thing.get("license"))
     if license and not metadata.license:
         metadata.license = license[:_MAX_LINK]

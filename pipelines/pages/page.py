@@ -1,7 +1,7 @@
-"""Pages: their title, main text and metadata, and every picture with its addresses and texts.
+"""Pages: their title, main text and metadata, and every image with its addresses and texts.
 
-Nothing here judges: which pictures are content and which texts describe them is the matter of
-``choice``, once it is known which pictures are at hand and how large they are.
+Nothing here judges: which images are content and which texts describe them is the matter of
+``choice``, once it is known which images are at hand and how large they are.
 """
 
 import bisect
@@ -14,14 +14,14 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.addresses import (
+    IMAGE_NAME,
+    IMAGE_TAGS,
     MAX_INLINE_BYTES,
-    PICTURE_NAME,
-    PICTURE_TAGS,
     addresses,
     find_references,
-    inline_picture,
+    inline_image,
 )
-from vlmill.pipelines.pages.context import captions_by_picture, nearby
+from vlmill.pipelines.pages.context import captions_by_image, nearby
 from vlmill.pipelines.pages.labels import Labels
 from vlmill.pipelines.pages.metadata import Metadata, read_metadata
 from vlmill.pipelines.pages.tables import captions_in_tables
@@ -31,20 +31,20 @@ from vlmill.schemas.net.urls import resolve
 
 _MAX_LINK, _MAX_LINK_TEXT = 300, 500
 _BASE = re.compile(rb"<base[\s/]", re.IGNORECASE)  # most pages have none
-_REACH = 12  # blocks before and after a picture that are kept
+_REACH = 12  # blocks before and after an image that are kept
 
 
 class PageImage(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture on a page, as the page tells of it; texts are raw, "" where there are none."""
+    """An image on a page, as the page tells of it; texts are raw, "" where there are none."""
 
-    order: int  # a number that no other picture of the page has
+    order: int  # a number that no other image of the page has
     src: str  # what the page says, for rejects
     urls: tuple[str, ...]  # absolute, best guess first; empty if none is usable
     alt: str = ""
     title: str = ""
     label: str = ""  # aria-label or aria-labelledby, its own or its link's
     caption: str = ""
-    metadata: tuple[str, ...] = ()  # what the page's head says of this picture or with it
+    metadata: tuple[str, ...] = ()  # what the page's head says of this image or with it
     block: int = 0  # of the page's ``blocks``, the one that follows it
     path: tuple[int, ...] = ()  # serial numbers of the elements around it, the nearest first
     width: int | None = None  # as declared, in pixels
@@ -55,7 +55,7 @@ class PageImage(msgspec.Struct, frozen=True, kw_only=True):
     is_metadata: bool = False  # og:image, twitter:image, JSON-LD or itemprop=image
     is_background: bool = False  # painted behind an element by its style
     is_furniture: bool = False  # in a menu, a footer or the like, by tags and classes
-    links_to_picture: bool = False  # a thumbnail; the picture it leads to is among ``urls``
+    links_to_picture: bool = False  # a thumbnail; the image it leads to is among ``urls``
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +64,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     title: str
     images: tuple[PageImage, ...]
-    blocks: tuple[Block, ...] = ()  # texts near pictures and headings, in order
+    blocks: tuple[Block, ...] = ()  # texts near images and headings, in order
     site: str = ""  # the site's name by its metadata
     license: str | None = None
     language: str = ""  # as detected
-    inline: tuple[tuple[str, bytes], ...] = ()  # ``data:`` pictures: name and bytes
-    num_beyond: int = 0  # pictures that are left out, as the page shows too many
+    inline: tuple[tuple[str, bytes], ...] = ()  # ``data:`` images: name and bytes
+    num_beyond: int = 0  # images that are left out, as the page shows too many
 
 
 def read_page(
@@ -118,7 +118,7 @@ def _images(
     inline: dict[str, bytes],
     max_chars: int,
 ) -> list[PageImage]:
-    captions = captions_by_picture(blocks, spots, max_chars=max_chars)
+    captions = captions_by_image(blocks, spots, max_chars=max_chars)
     in_cells = sum("td" in spot.ancestors for spot in spots)
     in_tables = captions_in_tables(tree) if in_cells > 1 else {}
     labels = Labels(tree)
@@ -128,7 +128,7 @@ def _images(
         attributes = spot.attributes
         references = list(find_references(spot.node, attributes, spot.link))
         urls = addresses(base, iter(references))
-        data_image = inline_picture(attributes.get("src") or "", bytes_left) if not urls else None
+        data_image = inline_image(attributes.get("src") or "", bytes_left) if not urls else None
         if data_image is not None:
             inline[data_image[0]] = data_image[1]
             bytes_left -= len(data_image[1])
@@ -154,16 +154,16 @@ def _images(
                 ancestors=spot.ancestors,
                 link=spot.link[:_MAX_LINK],
                 is_metadata=(attributes.get("itemprop") or "").lower() == "image",
-                is_background=spot.node.tag not in (*PICTURE_TAGS, "video"),
+                is_background=spot.node.tag not in (*IMAGE_TAGS, "video"),
                 is_furniture=spot.furniture,
-                links_to_picture=PICTURE_NAME.search(spot.link) is not None,
+                links_to_picture=IMAGE_NAME.search(spot.link) is not None,
             )
         )
     return images
 
 
 def _link_around(spot: Spot) -> LexborNode | None:
-    """Returns the link that the picture fills."""
+    """Returns the link that the image fills."""
     parent = spot.node.parent
     if parent is not None and parent.tag == "picture":
         parent = parent.parent
@@ -171,7 +171,7 @@ def _link_around(spot: Spot) -> LexborNode | None:
 
 
 def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[PageImage]:
-    """Leaves out the copies for browsers without scripts that follow a picture loaded late."""
+    """Leaves out the copies for browsers without scripts that follow an image loaded late."""
     originals: list[PageImage] = []
     for image, spot in zip(images, spots, strict=True):
         last = originals[-1] if originals else None
@@ -194,10 +194,10 @@ def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[Page
 
 
 def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
-    """Gives pictures what the head says of them; adds those that are named and not shown."""
+    """Gives images what the head says of them; adds those that are named and not shown."""
     captions = {resolve(base, name): text for name, text in metadata.captions.items()}
     heads = list(
-        dict.fromkeys(u for u in (resolve(base, reference) for reference in metadata.pictures) if u)
+        dict.fromkeys(u for u in (resolve(base, reference) for reference in metadata.images) if u)
     )
     page_urls: set[str] = set()
     result: list[PageImage] = []
@@ -217,7 +217,7 @@ def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> li
 
 
 def _add_description(image: PageImage, label: str, metadata: Metadata) -> PageImage:
-    """A picture that the head names, with the head's own words for it, and those for the page."""
-    words = label or next(iter(metadata.picture_texts), "")
-    texts = tuple(dict.fromkeys((*metadata.picture_texts, *metadata.page_texts)))
+    """An image that the head names, with the head's own words for it, and those for the page."""
+    words = label or next(iter(metadata.image_texts), "")
+    texts = tuple(dict.fromkeys((*metadata.image_texts, *metadata.page_texts)))
     return replace(image, label=image.label or words, is_metadata=True, metadata=texts)

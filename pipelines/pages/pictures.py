@@ -1,19 +1,19 @@
-"""Pictures: decode with bounds, measure, and say why not.
+"""Images: decode with bounds, measure, and say why not.
 
 The header decides first (format, size, pixels, animation), the full decode comes last: it is the
-only proof that a picture is whole, and the most expensive step.
+only proof that an image is whole, and the most expensive step.
 """
 
 from dataclasses import dataclass
 
 from PIL import Image
+from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
+from vlmill.schemas.images.formats import format_name
+from vlmill.schemas.images.hashes import perceptual_hash
+from vlmill.schemas.images.orientation import read_orientation, turn_upright
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.pictures.decode import Bounds, check_size, open_image, upright_size
-from vlmill.schemas.pictures.formats import format_name
-from vlmill.schemas.pictures.hashes import perceptual_hash
-from vlmill.schemas.pictures.orientation import read_orientation, turn_upright
 from vlmill.schemas.rejects import Reason, Rejected
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF")
@@ -21,8 +21,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureFacts:
-    """A readable picture: SHA-256 of its bytes, upright size in pixels, format in lower case.
+class ImageFacts:
+    """A readable image: SHA-256 of its bytes, upright size in pixels, format in lower case.
 
     ``phash`` is its perceptual hash, where that was asked for.
     """
@@ -36,27 +36,27 @@ class PictureFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedImage:
-    """A picture that passed, and where its bytes lie: the record at ``offset`` of ``archive``."""
+    """An image that passed, and where its bytes lie: the record at ``offset`` of ``archive``."""
 
     image_id: str
     url: str
     width: int
     height: int
     format: str
-    phash: int  # vlmill.schemas.pictures.hashes
+    phash: int  # vlmill.schemas.images.hashes
     archive: str
     offset: int
 
 
-def examine_picture(
+def examine_image(
     data: bytes,
     *,
     min_side_px: int,
     max_pixels: int,
     hashed: bool = False,
     formats: tuple[str, ...] = FORMATS,
-) -> PictureFacts | Drop:
-    """Facts about the picture in ``data``, or why it is dropped. Never raises.
+) -> ImageFacts | Drop:
+    """Facts about the image in ``data``, or why it is dropped. Never raises.
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
     300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
@@ -64,37 +64,37 @@ def examine_picture(
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=None)
     try:
-        with open_image(data, bounds) as picture:
-            drop = header_drop(picture, bounds, min_side_px, formats)
+        with open_image(data, bounds) as image:
+            drop = header_drop(image, bounds, min_side_px, formats)
             if drop is not None:
                 return drop
-            name = str(picture.format).lower()
-            width, height = upright_size(picture, bounds)
-            phash = upright_hash(picture) if hashed else None
+            name = str(image.format).lower()
+            width, height = upright_size(image, bounds)
+            phash = upright_hash(image) if hashed else None
     except Rejected as why:
         if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT) and format_name(data) is None:
             return Drop(Reason.UNREADABLE_IMAGE)  # mostly not an image at all
         return Drop(why.reason, why.detail)
-    return PictureFacts(
+    return ImageFacts(
         image_id=compute_image_id(data), width=width, height=height, format=name, phash=phash
     )
 
 
-def upright_hash(picture: Image.Image) -> int:
-    """Returns the perceptual hash of a decoded picture as it is shown."""
-    return perceptual_hash(turn_upright(picture, read_orientation(picture)))
+def upright_hash(image: Image.Image) -> int:
+    """Returns the perceptual hash of a decoded image as it is shown."""
+    return perceptual_hash(turn_upright(image, read_orientation(image)))
 
 
 def header_drop(
-    picture: Image.Image, bounds: Bounds, min_side_px: int, formats: tuple[str, ...] = FORMATS
+    image: Image.Image, bounds: Bounds, min_side_px: int, formats: tuple[str, ...] = FORMATS
 ) -> Drop | None:
     """Says what the header alone rules out. Raises Rejected for too many pixels."""
-    size = f"{picture.width}x{picture.height}"
-    if picture.format not in formats:
-        return Drop(Reason.UNSUPPORTED_FORMAT, picture.format)
-    if min(picture.size) <= min_side_px:
+    size = f"{image.width}x{image.height}"
+    if image.format not in formats:
+        return Drop(Reason.UNSUPPORTED_FORMAT, image.format)
+    if min(image.size) <= min_side_px:
         return Drop(Reason.TOO_SMALL, size)
-    check_size(picture, bounds)
-    if getattr(picture, "is_animated", False):
+    check_size(image, bounds)
+    if getattr(image, "is_animated", False):
         return Drop(Reason.ANIMATED, size)
     return None

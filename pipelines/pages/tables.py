@@ -1,4 +1,4 @@
-"""Rows of pictures in tables with a row of captions beside them: what markup does not say."""
+"""Rows of images in tables with a row of captions beside them: what markup does not say."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,21 +15,21 @@ Cell = tuple[int, LexborNode]  # the column in which it begins, and the cell
 
 
 def captions_in_tables(tree: LexborHTMLParser) -> dict[int, str]:
-    """Captions of pictures that stand cell by cell above or below their row: ``mem_id`` -> text.
+    """Captions of images that stand cell by cell above or below their row: ``mem_id`` -> text.
 
-    A row of pictures has two or more and no text. Captions stand in the row below it with a short
-    text under every picture; in the row above if the table's last row is of pictures.
+    A row of images has two or more and no text. Captions stand in the row below it with a short
+    text under every image; in the row above if the table's last row is of images.
     """
     captions: dict[int, str] = {}
     for table in tree.css("table")[:_MAX_TABLES]:
         if len(table.css("table")) > 1:  # a table around tables lays out a page; it counts itself
             continue
         rows = list(_rows(table))
-        kinds = [_pictures(row) for row in rows]
+        kinds = [_images(row) for row in rows]
         step = -1 if kinds and kinds[-1] else 1
-        for (row, pictures), (other, more) in pairwise(list(zip(rows, kinds, strict=True))[::step]):
-            if pictures and not more and row:
-                captions |= _matched(pictures, other)
+        for (row, images), (other, more) in pairwise(list(zip(rows, kinds, strict=True))[::step]):
+            if images and not more and row:
+                captions |= _matched(images, other)
     return captions
 
 
@@ -60,20 +60,20 @@ def _cells(row: LexborNode) -> Iterator[Cell]:
                 return
 
 
-def _pictures(row: list[Cell]) -> dict[int, int]:
-    """Columns of a row's pictures and their ``mem_id``; none for a row that is not of pictures."""
-    pictures: dict[int, int] = {}
+def _images(row: list[Cell]) -> dict[int, int]:
+    """Columns of a row's images and their ``mem_id``; none for a row that is not of images."""
+    images: dict[int, int] = {}
     for column, cell in row:
         elements = cell.css("img")
         if len(elements) > 1 or fold(cell.text(deep=True), _LONGEST):
             return {}
         if elements:
-            pictures[column] = elements[0].mem_id
-    return pictures if len(pictures) > 1 else {}
+            images[column] = elements[0].mem_id
+    return images if len(images) > 1 else {}
 
 
-def _matched(pictures: dict[int, int], row: list[Cell]) -> dict[int, str]:
-    """Pictures with the texts of their columns, if each has a short one."""
+def _matched(images: dict[int, int], row: list[Cell]) -> dict[int, str]:
+    """Images with the texts of their columns, if each has a short one."""
     texts = {column: fold(cell.text(deep=True), _LONGEST + 1) for column, cell in row}
-    captions = {image: texts.get(column, "") for column, image in pictures.items()}
+    captions = {image: texts.get(column, "") for column, image in images.items()}
     return captions if all(0 < len(text) <= _LONGEST for text in captions.values()) else {}

@@ -1,4 +1,4 @@
-"""The one walk over a page's tree: its runs of text, and the places of its pictures among them.
+"""The one walk over a page's tree: its runs of text, and the places of its images among them.
 
 It is the most expensive part of a page, so it notes nothing of inline elements but links and
 captions, and looks for nothing that is rarely there.
@@ -26,18 +26,18 @@ _BLOCKS = word_set(
     "summary table tbody td tfoot th thead tr ul br caption noscript"
 )
 _OPENED = _BLOCKS | {"a", "picture"}  # of other elements nothing is noted
-_PICTURES = frozenset(("img", "image", "amp-img"))
+_IMAGES = frozenset(("img", "image", "amp-img"))
 _PAINTED = '[style*="background"][style*="url("]'
 _TEXT = "-text"  # the parser's name of what is no element
 # Whose children the walk does not see.
-_SPECIAL = _SKIPPED | _PICTURES | {"pre", "video", "-comment"}
+_SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
 _FURNITURE = frozenset(("nav", "footer", "aside", "button"))  # and "header", of a page
 _CONTENT = frozenset(("article", "main"))
 _CHANGING = _FURNITURE | _CONTENT | {"a", "figure", "figcaption", "header"}
-_MARKED = 8  # elements above a picture whose classes tell what it is part of
-_ANCESTORS = 12  # tags above a picture that are noted
-_LEVELS = 6  # how far above a picture its caption's common ancestor may be
-_INLINE_PX = 50  # a picture that is shown smaller stands in a line of text
+_MARKED = 8  # elements above an image whose classes tell what it is part of
+_ANCESTORS = 12  # tags above an image that are noted
+_LEVELS = 6  # how far above an image its caption's common ancestor may be
+_INLINE_PX = 50  # an image that is shown smaller stands in a line of text
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +54,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a picture stood in the walk: before block number ``block``."""
+    """Where an image stood in the walk: before block number ``block``."""
 
     node: LexborNode
     attributes: Mapping[str, str | None]
@@ -85,7 +85,7 @@ class _Walk:
 
     max_chars: int
     max_images: int
-    num_beyond: int = 0  # pictures after ``max_images``, which are only counted
+    num_beyond: int = 0  # images after ``max_images``, which are only counted
     blocks: list[Block] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class _Walk:
         self.linked = 0
 
     def add_image(self, node: LexborNode, open_element: _Open) -> None:
-        """Notes a picture's place, in ``open_element``."""
+        """Notes an image's place, in ``open_element``."""
         if len(self.spots) == self.max_images:
             self.num_beyond += 1
             return
@@ -169,9 +169,9 @@ def _ancestors(open_element: _Open) -> tuple[str, ...]:
 def walk_page(
     tree: LexborHTMLParser, *, max_chars: int, max_images: int
 ) -> tuple[list[Block], list[Spot], int]:
-    """Texts and pictures of the page's body in document order, and how many pictures are left out.
+    """Texts and images of the page's body in document order, and how many images are left out.
 
-    A text is cut after ``max_chars`` characters, pictures are left out after ``max_images``.
+    A text is cut after ``max_chars`` characters, images are left out after ``max_images``.
     """
     walk = _Walk(max_chars, max_images)
     body = tree.body
@@ -238,7 +238,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 if open_element[4][4]:
                     walk.linked += len(text)
         elif tag in _SPECIAL:
-            if tag in _PICTURES or (tag == "video" and node.attributes.get("poster")):
+            if tag in _IMAGES or (tag == "video" and node.attributes.get("poster")):
                 walk.add_image(node, open_element)
             elif tag == "pre":
                 walk.add_listing(node, open_element)

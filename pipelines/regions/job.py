@@ -39,8 +39,8 @@ def make_parts_here(job: "Job", parts: Sequence["Part"]) -> None:
     """Makes parts one by one in this process."""
     from vlmill.extract.run.job import make_shards
 
-    total = sum(len(part.pictures) for part in parts)
-    with Progress(total=total, unit="picture", label="regions") as progress:
+    total = sum(len(part.images) for part in parts)
+    with Progress(total=total, unit="image", label="regions") as progress:
         for part in parts:
             make_shards(job, part, progress)
 
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     make_parts = maker_of_parts(args, beam_flags)
     config = make_config(args)
 
-    from vlmill.extract.pictures.plan import list_rows, mark_repeats
+    from vlmill.extract.images.plan import list_rows, mark_repeats
+
     from vlmill.extract.run.job import JOB, Job, count_rows
 
     warn_of_random_weights(args)
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     done = "finished before" if state is State.FINISHED else "done"
     note = f" ({job.detector.weights})" if args.weights is None else ""
     reasons = rejects_said(reject_counts(job.output))
-    counts = f"{len(job.plan)} pictures, {regions} rows of regions, {reasons}"
+    counts = f"{len(job.plan)} images, {regions} rows of regions, {reasons}"
     print_reading_hint(job.output, REGIONS.name)
     print(f"{done}: {counts}: {job.output}{note}")
     return 0 if regions or not rejects else 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are k
 class ExtractPart(beam.DoFn):
     """Part -> (rows of regions, rows of rejects) of the two shards that it has written.
 
-    Memory: one detector a process, whatever the number of threads; the pictures among which batches
+    Memory: one detector a process, whatever the number of threads; the images among which batches
     are formed and the rows that wait to be written a thread.
     """
 
@@ -50,8 +50,8 @@ class ExtractPart(beam.DoFn):
 
         config, output = make_config(self.arguments), to_path(self.arguments.output)
         job = Job(plan=(), output=output, detector=self.detector, config=config)
-        numbers = Numbers(pictures=len(part.pictures))
-        progress = Progress(total=len(part.pictures), unit="picture", label=f"regions {part.index}")
+        numbers = Numbers(images=len(part.images))
+        progress = Progress(total=len(part.images), unit="image", label=f"regions {part.index}")
         with progress, timed(numbers):
             regions, rejects = make_shards(job, part, progress)
         numbers.update(rows=regions.rows, bytes=regions.bytes + rejects.bytes)

@@ -78,7 +78,7 @@ def row_ids(table: Table, rows: pa.Table) -> list[int]:
 
 
 def content_marks(table: Table, rows: pa.Table) -> list[int]:
-    """64-bit keys of each row's content; a picture is its bytes, wherever they came from."""
+    """64-bit keys of each row's content; an image is its bytes, wherever they came from."""
     names = table.schema.names
     if table.name == "images":
         names = ["bytes", "uri"] if rows.column("sha256").null_count else ["sha256"]
@@ -141,7 +141,7 @@ def find_limit(seed: int, entry: TableInput, rows: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RelatedFilter:
-    """Drops rows that are about no picture and no pair that stays: sorted keys of each.
+    """Drops rows that are about no image and no pair that stays: sorted keys of each.
 
     ``pairs`` None: the main table was none of pairs, negatives stay.
     """
@@ -150,7 +150,7 @@ class RelatedFilter:
     pairs: Keys | None
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
-        """Keeps the rows of the pictures and pairs that stay."""
+        """Keeps the rows of the images and pairs that stay."""
         stays = np.ones(rows.num_rows, dtype=np.bool_)
         if table.name == "negatives" and self.pairs is not None:
             stays = known_keys(compute_keys(rows.column("pair_id")), self.pairs)
@@ -160,12 +160,12 @@ class RelatedFilter:
 
 
 def make_related_filter(entry: TableInput, choose: Choose) -> RelatedFilter:
-    """Returns the pictures and pairs of the main table's rows that stay. Memory: 8 bytes each."""
+    """Returns the images and pairs of the main table's rows that stay. Memory: 8 bytes each."""
     images, pairs = [NO_KEYS], [NO_KEYS]
     columns = [name for name in entry.table.schema.names if name not in _LARGE]
     for group in groups(entry, columns):
         stays = group.filter(pa.array(~merge_masks(choose(entry.table, group), group.num_rows)))
-        images.append(np.unique(picture_keys(stays)))
+        images.append(np.unique(image_keys(stays)))
         if "pair_id" in columns:
             pairs.append(compute_keys(stays.column("pair_id")))
     return RelatedFilter(
@@ -174,7 +174,7 @@ def make_related_filter(entry: TableInput, choose: Choose) -> RelatedFilter:
     )
 
 
-# Columns of which no condition can ask: arrays and pictures.
+# Columns of which no condition can ask: arrays and images.
 _LARGE = frozenset(("bytes", "features", "class_probs", "class_prob_ids", "global_feature"))
 
 
@@ -186,8 +186,8 @@ def merge_masks(dropped: Dropped, rows: int) -> Bools:
     return mask
 
 
-def picture_keys(rows: pa.Table) -> Keys:
-    """64-bit keys of the pictures that rows name, in one column or in lists."""
+def image_keys(rows: pa.Table) -> Keys:
+    """64-bit keys of the images that rows name, in one column or in lists."""
     if "image_ids" in rows.schema.names:
         lists = rows.column("image_ids").combine_chunks()
         return compute_keys(pa.chunked_array([lists.flatten()]))

@@ -52,16 +52,16 @@ different detectors are refused. Memory: some 20 MB a table, ids lie on the disk
 """
 FILTER = """\
 Rows of the main table of which a condition holds, and of the other tables what is about their
-pictures. The main table is pairs, else the examples of a task, else boxes, regions or images. A
-comparison with null does not hold. Memory: 8 bytes for each picture and pair that stays.
+images. The main table is pairs, else the examples of a task, else boxes, regions or images. A
+comparison with null does not hold. Memory: 8 bytes for each image and pair that stays.
 """
 SAMPLE = """\
 Some rows of the main table, drawn by their ids and --seed alone: the same rows from any shards in
-any order; and of the other tables what is about their pictures. Memory: 8 bytes for each row.
+any order; and of the other tables what is about their images. Memory: 8 bytes for each row.
 """
 REMOVE = """\
-All tables without the rows of given pictures, for someone who asks to be left out: pictures by the
-URL they came from (of the picture or its page), by SHA-256 of their bytes, or by image_id; their
+All tables without the rows of given images, for someone who asks to be left out: images by the
+URL they came from (of the image or its page), by SHA-256 of their bytes, or by image_id; their
 pairs, regions and aliases go with them, also out of lists of negatives and neighbours. What is
 nowhere in IN is told, and listed in not_found.json. The old folder stays: delete it. --checkpoints
 says which weights were trained on them.
@@ -114,7 +114,7 @@ def _add_table(p: argparse.ArgumentParser) -> None:
 def _add_remove(p: argparse.ArgumentParser) -> None:
     p.add_argument("--urls", type=path_or_url, metavar="FILE", help="URLs, one a line")
     p.add_argument(
-        "--sha256", type=path_or_url, metavar="FILE", help="SHA-256 of pictures, one a line"
+        "--sha256", type=path_or_url, metavar="FILE", help="SHA-256 of images, one a line"
     )
     p.add_argument("--image-ids", type=path_or_url, metavar="FILE", help="image_ids, one a line")
     p.add_argument(
@@ -167,9 +167,9 @@ def _plan_remove(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
         raise InputError("remove: say what: --urls FILE, --sha256 FILE or --image-ids FILE")
     removal = find_removal(tables, read_request(args.urls, args.sha256, args.image_ids))
     for checkpoint in args.checkpoints:
-        pictures, pairs = count_trained_on(checkpoint, removal)
+        images, pairs = count_trained_on(checkpoint, removal)
         print_status(
-            f"{checkpoint} was trained on {pictures} of these pictures and {pairs} of these pairs"
+            f"{checkpoint} was trained on {images} of these images and {pairs} of these pairs"
         )
     return dict.fromkeys(tables, removal), removal
 

@@ -31,7 +31,7 @@ IDS = {
     "expressions": "expression_id",
     "statements": "example_id",
 }
-# Those whose rows are about pictures or pairs that another table names, in the order in which a
+# Those whose rows are about images or pairs that another table names, in the order in which a
 # folder's main table is looked for.
 MAIN = ("pairs", "questions", "choices", "expressions", "statements", "boxes", "regions", "images")
 

@@ -1,4 +1,4 @@
-"""Rows of pictures that someone asks to be left out: by URL, by SHA-256, by id."""
+"""Rows of images that someone asks to be left out: by URL, by SHA-256, by id."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def read_request(urls: Path | None, sha256: Path | None, ids: Path | None) -> Re
     return RemovalRequest(
         urls=_sorted(lines["--urls"]),
         digests=_sorted(digests),
-        ids=_sorted([*lines["--image-ids"], *digests]),  # a crawled picture's id is its digest
+        ids=_sorted([*lines["--image-ids"], *digests]),  # a crawled image's id is its digest
         url_aliases=_sorted(list(map(_url_alias, lines["--urls"]))),
         lines={flag[2:].replace("-", "_"): flag_lines for flag, flag_lines in lines.items()},
     )
@@ -92,7 +92,7 @@ def _sorted(values: list[str]) -> Keys:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """Drops rows about pictures and pairs that go: sorted keys of each, from all tables."""
+    """Drops rows about images and pairs that go: sorted keys of each, from all tables."""
 
     images: Keys
     pairs: Keys
@@ -143,13 +143,13 @@ def _shorten_row(
 
 
 def find_removal(tables: Mapping[str, TableInput], request: RemovalRequest) -> Removal:
-    """The pictures that any table names by what is wanted, and the pairs of these pictures.
+    """The images that any table names by what is wanted, and the pairs of these images.
 
-    A picture goes under all its names: with it go those that share an alias or the bytes.
+    An image goes under all its names: with it go those that share an alias or the bytes.
     """
-    image_keys, matches = _pictures(tables, request)
+    image_keys, matches = _images(tables, request)
     images = np.unique(np.concatenate([request.ids, *image_keys]))
-    while len(more := _same_pictures(tables, images)) > len(images):
+    while len(more := _same_images(tables, images)) > len(images):
         images = more
     pairs = [np.empty(0, np.uint64)]
     if "pairs" in tables:
@@ -177,11 +177,11 @@ def _absent(request: RemovalRequest, matches: Keys) -> dict[str, list[str]]:
     }
 
 
-SAME = {"aliases": "alias", "images": "sha256"}  # what two ids of one picture share
+SAME = {"aliases": "alias", "images": "sha256"}  # what two ids of one image share
 
 
-def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
-    """Returns the pictures and, as image_ids, aliases and digests that they share with others."""
+def _same_images(tables: Mapping[str, TableInput], images: Keys) -> Keys:
+    """Returns the images and, as image_ids, aliases and digests that they share with others."""
     for name, column in SAME.items():
         if name not in tables:
             continue
@@ -197,9 +197,9 @@ def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
     return images
 
 
-def _pictures(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[list[Keys], Keys]:
-    """The pictures of rows that have what is wanted, and which of it any row has."""
-    pictures, matches = list[Keys](), [NO_KEYS]
+def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[list[Keys], Keys]:
+    """The images of rows that have what is wanted, and which of it any row has."""
+    images, matches = list[Keys](), [NO_KEYS]
     for entry in tables.values():
         keys_by_column = {name: request.urls for name in URL_COLUMNS if name in entry.table.fields}
         if "sha256" in entry.table.fields:
@@ -226,8 +226,8 @@ def _pictures(tables: Mapping[str, TableInput], request: RemovalRequest) -> tupl
                     mask |= known
             if has_id:
                 ids = rows.filter(pa.array(mask)).column("image_id").drop_null()
-                pictures.append(compute_keys(ids))
-    return pictures, np.unique(np.concatenate(matches))
+                images.append(compute_keys(ids))
+    return images, np.unique(np.concatenate(matches))
 
 
 def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -236,7 +236,7 @@ def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def count_trained_on(checkpoint: Path, removal: Removal) -> tuple[int, int]:
-    """How many of the pictures and pairs that go a checkpoint was trained on.
+    """How many of the images and pairs that go a checkpoint was trained on.
 
     Raises InputError for a folder that does not say.
     """

@@ -29,7 +29,7 @@ _AGENCY = (
     r"associated press|ap photo|ap images|a\.?p\.?|epa|bloomberg|splash|rex|instagram|twitter|"
     r"facebook|youtube|abc news|cbs|nbc|cnn|bbc|fox news)"
 )
-# Spans that say nothing about the picture, in the order in which they go.
+# Spans that say nothing about the image, in the order in which they go.
 _SPANS = tuple(
     re.compile(pattern, flags)
     for pattern, flags in (
@@ -41,7 +41,7 @@ _SPANS = tuple(
         (r"[(\[][^()\[\]]{0,60}\b" + _AGENCY + r"\b[^()\[\]]{0,60}[)\]]", _I),
         (r"\((?:photo|image|picture|credit|source|via|courtesy|copyright|©)[^()]{0,80}\)", _I),
         (r"\((?:[\w-]+\.)+(?:com|org|net|it|co|uk|de|gov|edu|tv)\)", _I),
-        (  # "in a picture by a telescope" is said of the picture
+        (  # "in an image by a telescope" is said of the image
             r"(?<!\bin an )(?<!\bin a )(?<!\bin the )(?<!\bin this )"
             r"\b(?:photo(?:graph)?|image|picture)s? (?:by|credit|courtesy|copyright)\b.*",
             _I,

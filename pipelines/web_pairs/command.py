@@ -36,8 +36,8 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
-        description="Image-text pairs from the pages and pictures in WARC files: pages in "
-        "given languages, their dominant pictures of more than 300 pixels a side, the best text of "
+        description="Image-text pairs from the pages and images in WARC files: pages in "
+        "given languages, their dominant images of more than 300 pixels a side, the best text of "
         "each.",
         epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
         "--output out/pairs --safety-model none --realism-model none\n"
@@ -48,9 +48,9 @@ def parser() -> Parser:
         "give the same bytes.\nA killed job goes on where it was; archives "
         "that are added to a finished output are mined alone\n(--output keeps what that "
         "needs in work/, small beside the archives; remove it when no more will come)."
-        "\nPictures are taken from the same archives; --fetch gets those that they lack. Other "
+        "\nImages are taken from the same archives; --fetch gets those that they lack. Other "
         "flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
-        "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
+        "most), one decoded image and 150 MB of rows a worker; to find images that look alike "
         "once 100 bytes a pair, for --index 20 bytes a record.",
         allow_abbrev=False,
     )
@@ -64,7 +64,7 @@ def parser() -> Parser:
         "--format",
         choices=("parquet", "webdataset"),
         default="parquet",
-        help="webdataset: pictures with their texts as tar shards in place of the table of images",
+        help="webdataset: images with their texts as tar shards in place of the table of images",
     )
     _add_rules(p)
     _add_sets(p)
@@ -76,8 +76,8 @@ def parser() -> Parser:
 
 
 def _add_rules(p: Parser) -> None:
-    """Adds what decides which pages, pictures and texts are taken."""
-    rules, group = WebPairRules(), p.add_argument_group("pages, pictures and texts")
+    """Adds what decides which pages, images and texts are taken."""
+    rules, group = WebPairRules(), p.add_argument_group("pages, images and texts")
     group.add_argument(
         "--language",
         metavar="CODES",
@@ -93,13 +93,13 @@ def _add_rules(p: Parser) -> None:
         dest="min_side_px",
         type=int,
         metavar="PX",
-        help=f"both sides of a picture must be above this ({rules.min_side_px})",
+        help=f"both sides of an image must be above this ({rules.min_side_px})",
     )
     group.add_argument(
         "--max-images-per-text",
         type=int,
         metavar="N",
-        help=f"a text of more pictures is dropped with all of them ({rules.max_images_per_text})",
+        help=f"a text of more images is dropped with all of them ({rules.max_images_per_text})",
     )
     group.add_argument(
         "--min-score", type=float, help=f"pairs below this go, 0 to 1 ({rules.min_score})"
@@ -119,27 +119,27 @@ def _add_sets(p: Parser) -> None:
         "--drop-near-duplicates",
         action="store_true",
         default=None,
-        help="of pictures that look alike keep the largest",
+        help="of images that look alike keep the largest",
     )
     group.add_argument(
         "--hold-out",
         type=float,
         metavar="SHARE",
-        help="share of the groups of alike pictures that get the split val (0)",
+        help="share of the groups of alike images that get the split val (0)",
     )
     group.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="FILE",
-        help="ids, SHA-256 or URLs of pictures to keep out: a text, one a line, or Parquet",
+        help="ids, SHA-256 or URLs of images to keep out: a text, one a line, or Parquet",
     )
     group.add_argument(
         "--exclude-hash",
         action="append",
         default=[],
         metavar="IMAGES",
-        help="an images table or a folder of pictures: what looks like one of them is kept out",
+        help="an images table or a folder of images: what looks like one of them is kept out",
     )
     group.add_argument(
         "--max-distance",
@@ -154,7 +154,7 @@ def add_fetch(p: Parser) -> None:
     p.add_argument(
         "--fetch",
         action="store_true",
-        help="fetch the pictures of candidates that the archives lack, as those of Common Crawl do",
+        help="fetch the images of candidates that the archives lack, as those of Common Crawl do",
     )
     p.add_argument(
         "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"

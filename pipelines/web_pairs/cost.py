@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from vlmill.pipelines.filters.image import ImageFilters
+
 from vlmill.pipelines.archives import reading
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
-from vlmill.pipelines.web_pairs.mine import measure as measure_picture
+from vlmill.pipelines.web_pairs.mine import measure as measure_image
 from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
 
 MEGABYTE = 1e6
@@ -19,7 +20,7 @@ def measure(
 ) -> Rate:
     """Returns the megabytes of archives per second, by the first records of the first archives.
 
-    What each record costs alone is done: parsing and language of pages, measuring of pictures.
+    What each record costs alone is done: parsing and language of pages, measuring of images.
     """
     return measure_rate(_megabytes(archives, rules, allowed), "MB", weight=float)
 
@@ -51,7 +52,7 @@ def _examine(
     languages: frozenset[str] | None,
 ) -> None:
     if record.kind == "picture":
-        measure_picture(record, rules, PictureFilters())
+        measure_image(record, rules, ImageFilters())
         return
     source = decode_source(record, rules)
     if isinstance(source, Drop):

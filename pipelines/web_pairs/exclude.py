@@ -1,4 +1,4 @@
-"""Test sets are kept out: pictures by id, by URL, and by their looks."""
+"""Test sets are kept out: images by id, by URL, and by their looks."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from vlmill.pipelines.pages.images import ArchivedImage
+from vlmill.schemas.images.decode import FORMATS, Bounds, decode
+from vlmill.schemas.images.hashes import Neighbours, perceptual_hash
 
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.net.urls import join_key
-from vlmill.schemas.pictures.decode import FORMATS, Bounds, decode
-from vlmill.schemas.pictures.hashes import Neighbours, perceptual_hash
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import IMAGES
 
@@ -23,27 +23,27 @@ COLUMNS = ("image_id", "sha256", "source_url", "image_url")  # of a Parquet file
 
 
 class Exclusions:
-    """Pictures that must not come out. Memory: the lists themselves."""
+    """Images that must not come out. Memory: the lists themselves."""
 
     def __init__(self, names: frozenset[str], looks: Neighbours | None, distance: int) -> None:
         self._names, self._looks, self._distance = names, looks, distance
 
     @classmethod
-    def load(cls, files: Sequence[str], pictures: Sequence[str], distance: int) -> "Exclusions":
+    def load(cls, files: Sequence[str], images: Sequence[str], distance: int) -> "Exclusions":
         """The lists of ``--exclude`` and ``--exclude-hash``, read once a process."""
-        times = tuple(map(_get_mtime, (*files, *pictures)))
-        return _excluded(tuple(files), tuple(pictures), distance, times)
+        times = tuple(map(_get_mtime, (*files, *images)))
+        return _excluded(tuple(files), tuple(images), distance, times)
 
     def has_url(self, key: bytes) -> bool:
         """Whether the URL of this key is on a list."""
         return bool(self._names) and key.hex() in self._names
 
-    def why(self, picture: ArchivedImage) -> str | None:
-        """What excludes a picture by itself; None if nothing does."""
-        if picture.image_id in self._names:
+    def why(self, image: ArchivedImage) -> str | None:
+        """What excludes an image by itself; None if nothing does."""
+        if image.image_id in self._names:
             return "its id"
-        if self._looks is not None and self._looks.near(picture.phash):
-            return f"within {self._distance} bits of an excluded picture"
+        if self._looks is not None and self._looks.near(image.phash):
+            return f"within {self._distance} bits of an excluded image"
         return None
 
 
@@ -54,10 +54,10 @@ def _get_mtime(argument: str) -> int:
 
 @lru_cache(maxsize=1)
 def _excluded(
-    files: tuple[str, ...], pictures: tuple[str, ...], distance: int, _: tuple[int, ...]
+    files: tuple[str, ...], images: tuple[str, ...], distance: int, _: tuple[int, ...]
 ) -> Exclusions:
     names = frozenset(name for file in files for name in names_in(file))
-    hashes = {phash for argument in pictures for phash in hashes_in(argument)}
+    hashes = {phash for argument in images for phash in hashes_in(argument)}
     array = np.array(sorted(hashes), dtype=np.uint64)
     return Exclusions(names, Neighbours(array, distance) if hashes else None, distance)
 
@@ -98,9 +98,9 @@ def _names_in_table(path: Path) -> Iterator[str]:
 
 
 def hashes_in(argument: str) -> Iterator[int]:
-    """Yields the perceptual hashes of an images table, or of a folder's pictures.
+    """Yields the perceptual hashes of an images table, or of a folder's images.
 
-    What cannot be decoded has none. Raises InputError where there is no picture at all.
+    What cannot be decoded has none. Raises InputError where there is no image at all.
     """
     bounds = Bounds(max_pixels=MOST_PIXELS, max_bytes=MOST_BYTES)
     count = 0
@@ -108,10 +108,10 @@ def hashes_in(argument: str) -> Iterator[int]:
         try:
             yield perceptual_hash(decode(data, bounds).image)
         except Rejected:
-            continue  # no picture of the archives looks like what cannot be decoded
+            continue  # no image of the archives looks like what cannot be decoded
         count += 1
     if not count:
-        raise InputError(f"--exclude-hash {argument}: no picture there; give images or a folder")
+        raise InputError(f"--exclude-hash {argument}: no image there; give images or a folder")
 
 
 SUFFIXES = {f".{name.lower()}" for name in FORMATS} | {".jpg", ".tif"}

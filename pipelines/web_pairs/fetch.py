@@ -1,6 +1,6 @@
-"""Fetches the pictures of candidates that the archives lack, into archives beside the others.
+"""Fetches the images of candidates that the archives lack, into archives beside the others.
 
-Candidates are found by the job's own rules, on the assumption that each missing picture is large:
+Candidates are found by the job's own rules, on the assumption that each missing image is large:
 what would be dropped even so is not asked for.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
+from vlmill.pipelines.pages.images import ArchivedImage
 
 from vlmill.pipelines.fetching.entries import UrlEntry
 from vlmill.pipelines.fetching.lines import Line
@@ -29,7 +30,6 @@ from vlmill.pipelines.fetching.work import (
     use_local_scratch,
 )
 from vlmill.pipelines.pages.page import PageImage
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
@@ -41,9 +41,9 @@ from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import MAX_KEY
 
 ASSUMED = Archive(path="assumed:", size=0)
-"""Stands in for an archive with every picture that is missing"""
+"""Stands in for an archive with every image that is missing"""
 ASSUMED_SIDE_PX = 1_000
-ADDRESSES = 2  # of a picture, the first that its page names: often its sizes
+ADDRESSES = 2  # of an image, the first that its page names: often its sizes
 MINE, UP_TO_CHOOSE = range(1), range(1, 4)  # of the job's steps: mine; follow, join, choose
 DONE = "_fetched"
 
@@ -54,10 +54,10 @@ def fetch_missing(
     job: Job, policy: PolitenessPolicy, run_steps: Callable[[Job, range], None]
 ) -> list[tuple[str, int]]:
     """Mines the archives, fetches what their candidates lack; returns all archives with fetched
-    pictures, and their sizes.
+    images, and their sizes.
 
     ``run_steps`` runs some of the job's steps. A killed run goes on where it was; what an earlier
-    run has fetched for these archives is not asked for again. Memory: 8 bytes for each picture at
+    run has fetched for these archives is not asked for again. Memory: 8 bytes for each image at
     hand and each candidate, and that of a crawl's workers.
     """
     folders = to_path(job.output) / WORK
@@ -92,7 +92,7 @@ def _compute_digest(job: Job) -> str:
 
 
 def _missing(job: Job, run_steps: Callable[[Job, range], None]) -> Iterator[Line]:
-    """Yields the addresses of the pictures that candidates lack."""
+    """Yields the addresses of the images that candidates lack."""
     available_keys = _find_available_keys(job)
     assumed = replace(job, archives=(*job.archives, ASSUMED))
     names = {kind: assumed.mined / f"{ASSUMED.id.hex()}.mined-{kind}.spool" for kind in _SPOOLS}
@@ -109,11 +109,11 @@ def _missing(job: Job, run_steps: Callable[[Job, range], None]) -> Iterator[Line
         rows.url_key(archived.url)
         for slice_ in range(SLICES)
         for _, value in sorted_rows(assumed.spools("candidates"), slice_)
-        if (archived := rows.pair(value).picture).archive == ASSUMED.path
+        if (archived := rows.pair(value).image).archive == ASSUMED.path
     )
     for path in names.values():
         path.unlink()
-    print_status(f"{len(chosen)} candidates lack their pictures")
+    print_status(f"{len(chosen)} candidates lack their images")
     for image in _images_without(job, available_keys):
         if _has(chosen, rows.url_key(image.urls[0])):
             for url in image.urls[:ADDRESSES]:
@@ -125,7 +125,7 @@ _SPOOLS = ("pages", "urls", "redirects", "inline", "rejects")
 
 
 def _images_without(job: Job, available_keys: Keys) -> Iterator[PageImage]:
-    """Yields the pictures on pages of which nothing is at hand under any of their addresses."""
+    """Yields the images on pages of which nothing is at hand under any of their addresses."""
     for slice_ in range(SLICES):
         for _, value in sorted_rows(job.spools("mined-pages"), slice_):
             for image in rows.page(value).images:

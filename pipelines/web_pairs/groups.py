@@ -1,4 +1,4 @@
-"""Groups of pictures that look alike: who leads one, and which are held out."""
+"""Groups of images that look alike: who leads one, and which are held out."""
 
 import hashlib
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from vlmill.pipelines.pages.images import ArchivedImage
+from vlmill.schemas.images.hashes import group_hashes
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.schemas.pictures.hashes import group_hashes
 from vlmill.schemas.rejects import Reason
 
 # Of hashes that are not alone: the least hash of the group, and its leader (see Look).
@@ -22,20 +22,20 @@ RANK = np.dtype("V40")
 
 
 class Look(NamedTuple):
-    """A perceptual hash that so many ``pictures`` have; ``rank`` is the bytes of the first of them.
+    """A perceptual hash that so many ``images`` have; ``rank`` is the bytes of the first of them.
 
-    Eight bytes that sort larger pictures first, and the 32 of the image_id.
+    Eight bytes that sort larger images first, and the 32 of the image_id.
     """
 
     phash: int
-    pictures: int
+    images: int
     rank: bytes
 
 
 def make_groups(looks: Iterable[Look]) -> tuple[npt.NDArray[np.void], dict[str, int]]:
-    """Returns the table of groups of more than one picture, by hash, and how many there are.
+    """Returns the table of groups of more than one image, by hash, and how many there are.
 
-    ``looks`` come in order of their hashes, each once. A group's leader is its largest picture,
+    ``looks`` come in order of their hashes, each once. A group's leader is its largest image,
     of equals the one with the lowest id. Memory: 100 bytes a hash.
     """
     table = np.fromiter(
@@ -67,14 +67,14 @@ def groups_path(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """The group of a picture, and whether the picture leads it (as one alone does)."""
+    """The group of an image, and whether the image leads it (as one alone does)."""
 
     group: int
     leads: bool
 
 
 class Groups:
-    """Looks pictures up in the table of groups, which is mapped."""
+    """Looks images up in the table of groups, which is mapped."""
 
     def __init__(self, table: npt.NDArray[np.void]) -> None:
         self._table = table
@@ -85,13 +85,13 @@ class Groups:
         """The table that a run has left."""
         return cls(np.load(groups_path(folder), mmap_mode="r", allow_pickle=False))
 
-    def find_membership(self, picture: ArchivedImage) -> Membership:
-        """The group of a picture; one that is alone has a group of its own."""
-        index = int(np.searchsorted(self._hashes, np.uint64(picture.phash)))
-        if index == len(self._hashes) or int(self._hashes[index]) != picture.phash:
-            return Membership(group=picture.phash, leads=True)
+    def find_membership(self, image: ArchivedImage) -> Membership:
+        """The group of an image; one that is alone has a group of its own."""
+        index = int(np.searchsorted(self._hashes, np.uint64(image.phash)))
+        if index == len(self._hashes) or int(self._hashes[index]) != image.phash:
+            return Membership(group=image.phash, leads=True)
         row = self._table[index]
-        leads = row["leader"].tobytes() == bytes.fromhex(picture.image_id)
+        leads = row["leader"].tobytes() == bytes.fromhex(image.image_id)
         return Membership(group=int(row["group"]), leads=leads)
 
 
@@ -102,9 +102,9 @@ def is_held_out(group: int, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * (1 << 64)
 
 
-def assign_split(picture: ArchivedImage, groups: Groups, rules: WebPairRules) -> str | Drop:
-    """The split of a picture's pair, or why the pair is dropped."""
-    membership = groups.find_membership(picture)
+def assign_split(image: ArchivedImage, groups: Groups, rules: WebPairRules) -> str | Drop:
+    """The split of an image's pair, or why the pair is dropped."""
+    membership = groups.find_membership(image)
     if rules.drop_near_duplicates and not membership.leads:
-        return Drop(Reason.NEAR_DUPLICATE, f"hash {picture.phash:016x}: {picture.url}")
+        return Drop(Reason.NEAR_DUPLICATE, f"hash {image.phash:016x}: {image.url}")
     return "val" if is_held_out(membership.group, rules.hold_out) else "train"

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlmill.pipelines.filters.image import ImageFilters
+
 from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.fetching.database import journal_errors
 from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.filters.flags import filter_files
-from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.launch.local import local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
@@ -54,7 +55,7 @@ TABLE_NAMES = ("pairs", "images", "rejects")
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the job unless its output is there, and says what came out."""
     run_steps = select_runner(args, beam_flags)
-    filters = PictureFilters.load(filter_files(args))
+    filters = ImageFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
     output = to_path(args.output)
     index, archives = resolve_archives(args)
@@ -122,7 +123,7 @@ def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple
 
 
 def read_settings(
-    args: argparse.Namespace, rules: WebPairRules, filters: PictureFilters
+    args: argparse.Namespace, rules: WebPairRules, filters: ImageFilters
 ) -> dict[str, Any]:
     """What decides the output beside the archives, to which more may come."""
     lists = [*args.blocked_words, *([args.vocabulary] if args.vocabulary else [])]
@@ -147,7 +148,7 @@ def build_job(
     args: argparse.Namespace,
     rules: WebPairRules,
     archives: Sequence[Archive],
-    filters: PictureFilters,
+    filters: ImageFilters,
     lists: TextLists,
 ) -> Job:
     """What every unit of the run is to know."""
@@ -208,8 +209,8 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
         "--exclude": [path for path in args.exclude if Path(path).is_file()],
     }
     read = [file_input(flag, path) for flag, paths in files.items() for path in paths]
-    pictures = [path_input("--exclude-hash", path) for path in args.exclude_hash]
-    return [archives_input(args), *read, *pictures]
+    images = [path_input("--exclude-hash", path) for path in args.exclude_hash]
+    return [archives_input(args), *read, *images]
 
 
 def archives_input(args: argparse.Namespace) -> Input:

@@ -1,4 +1,4 @@
-"""Pictures come to their pages, by ranges of URLs; texts to their pictures, by ranges of hosts."""
+"""Images come to their pages, by ranges of URLs; texts to their images, by ranges of hosts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -6,13 +6,14 @@ from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
 
+from vlmill.pipelines.pages.images import ArchivedImage
+
 from vlmill.pipelines.choice.choose import choose
 from vlmill.pipelines.choice.joined import Choice, JoinedPage, ScoredText
 from vlmill.pipelines.choice.survey import Site, survey_site
 from vlmill.pipelines.counting.funnel import DOMINANT, JOIN, TEXTS, Drop, Stage
 from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.pages.page import Page
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.texts.language import LanguageDetector, caption_language
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.exclude import Exclusions
@@ -21,7 +22,7 @@ from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter, Tape, sorted_rows
 from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
 from vlmill.schemas.rejects import Reason
 
-# Why a picture on a page is dropped tells where: before anybody has looked at it, or at its texts.
+# Why an image on a page is dropped tells where: before anybody has looked at it, or at its texts.
 AT_JOIN = frozenset((Reason.BAD_URL, Reason.MISSING_IMAGE, Reason.REJECTED_IMAGE))
 AT_TEXTS = frozenset(
     (
@@ -71,7 +72,7 @@ def forward_slice(edges: Iterable[Row], urls: Iterable[Row], forwarded: SpoolWri
 def join_urls(job: Job, unit: Unit) -> Result:
     """Leaves what lies under a URL with every page that asks for it: a spool by hosts.
 
-    A URL that a million pages ask for is a stream like any other: its picture comes first.
+    A URL that a million pages ask for is a stream like any other: its image comes first.
     """
     paths = [*job.spools("mined-urls"), *job.spools("forwarded")]
     kept_out = job.excluded
@@ -86,16 +87,16 @@ def join_urls(job: Job, unit: Unit) -> Result:
 
 
 def noting_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWriter) -> Iterator[Row]:
-    """Passes rows on, and leaves the ids of pictures that lie under excluded URLs.
+    """Passes rows on, and leaves the ids of images that lie under excluded URLs.
 
     Their bytes may lie under other URLs, too.
     """
     for row in stream:
         key, value = row
         if key[rows.KEY : rows.KEY + 1] == rows.FACT and excluded.has_url(key[: rows.KEY]):
-            picture = rows.fact(value).picture
-            if picture is not None:
-                ids.add(0, picture.image_id.encode())
+            image = rows.fact(value).image
+            if image is not None:
+                ids.add(0, image.image_id.encode())
         yield row
 
 
@@ -114,7 +115,7 @@ def join_slice(stream: Iterable[Row], matches: SpoolWriter) -> None:
 
 
 def choose_texts(job: Job, unit: Unit) -> Result:
-    """Chooses pictures and texts, host by host: a spool of candidates by pictures.
+    """Chooses images and texts, host by host: a spool of candidates by images.
 
     Each host's pages are read twice: to survey the site, then to choose. Memory: one page, and
     the rows of hosts that are small.
@@ -145,7 +146,7 @@ def choose_of_host(stream: Iterable[Row], folder: Path, chooser: "Chooser") -> N
 def join_pages(
     stream: Iterable[Row], keep: Callable[[Row], None] | None, most_repeats: int
 ) -> Iterator[JoinedPage]:
-    """Yields pages with the pictures that lie under their URLs, the best of each place."""
+    """Yields pages with the images that lie under their URLs, the best of each place."""
     for _, group in groupby(stream, key=lambda row: row[0][: rows.PLACE]):
         page: Page | None = None
         outcomes: dict[int, list[ArchivedImage | Drop]] = {}
@@ -159,30 +160,30 @@ def join_pages(
             order = int.from_bytes(key[rows.PLACE + 1 : rows.PLACE + 3], "big")
             outcomes.setdefault(order, []).append(rows.fact(value).outcome)
         assert page is not None, "a match without its page"
-        yield JoinedPage(page=page, pictures=select_images(outcomes, most_repeats))
+        yield JoinedPage(page=page, images=select_images(outcomes, most_repeats))
 
 
 def select_images(
     outcomes: Mapping[int, Sequence[ArchivedImage | Drop]], most_repeats: int
 ) -> dict[int, ArchivedImage | Drop]:
-    """The picture of each place: the first of those that lie under its URLs, which is the largest.
+    """The image of each place: the first of those that lie under its URLs, which is the largest.
 
     Unless it stands in for many, until a script has loaded them, and another is at hand.
     """
     counts = Counter(
         image_id
-        for pictures in outcomes.values()
-        for image_id in {p.image_id for p in pictures if not isinstance(p, Drop)}
+        for images in outcomes.values()
+        for image_id in {p.image_id for p in images if not isinstance(p, Drop)}
     )
     return {
-        order: min(pictures, key=lambda picture: _stands_in(picture, counts, most_repeats))
-        for order, pictures in outcomes.items()
+        order: min(images, key=lambda image: _stands_in(image, counts, most_repeats))
+        for order, images in outcomes.items()
     }
 
 
-def _stands_in(picture: ArchivedImage | Drop, counts: Counter[str], most_repeats: int) -> int:
-    """0 for a picture of its own, 1 for one that too many places have, 2 for none."""
-    return 2 if isinstance(picture, Drop) else int(counts[picture.image_id] > most_repeats)
+def _stands_in(image: ArchivedImage | Drop, counts: Counter[str], most_repeats: int) -> int:
+    """0 for an image of its own, 1 for one that too many places have, 2 for none."""
+    return 2 if isinstance(image, Drop) else int(counts[image.image_id] > most_repeats)
 
 
 class Chooser:
@@ -194,15 +195,15 @@ class Chooser:
         self._counts, self._candidates = counts, candidates
 
     def take(self, joined: JoinedPage, site: Site) -> None:
-        """Chooses from a page; each of its pictures becomes a candidate or a reject."""
+        """Chooses from a page; each of its images becomes a candidate or a reject."""
         choices = choose(joined, site, self.rules, self._lists)
         for image, choice in zip(joined.page.images, choices, strict=True):
             if isinstance(choice, Drop):
                 key = image.urls[0] if image.urls else image.src
                 self._drop(f"{joined.page.url} {key}", choice)
                 continue
-            archived = joined.pictures[choice.order]
-            assert isinstance(archived, ArchivedImage), "a choice without its picture"
+            archived = joined.images[choice.order]
+            assert isinstance(archived, ArchivedImage), "a choice without its image"
             for stage in (JOIN, DOMINANT, TEXTS):
                 self._counts.passed(stage)
             best = self._in_language(choice, joined.page.language)
@@ -210,7 +211,7 @@ class Chooser:
                 self._drop(f"{joined.page.url} {image.src}", best)
                 continue
             candidate = Pair(
-                picture=archived,
+                image=archived,
                 text=best.text,
                 text_source=best.source,
                 score=best.score,
@@ -240,7 +241,7 @@ class Chooser:
 
 
 def get_stage(reason: Reason) -> Stage:
-    """The stage that drops a picture of a page for this reason."""
+    """The stage that drops an image of a page for this reason."""
     return JOIN if reason in AT_JOIN else TEXTS if reason in AT_TEXTS else DOMINANT
 
 

@@ -29,12 +29,12 @@ class PairMetrics:
 
     def add(self, pair: Pair, row: Mapping[str, Any]) -> None:
         """Counts a pair."""
-        picture = pair.picture
+        image = pair.image
         values = {
             "words": len(split_words(pair.text, pair.language)),
             "score": score_bin(pair.score),
-            "side": min(picture.width, picture.height) // SIDE_BIN,
-            "shape": int(picture.width / picture.height / SHAPE_BIN),
+            "side": min(image.width, image.height) // SIDE_BIN,
+            "shape": int(image.width / image.height / SHAPE_BIN),
             "language": pair.language or "unknown",
             "text_source": pair.text_source,
             "split": row["split"],
@@ -44,7 +44,7 @@ class PairMetrics:
         for name, value in values.items():
             self.counts.setdefault(name, Counter())[value] += 1
         about = {name: row[name] for name in SAMPLE_COLUMNS}
-        location = {"archive": picture.archive, "offset": picture.offset}
+        location = {"archive": image.archive, "offset": image.offset}
         self.samples.append((drawn(row["pair_id"]), {**about, **location}))
         if len(self.samples) > 20 * SAMPLES:
             self._cut()

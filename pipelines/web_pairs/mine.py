@@ -1,10 +1,12 @@
-"""First step, an archive a unit: its pages, its pictures, and which page asks for which URL."""
+"""First step, an archive a unit: its pages, its images, and which page asks for which URL."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec.structs import replace
+from vlmill.pipelines.filters.image import ImageFilters
+from vlmill.pipelines.pages.images import ArchivedImage, examine_image
 
 from vlmill.pipelines.archives.index import Ranges
 from vlmill.pipelines.archives.reading import (
@@ -16,22 +18,20 @@ from vlmill.pipelines.archives.reading import (
 )
 from vlmill.pipelines.counting.funnel import (
     ARCHIVES,
-    INLINE_PICTURES,
+    IMAGES,
+    INLINE_IMAGES,
     JOIN,
     LANGUAGE,
     PAGES,
     PARSE,
-    PICTURES,
     RECORDS,
     REDIRECTS,
     Drop,
     Stage,
 )
 from vlmill.pipelines.counting.steps import Counts
-from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.pages import markup
 from vlmill.pipelines.pages import page as html
-from vlmill.pipelines.pages.pictures import ArchivedImage, examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
@@ -43,7 +43,7 @@ from vlmill.schemas.rejects import Reason
 MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
 MOST_HOPS = 5
 SPOOLS = ("pages", "urls", "redirects", "inline")
-INLINE = ""  # the archive of pictures that stand in their page: their bytes are kept beside it
+INLINE = ""  # the archive of images that stand in their page: their bytes are kept beside it
 
 
 class Miner:
@@ -70,7 +70,7 @@ class Miner:
             self._take_page(record)
         elif record.kind == "picture":
             outcome = measure(record, self._rules, self._job.filters)
-            self._take_picture(PICTURES, record.url, outcome)
+            self._take_image(IMAGES, record.url, outcome)
         else:
             self._take_redirect(record)
 
@@ -96,7 +96,7 @@ class Miner:
         if page.num_beyond:
             # One for all, or a page of 8 MiB would leave a million rejects.
             limit = self._rules.max_images_per_page
-            drop = Drop(Reason.TOO_MANY, f"{page.num_beyond} pictures after {limit}")
+            drop = Drop(Reason.TOO_MANY, f"{page.num_beyond} images after {limit}")
             self._counts.dropped(JOIN, page.url, drop)
         page = replace(page, language=language, inline=())
         page_key = rows.page_key(page.url, self._archive, record.offset)
@@ -111,12 +111,12 @@ class Miner:
     def _take_inline(self, url: str, data: bytes) -> None:
         record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
         outcome = measure(record, self._rules, self._job.filters)
-        self._take_picture(INLINE_PICTURES, url, outcome)
+        self._take_image(INLINE_IMAGES, url, outcome)
         if isinstance(outcome, ArchivedImage):
             shard = rows.assign_shard(outcome.image_id, self._job.shards)
             self._spools["inline"].add(shard, bytes.fromhex(outcome.image_id), data)
 
-    def _take_picture(self, stage: Stage, url: str, outcome: ArchivedImage | Drop) -> None:
+    def _take_image(self, stage: Stage, url: str, outcome: ArchivedImage | Drop) -> None:
         if isinstance(outcome, Drop):
             self._counts.dropped(stage, url, outcome)
             row = rows.Fact(None, outcome)
@@ -191,11 +191,11 @@ def detect_language(
     return language
 
 
-def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> ArchivedImage | Drop:
-    """A picture's facts and its place, or why it is dropped."""
+def measure(record: Record, rules: WebPairRules, filters: ImageFilters) -> ArchivedImage | Drop:
+    """An image's facts and its place, or why it is dropped."""
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         return Drop(why)
-    facts = examine_picture(
+    facts = examine_image(
         record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels, hashed=True
     )
     if isinstance(facts, Drop):

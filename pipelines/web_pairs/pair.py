@@ -1,18 +1,19 @@
-"""A pair is a picture with one text; which texts count as the same is said here, too."""
+"""A pair is an image with one text; which texts count as the same is said here, too."""
 
 import unicodedata
 from dataclasses import dataclass
 
+from vlmill.pipelines.pages.images import ArchivedImage
+
 from vlmill.pipelines.choice.joined import TextSource
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.texts.words import split_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A picture with one of its texts."""
+    """An image with one of its texts."""
 
-    picture: ArchivedImage
+    image: ArchivedImage
     text: str
     text_source: TextSource
     score: float

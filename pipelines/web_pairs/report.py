@@ -25,7 +25,7 @@ from vlmill.schemas.console.report import (
     Section,
     funnel_table,
     html_table,
-    picture_cards,
+    image_cards,
     settings_table,
     write_page,
 )
@@ -57,7 +57,7 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
             Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
             Section(
                 title="Sample pairs",
-                body=_pictures(samples),
+                body=_images(samples),
                 intro=f"At most {SAMPLES}, drawn by chance.",
             ),
             Section(title="Distributions", body=_charts(counts)),
@@ -110,7 +110,7 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
     charts = [
         bins("words", 1, "Words of a text", "words"),
         bins("score", SCORE_BIN, "Score", "score"),
-        bins("side", SIDE_BIN, "Shorter side of a picture", "pixels"),
+        bins("side", SIDE_BIN, "Shorter side of an image", "pixels"),
         bins("shape", SHAPE_BIN, "Shape", "width / height"),
         draw_top("language", "Languages"),
         draw_top("text_source", "Where texts come from"),
@@ -129,10 +129,10 @@ def _counted(metrics: Mapping[str, int]) -> Markup:
     )
 
 
-def _pictures(samples: Sequence[Mapping[str, Any]]) -> Markup:
+def _images(samples: Sequence[Mapping[str, Any]]) -> Markup:
     if not samples:
         return Markup("<p>No pair came out.</p>")
-    return picture_cards(
+    return image_cards(
         [
             {
                 "uri": sample["picture"],

@@ -1,6 +1,6 @@
 """A finished output's pairs are scored again from its own files: no archive is read.
 
-Regions of the mined pictures are known only after mining; with them a score says more. New shards
+Regions of the mined images are known only after mining; with them a score says more. New shards
 are made in a folder inside the output, and take the old ones' places when all are there: a run that
 was killed is continued by the same command, and a reader never sees both.
 """
@@ -75,7 +75,7 @@ def rescore(args: argparse.Namespace) -> int:
     manifest = read_manifest(output)
     if manifest["job"] != JOB:
         raise InputError(f"--output {output} was written by {manifest['job']}, not by {JOB}")
-    # Only a scorer looks at pictures; those of tar shards have no table.
+    # Only a scorer looks at images; those of tar shards have no table.
     looks = args.scorer and any(shard.table == "images" for shard in manifest["shards"])
     images = output if looks else None
     scoring = _scoring(args, output, images, manifest["settings"].get("min_score"))

@@ -1,4 +1,4 @@
-"""What spools hold, as bytes: pages, pictures under their URLs, candidates, rejects.
+"""What spools hold, as bytes: pages, images under their URLs, candidates, rejects.
 
 Keys sort as the next step reads them: numbers are big-endian, what is best comes first.
 """
@@ -8,30 +8,30 @@ import zlib
 from urllib.parse import urlsplit
 
 import msgspec
+from vlmill.pipelines.pages.images import ArchivedImage
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.page import Page
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
 from vlmill.schemas.net.urls import join_key
 
 KEY = 16  # bytes of a hashed key
 PLACE = KEY + 16  # bytes that name a page: its host, its archive, its record's offset
-MOST_PIXELS = 1 << 62  # more than any picture has
+MOST_PIXELS = 1 << 62  # more than any image has
 FACT, REQUEST = b"\0", b"\1"
 PAGE, MATCH = b"\0", b"\1"
 
 
 class Fact(msgspec.Struct, array_like=True, frozen=True):
-    """What lies under a URL: a picture, or why there is none."""
+    """What lies under a URL: an image, or why there is none."""
 
-    picture: ArchivedImage | None
+    image: ArchivedImage | None
     drop: Drop | None
 
     @property
     def outcome(self) -> ArchivedImage | Drop:
         """The one that there is."""
-        outcome = self.picture or self.drop
+        outcome = self.image or self.drop
         assert outcome is not None
         return outcome
 
@@ -49,7 +49,7 @@ def hashed(text: str) -> bytes:
 
 
 def url_key(url: str) -> bytes:
-    """The key that joins pictures with their places."""
+    """The key that joins images with their places."""
     return bytes.fromhex(join_key(url))
 
 
@@ -59,7 +59,7 @@ def page_key(url: str, archive: bytes, offset: int) -> bytes:
 
 
 def fact_key(key: bytes, outcome: ArchivedImage | Drop) -> bytes:
-    """Facts of one URL sort the largest picture first, and what is none last."""
+    """Facts of one URL sort the largest image first, and what is none last."""
     if isinstance(outcome, Drop):
         return key + FACT + b"\1"
     area = outcome.width * outcome.height
@@ -67,10 +67,10 @@ def fact_key(key: bytes, outcome: ArchivedImage | Drop) -> bytes:
 
 
 def candidate_key(candidate: Pair) -> bytes:
-    """Candidates of one picture sort the best first: by score, then text, source, page."""
+    """Candidates of one image sort the best first: by score, then text, source, page."""
     score = round((1 - candidate.score) * 1_000_000_000).to_bytes(4, "big")
     words = f"{candidate.text}\0{candidate.text_source}\0{candidate.page_url}"
-    return bytes.fromhex(candidate.picture.image_id) + score + words.encode()
+    return bytes.fromhex(candidate.image.image_id) + score + words.encode()
 
 
 def shared_key(text: str) -> bytes:
@@ -79,16 +79,16 @@ def shared_key(text: str) -> bytes:
 
 
 def bytes_key(pair: Pair) -> bytes:
-    """Where a picture's bytes lie: archives are read one after the other, from front to back."""
-    picture = pair.picture
-    archive = f"{picture.archive}\0".encode("utf-8", "surrogateescape")
-    return archive + number_key(picture.offset) + bytes.fromhex(picture.image_id)
+    """Where an image's bytes lie: archives are read one after the other, from front to back."""
+    image = pair.image
+    archive = f"{image.archive}\0".encode("utf-8", "surrogateescape")
+    return archive + number_key(image.offset) + bytes.fromhex(image.image_id)
 
 
-def hash_row(picture: ArchivedImage, image_key: bytes) -> tuple[int, bytes]:
-    """Slice and key of a picture by its perceptual hash: of one hash the largest comes first."""
-    phash = number_key(picture.phash)
-    return phash[0], phash + number_key(MOST_PIXELS - picture.width * picture.height) + image_key
+def hash_row(image: ArchivedImage, image_key: bytes) -> tuple[int, bytes]:
+    """Slice and key of an image by its perceptual hash: of one hash the largest comes first."""
+    phash = number_key(image.phash)
+    return phash[0], phash + number_key(MOST_PIXELS - image.width * image.height) + image_key
 
 
 def number_key(value: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Each picture keeps one text, no text many pictures; pictures that look alike become groups."""
+"""Each image keeps one text, no text many images; images that look alike become groups."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from vlmill.pipelines.pages.images import ArchivedImage
 
 from vlmill.pipelines.counting.funnel import BEST_TEXT, EXCLUDE, SHARED_TEXT, Drop
 from vlmill.pipelines.counting.steps import Counts
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
 from vlmill.pipelines.web_pairs.pair import Pair
@@ -28,7 +28,7 @@ Keys = npt.NDArray[np.bytes_]
 
 
 def best_texts(job: Job, unit: Unit) -> Result:
-    """Keeps the best candidate of each picture: a spool by pictures, and counts by texts."""
+    """Keeps the best candidate of each image: a spool by images, and counts by texts."""
     paths = job.spools("candidates")
     excluded = excluder(job)
     with ExitStack() as stack:
@@ -48,12 +48,12 @@ def best_texts(job: Job, unit: Unit) -> Result:
 
 
 def excluder(job: Job) -> Callable[[ArchivedImage], str | None]:
-    """Returns what says why a picture is excluded: by a list, or as it lies under a URL of one."""
+    """Returns what says why an image is excluded: by a list, or as it lies under a URL of one."""
     excluded = job.excluded
     ids = {key.decode() for key, _ in sorted_rows(job.spools("excluded"), 0)}
 
-    def why(picture: ArchivedImage) -> str | None:
-        return "its URL" if picture.image_id in ids else excluded.why(picture)
+    def why(image: ArchivedImage) -> str | None:
+        return "its URL" if image.image_id in ids else excluded.why(image)
 
     return why
 
@@ -61,12 +61,12 @@ def excluder(job: Job) -> Callable[[ArchivedImage], str | None]:
 def select_best(
     group: Iterable[Row], excluded: Callable[[ArchivedImage], str | None], counts: Counts
 ) -> Pair | None:
-    """The first candidate of a picture, which is its best, unless the picture is excluded."""
+    """The first candidate of an image, which is its best, unless the image is excluded."""
     best: Pair | None = None
     for _, value in group:
         candidate = rows.pair(value)
-        if (why := excluded(candidate.picture)) is not None:
-            counts.dropped(EXCLUDE, candidate.picture.url, Drop(Reason.EXCLUDED, why))
+        if (why := excluded(candidate.image)) is not None:
+            counts.dropped(EXCLUDE, candidate.image.url, Drop(Reason.EXCLUDED, why))
             continue
         counts.passed(EXCLUDE)
         if best is None:
@@ -75,19 +75,19 @@ def select_best(
         else:
             detail = f"{candidate.score:.3f} {candidate.text_source}: {candidate.text}"
             drop = Drop(Reason.NOT_BEST_TEXT, detail)
-            counts.dropped(BEST_TEXT, candidate.picture.image_id, drop)
+            counts.dropped(BEST_TEXT, candidate.image.image_id, drop)
     return best
 
 
 class TextCounter:
-    """Counts the pictures of texts; a text of a million pictures is a few rows, not a million."""
+    """Counts the images of texts; a text of a million images is a few rows, not a million."""
 
     def __init__(self, texts: SpoolWriter) -> None:
         self._texts = texts
         self._counts: Counter[bytes] = Counter()
 
     def add(self, key: bytes) -> None:
-        """Counts one more picture of a text."""
+        """Counts one more image of a text."""
         self._counts[key] += 1
         if len(self._counts) > COUNTED_TEXTS:
             self.flush()
@@ -100,7 +100,7 @@ class TextCounter:
 
 
 def shared_texts(job: Job, unit: Unit) -> Result:
-    """Leaves the keys of texts that too many pictures share, sorted: 16 bytes each."""
+    """Leaves the keys of texts that too many images share, sorted: 16 bytes each."""
     paths = job.spools("texts")
     with atomic_path(shared_path(job, unit)) as path, path.open("wb") as file:
         for slice_ in unit.slices:
@@ -146,24 +146,24 @@ def settle(job: Job, unit: Unit) -> Result:
         for slice_ in unit.slices:
             for key, value in sorted_rows(paths, slice_):
                 pair = rows.pair(value)
-                pair_id = compute_pair_id(pair.picture.image_id, pair.text)
+                pair_id = compute_pair_id(pair.image.image_id, pair.text)
                 if rows.shared_key(pair.text) in shared:
-                    detail = f"{pair.picture.url} {pair.text}"
+                    detail = f"{pair.image.url} {pair.text}"
                     counts.dropped(SHARED_TEXT, pair_id, Drop(Reason.SHARED_TEXT, detail))
                     continue
                 counts.passed(SHARED_TEXT)
                 pairs.add(rows.assign_shard(pair_id, job.shards), pair_id.encode(), value)
                 images.add(
-                    rows.assign_shard(pair.picture.image_id, job.shards),
+                    rows.assign_shard(pair.image.image_id, job.shards),
                     rows.bytes_key(pair),
                     value,
                 )
-                hashes.add(*rows.hash_row(pair.picture, key))
+                hashes.add(*rows.hash_row(pair.image, key))
     return Result(tallies=counts.tallies)
 
 
-def group_pictures(job: Job, unit: Unit) -> Result:
-    """Leaves the groups of pictures that look alike, and how many there are."""
+def group_images(job: Job, unit: Unit) -> Result:
+    """Leaves the groups of images that look alike, and how many there are."""
     paths = job.spools("hashes")
     stream = (row for slice_ in range(SLICES) for row in sorted_rows(paths, slice_))
     groups, metrics = make_groups(read_looks(stream))
@@ -173,7 +173,7 @@ def group_pictures(job: Job, unit: Unit) -> Result:
 
 
 def read_looks(stream: Iterable[Row]) -> Iterator[Look]:
-    """Yields each hash with the number of its pictures and the largest of them."""
+    """Yields each hash with the number of its images and the largest of them."""
     for phash, group in groupby(stream, key=lambda row: row[0][:8]):
         ranks = (key[8:] for key, _ in group)
         first = next(ranks)

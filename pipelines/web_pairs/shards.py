@@ -1,17 +1,18 @@
-"""Last step, a shard a unit: rows of pairs and rejects in order, pictures' bytes as they lie."""
+"""Last step, a shard a unit: rows of pairs and rejects in order, images' bytes as they lie."""
 
 import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from vlmill.pipelines.pages.images import ArchivedImage
+from vlmill.pipelines.web_pairs.image_bytes import read_images
+
 from vlmill.pipelines.counting.funnel import NEAR_DUPLICATES, Drop
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows, webdataset
 from vlmill.pipelines.web_pairs.groups import Groups, assign_split
 from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
 from vlmill.pipelines.web_pairs.order import ordered_rows
 from vlmill.pipelines.web_pairs.pair import Pair
-from vlmill.pipelines.web_pairs.picture_bytes import read_pictures
 from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
 from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
 from vlmill.schemas.files.shards import Shard, ShardWriter
@@ -27,7 +28,7 @@ JOB = "web_pairs"
 def write_shard(job: Job, unit: Unit) -> Result:
     """Writes one shard of each table, or of the archives for webdataset.
 
-    Memory: a row group of each, and one picture.
+    Memory: a row group of each, and one image.
     """
     groups, metrics, examples = Groups.read(job.joins), PairMetrics(), RejectExamples()
     rejects_path = job.joins / f"{unit.name}.rejects.spool"
@@ -36,7 +37,7 @@ def write_shard(job: Job, unit: Unit) -> Result:
         def settled(kind: str) -> Iterator[tuple[Pair, str | Drop]]:
             for _, value in ordered_rows(job, kind, unit.number):
                 pair = rows.pair(value)
-                yield pair, assign_split(pair.picture, groups, job.rules)
+                yield pair, assign_split(pair.image, groups, job.rules)
 
         def pair_rows() -> Iterator[dict[str, Any]]:
             for pair, split in settled("pairs"):
@@ -51,15 +52,15 @@ def write_shard(job: Job, unit: Unit) -> Result:
 
         shards = [write_rows(job, PAIRS, unit.number, pair_rows())]
     images_to_write = ((pair, split) for pair, split in settled("images") if isinstance(split, str))
-    with_bytes = read_pictures(images_to_write, job, unit.number)
+    with_bytes = read_images(images_to_write, job, unit.number)
     if job.webdataset:
         samples = (
-            webdataset.Sample(pair_row(pair, split), pair.picture.format, data)
+            webdataset.Sample(pair_row(pair, split), pair.image.format, data)
             for pair, split, data in with_bytes
         )
         metrics.tar = webdataset.write_tar(job.output, unit.number, job.shards, samples)
     else:
-        images = (image_row(pair.picture, data) for pair, _, data in with_bytes)
+        images = (image_row(pair.image, data) for pair, _, data in with_bytes)
         shards.append(write_images(job, unit.number, images))
     rejects = sorted_rows([rejects_path], unit.number)
     stream = heapq.merge(ordered_rows(job, "rejects", unit.number), rejects)
@@ -78,8 +79,8 @@ def reject_rows(stream: Iterable[Row]) -> Iterator[dict[str, Any]]:
 def pair_row(pair: Pair, split: str) -> dict[str, Any]:
     """Makes a row of ``pairs``."""
     return {
-        "pair_id": compute_pair_id(pair.picture.image_id, pair.text),
-        "image_id": pair.picture.image_id,
+        "pair_id": compute_pair_id(pair.image.image_id, pair.text),
+        "image_id": pair.image.image_id,
         "text": pair.text,
         "language": pair.language or None,
         "source": SOURCE,
@@ -87,21 +88,21 @@ def pair_row(pair: Pair, split: str) -> dict[str, Any]:
         "text_source": pair.text_source,
         "score": pair.score,
         "page_url": pair.page_url,
-        "image_url": pair.picture.url,
+        "image_url": pair.image.url,
         "license": pair.license,
     }
 
 
-def image_row(picture: ArchivedImage, data: bytes) -> dict[str, Any]:
+def image_row(image: ArchivedImage, data: bytes) -> dict[str, Any]:
     """Makes a row of ``images``."""
     return {
-        "image_id": picture.image_id,
+        "image_id": image.image_id,
         "bytes": data,
-        "width": picture.width,
-        "height": picture.height,
-        "format": picture.format,
-        "sha256": picture.image_id,
-        "source_url": picture.url,
+        "width": image.width,
+        "height": image.height,
+        "format": image.format,
+        "sha256": image.image_id,
+        "source_url": image.url,
     }
 
 
@@ -111,7 +112,7 @@ def write_rows(job: Job, table: Table, number: int, stream: Iterable[dict[str, A
 
 
 def write_images(job: Job, number: int, stream: Iterable[dict[str, Any]]) -> Shard:
-    """Writes rows of ``images``; the row groups are bounded by their pictures' bytes."""
+    """Writes rows of ``images``; the row groups are bounded by their images' bytes."""
     return _write(job, IMAGES, number, stream, lambda row: len(row["bytes"]))
 
 

@@ -1,6 +1,6 @@
 """report.json: what the report shows beside the funnel, as plain values.
 
-It comes from the records of the shards' units, and the samples' pictures from their archives:
+It comes from the records of the shards' units, and the samples' images from their archives:
 nothing grows with the number of pairs. With it the page can be written again when scores have
 changed and the archives are gone.
 """
@@ -21,12 +21,12 @@ from vlmill.schemas.rejects import Rejected
 
 
 def write_shown(job: Job, written: Sequence[Mapping[str, Any]]) -> None:
-    """Writes ``report.json``: counts by bins, samples with their pictures, examples of rejects.
+    """Writes ``report.json``: counts by bins, samples with their images, examples of rejects.
 
     ``written`` are the metrics of the shards.
     """
     samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
-    sample_rows = [_with_picture(about, job) for _, about in samples[:SAMPLES]]
+    sample_rows = [_with_image(about, job) for _, about in samples[:SAMPLES]]
     counts = {
         name: sorted(counter.items(), key=lambda item: str(item[0]))
         for name, counter in sum_counts(written).items()
@@ -35,7 +35,7 @@ def write_shown(job: Job, written: Sequence[Mapping[str, Any]]) -> None:
     write_json(to_path(job.output) / SHOWN, content)
 
 
-def _with_picture(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def _with_image(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
     row = {name: sample[name] for name in SAMPLE_COLUMNS}
     return row | {"picture": _thumbnail(sample, job)}
 

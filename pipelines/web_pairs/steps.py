@@ -15,7 +15,7 @@ from vlmill.pipelines.launch.local import open_workers
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.order import order, order_units
-from vlmill.pipelines.web_pairs.settle import best_texts, group_pictures, settle, shared_texts
+from vlmill.pipelines.web_pairs.settle import best_texts, group_images, settle, shared_texts
 from vlmill.pipelines.web_pairs.shards import write_shard
 from vlmill.pipelines.web_pairs.units import (
     Job,
@@ -74,7 +74,7 @@ STEPS = (
     _ranged("best", best_texts),
     _ranged("shared", shared_texts),
     _ranged("settle", settle),
-    Step(name="groups", units=lambda job: [Unit(name="groups", number=0)], work=group_pictures),
+    Step(name="groups", units=lambda job: [Unit(name="groups", number=0)], work=group_images),
     Step(name="order", units=order_units, work=order),
     Step(name="shards", units=shard_units, work=write_shard),
 )

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from vlmill.pipelines.filters.image import ImageFilters
 
 from vlmill.pipelines.archives.index import Index, Ranges
 from vlmill.pipelines.counting.funnel import Tally
 from vlmill.pipelines.counting.steps import Counts
-from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web_pairs.exclude import Exclusions
@@ -74,7 +74,7 @@ class Job:
     archives: tuple[Archive, ...]
     shards: int
     rules: WebPairRules
-    filters: PictureFilters = field(default_factory=PictureFilters)
+    filters: ImageFilters = field(default_factory=ImageFilters)
     lists: TextLists = NO_LISTS
     exclude: tuple[str, ...] = ()
     exclude_hash: tuple[str, ...] = ()

@@ -16,11 +16,11 @@ EXTENSIONS = {"jpeg": "jpg"}  # of the others the format's own name
 
 
 class Sample(NamedTuple):
-    """A row of ``pairs``, its picture's format and bytes."""
+    """A row of ``pairs``, its image's format and bytes."""
 
     row: Mapping[str, Any]
     format: str
-    picture: bytes
+    image: bytes
 
 
 def tar_name(number: int, total: int) -> str:
@@ -29,7 +29,7 @@ def tar_name(number: int, total: int) -> str:
 
 
 def write_tar(folder: str, number: int, total: int, samples: Iterable[Sample]) -> dict[str, Any]:
-    """Writes one tar; returns its line of the index. Memory: one picture."""
+    """Writes one tar; returns its line of the index. Memory: one image."""
     path = to_path(folder) / tar_name(number, total)
     count = 0
     with atomic_path(path) as temporary:
@@ -47,7 +47,7 @@ def _add_sample(tar: tarfile.TarFile, sample: Sample) -> None:
     key = sample.row["pair_id"]
     about = json.dumps(dict(sample.row), ensure_ascii=False, sort_keys=True)
     files = {
-        EXTENSIONS.get(sample.format, sample.format): sample.picture,
+        EXTENSIONS.get(sample.format, sample.format): sample.image,
         "txt": sample.row["text"].encode(),
         "json": about.encode(),
     }

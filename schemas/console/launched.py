@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-# While one process measures held-out pictures, or writes, the others wait: NCCL's own ten minutes
-# are over before 5,000 pictures are. A process that dies is noticed by the launcher, not by this.
+# While one process measures held-out images, or writes, the others wait: NCCL's own ten minutes
+# are over before 5,000 images are. A process that dies is noticed by the launcher, not by this.
 LONGEST_WAIT = timedelta(hours=12)
 
 

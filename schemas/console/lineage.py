@@ -1,6 +1,6 @@
 """From a result back to what it was made of: each input found again, and compared by its digest.
 
-An input's folder holds the record of the job that wrote it, and so on to archives and pictures.
+An input's folder holds the record of the job that wrote it, and so on to archives and images.
 """
 
 import json

@@ -28,7 +28,7 @@ class Progress:
 
     ``total`` None: unknown, so no ETA. Use as a context manager::
 
-        with Progress(total=len(items), unit="picture", label="regions") as progress:
+        with Progress(total=len(items), unit="image", label="regions") as progress:
             for item in items:
                 progress.advance(rejects=int(not handle(item)))
     """

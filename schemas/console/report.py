@@ -1,4 +1,4 @@
-"""Pieces of one-file HTML reports: pictures and charts inside, no script, opens without a network.
+"""Pieces of one-file HTML reports: images and charts inside, no script, opens without a network.
 
 Every text goes through jinja2's autoescape, because it comes from the web. Charts are SVG with
 fixed ids and no date, so that the same data give the same bytes.
@@ -119,20 +119,20 @@ def funnel_table(funnel: Sequence[Mapping[str, Any]]) -> Markup:
     return Markup(_FUNNEL.render(funnel=[{"unit": "", **stage} for stage in funnel]))
 
 
-def picture_uri(data: bytes, media_type: str) -> str:
-    """Bytes of a picture as a data: URI."""
+def image_uri(data: bytes, media_type: str) -> str:
+    """Bytes of an image as a data: URI."""
     return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def thumbnail(data: bytes, *, side: int = 240) -> bytes:
-    """Returns a picture as a JPEG of at most ``side`` pixels. Raises Rejected for broken ones."""
-    # Imported here so that stages that show no pictures do not need pillow's start-up time.
-    from vlmill.schemas.pictures.decode import Bounds, open_image, upright
+    """Returns an image as a JPEG of at most ``side`` pixels. Raises Rejected for broken ones."""
+    # Imported here so that stages that show no images do not need pillow's start-up time.
+    from vlmill.schemas.images.decode import Bounds, open_image, upright
 
     bounds = Bounds(max_pixels=MOST_PIXELS_SHOWN, max_bytes=None)
-    with open_image(data, bounds) as picture:
-        picture.draft("RGB", (side, side))  # lets JPEG decode at a fraction of the size
-        small = upright(picture, bounds).image
+    with open_image(data, bounds) as image:
+        image.draft("RGB", (side, side))  # lets JPEG decode at a fraction of the size
+        small = upright(image, bounds).image
     small.thumbnail((side, side))
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
@@ -141,11 +141,11 @@ def thumbnail(data: bytes, *, side: int = 240) -> bytes:
 
 def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
     """Returns :func:`thumbnail` as a data: URI."""
-    return picture_uri(thumbnail(data, side=side), "image/jpeg")
+    return image_uri(thumbnail(data, side=side), "image/jpeg")
 
 
 def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
-    """Thumbnails as data: URIs of pictures that the images table has and that can be decoded."""
+    """Thumbnails as data: URIs of images that the images table has and that can be decoded."""
     if images is None:
         return {}
     uris: dict[str, str] = {}
@@ -159,13 +159,13 @@ def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]
                 if row["bytes"] is not None:
                     uris[row["image_id"]] = thumbnail_uri(row["bytes"])
             except Rejected:
-                continue  # shown by its id: a picture that cannot be decoded has none to show
+                continue  # shown by its id: an image that cannot be decoded has none to show
     return uris
 
 
-def picture_cards(cards: Sequence[Mapping[str, str]]) -> Markup:
-    """Pictures in a grid; a card has a ``uri`` (or ""), a ``text`` and small print ``about``; a
-    ``second`` picture stands to the right of the first.
+def image_cards(cards: Sequence[Mapping[str, str]]) -> Markup:
+    """Images in a grid; a card has a ``uri`` (or ""), a ``text`` and small print ``about``; a
+    ``second`` image stands to the right of the first.
     """
     return Markup(_CARDS.render(cards=cards))
 

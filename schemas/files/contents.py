@@ -20,9 +20,9 @@ MOST_TOLD = 20  # problems of a table: a folder of another making would tell of 
 def content_problems(folder: str | Path) -> list[str]:
     """What is wrong with the rows of a finished folder's tables, one line each.
 
-    Ids are unique, pictures are those that their SHA-256 says, pairs point to pictures that are in
+    Ids are unique, images are those that their SHA-256 says, pairs point to images that are in
     the folder where it has a table of them, negatives have a similarity each and none is the pair
-    itself, neighbours are other pictures in their order, and reasons are of the closed list. Rows
+    itself, neighbours are other images in their order, and reasons are of the closed list. Rows
     of ``regions`` are left to their reader. Memory: the ids of a table, some 100 bytes each, and a
     batch of rows. Raises InputError for a folder whose run has not finished.
     """
@@ -53,7 +53,7 @@ def _values(folder: Path, table: Table, column: str) -> Iterator[str]:
 
 
 def _rows(folder: Path, table: Table) -> Iterator[Row]:
-    for batch in iter_batches(folder, table, batch_rows=64):  # pictures of up to 32 MiB
+    for batch in iter_batches(folder, table, batch_rows=64):  # images of up to 32 MiB
         yield from batch.to_pylist()
 
 
@@ -81,7 +81,7 @@ def _wrong_image(row: Row) -> str | None:
 def _wrong_pair(row: Row, image_ids: set[str] | None) -> str | None:
     if row["image_id"] is None or image_ids is None or row["image_id"] in image_ids:
         return None
-    return f"{row['pair_id']}: its image_id {row['image_id']} is no picture of this folder"
+    return f"{row['pair_id']}: its image_id {row['image_id']} is no image of this folder"
 
 
 def _wrong_negatives(row: Row) -> str | None:
@@ -96,7 +96,7 @@ def _wrong_negatives(row: Row) -> str | None:
 def _wrong_neighbours(row: Row) -> str | None:
     ids, distances = row["neighbour_ids"], row["distances"]
     if row["image_id"] in ids or len(set(ids)) < len(ids):
-        return f"{row['image_id']}: a neighbour is the picture itself, or comes twice"
+        return f"{row['image_id']}: a neighbour is the image itself, or comes twice"
     if distances is None:
         return None
     if len(ids) != len(distances):

@@ -1,4 +1,4 @@
-"""What site owners forbid about their pages and pictures, from headers and metadata.
+"""What site owners forbid about their pages and images, from headers and metadata.
 
 Read are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
 noimageindex, none) and the TDM Reservation Protocol (``tdm-reservation`` as a header and as

@@ -1,4 +1,4 @@
-"""URLs of pages and pictures: resolving what a page says, and one spelling to join on."""
+"""URLs of pages and images: resolving what a page says, and one spelling to join on."""
 
 import hashlib
 import re
@@ -115,7 +115,7 @@ def _escape(part: str) -> str:
 
 
 def join_key(url: str) -> str:
-    """Returns the key that joins pictures with their places: 32 hexadecimal digits.
+    """Returns the key that joins images with their places: 32 hexadecimal digits.
 
     The scheme does not count: archives and pages mix http and https for one and the same file.
     """

@@ -1,6 +1,6 @@
 """Bytes become upright pixels here, within bounds: for mining, extraction, training, evaluation.
 
-Everything that can be wrong with a picture ends in a ``Rejected`` with a reason of the closed list.
+Everything that can be wrong with an image ends in a ``Rejected`` with a reason of the closed list.
 """
 
 import functools
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError, features
+from vlmill.schemas.images.formats import format_name, other_name
+from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
 
-from vlmill.schemas.pictures.formats import format_name, other_name
-from vlmill.schemas.pictures.orientation import read_orientation, turn_size, turn_upright
 from vlmill.schemas.rejects import Reason, Rejected
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
@@ -28,7 +28,7 @@ _NEW_SUBFILE_TYPE, _DNG_VERSION = 254, 50706  # tags of a TIFF
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a picture may cost; all of it is looked at before anything is decoded.
+    """What an image may cost; all of it is looked at before anything is decoded.
 
     ``max_bytes`` null: whoever read the bytes has bounded them. ``formats`` null: any header that
     pillow knows is read, so that the format can be named; what is decoded is then up to the caller.
@@ -39,17 +39,17 @@ class Bounds:
     formats: tuple[str, ...] | None = FORMATS
 
 
-class UprightPicture(NamedTuple):
-    """A decoded picture, RGB and upright, and the ``orientation`` in which it was stored."""
+class UprightImage(NamedTuple):
+    """A decoded image, RGB and upright, and the ``orientation`` in which it was stored."""
 
     image: Image.Image
     orientation: int
 
 
-def decode(data: bytes, bounds: Bounds) -> UprightPicture:
+def decode(data: bytes, bounds: Bounds) -> UprightImage:
     """Decodes the first frame, upright.
 
-    Grey, palette and CMYK pictures are converted, 16 bits are cut to the upper 8, alpha is dropped:
+    Grey, palette and CMYK images are converted, 16 bits are cut to the upper 8, alpha is dropped:
     what OpenCV's reader gives the original detectors. Raises Rejected.
     """
     with open_image(data, bounds) as image:
@@ -58,7 +58,7 @@ def decode(data: bytes, bounds: Bounds) -> UprightPicture:
 
 @contextmanager
 def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
-    """Opens a picture: its header has been read, not its pixels. Raises Rejected.
+    """Opens an image: its header has been read, not its pixels. Raises Rejected.
 
     What pillow raises while it is used is raised as Rejected, too.
     """
@@ -130,10 +130,10 @@ def describe_unidentified(data: bytes, name: str | None, bounds: Bounds) -> Reje
     return Rejected(Reason.UNSUPPORTED_FORMAT, f"none of {known}")
 
 
-def upright(image: Image.Image, bounds: Bounds) -> UprightPicture:
-    """Decodes an opened picture, upright. Raises Rejected."""
+def upright(image: Image.Image, bounds: Bounds) -> UprightImage:
+    """Decodes an opened image, upright. Raises Rejected."""
     stored, left = load(image, bounds)
-    return UprightPicture(image=turn_upright(to_rgb(image), left), orientation=stored)
+    return UprightImage(image=turn_upright(to_rgb(image), left), orientation=stored)
 
 
 def check_size(image: Image.Image, bounds: Bounds) -> None:
@@ -146,9 +146,9 @@ def check_size(image: Image.Image, bounds: Bounds) -> None:
 
 
 def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
-    """Decodes an opened picture; gives the orientation that it is stored in and what is left of it.
+    """Decodes an opened image; gives the orientation that it is stored in and what is left of it.
 
-    They differ where pillow has turned the picture itself: of a TIFF nothing is left. Raises
+    They differ where pillow has turned the image itself: of a TIFF nothing is left. Raises
     Rejected.
     """
     check_size(image, bounds)
@@ -161,7 +161,7 @@ def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
 
 
 def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
-    """Returns an opened picture's upright width and height; decodes it, so that it is whole.
+    """Returns an opened image's upright width and height; decodes it, so that it is whole.
 
     Raises Rejected.
     """

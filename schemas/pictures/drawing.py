@@ -1,4 +1,4 @@
-"""Boxes drawn on a picture, each with its words: no label covers another."""
+"""Boxes drawn on an image, each with its words: no label covers another."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ def draw_boxes(
     size: tuple[int, int],
     max_side_px: int,
 ) -> Image.Image:
-    """Returns the picture, shrunk to ``max_side_px``, with boxes and their labels ("" for none).
+    """Returns the image, shrunk to ``max_side_px``, with boxes and their labels ("" for none).
 
-    Corners are x1, y1, x2, y2 in pixels of a picture of ``size``, of which this may be a copy.
+    Corners are x1, y1, x2, y2 in pixels of an image of ``size``, of which this may be a copy.
     """
     factor = min(1.0, max_side_px / max(image.size))
     shrunk = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
@@ -49,7 +49,7 @@ def draw_boxes(
 
 
 def find_free_box(plate: Corners, occupied: Sequence[Corners], size: tuple[int, int]) -> Corners:
-    """Returns the plate inside the picture, moved down until it covers no earlier one; where there
+    """Returns the plate inside the image, moved down until it covers no earlier one; where there
     is no such place, where it was.
     """
     x1, y1, x2, y2 = plate

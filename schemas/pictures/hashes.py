@@ -1,6 +1,6 @@
-"""Perceptual hashes tell which pictures look alike: 64 bits, of which such pictures share most.
+"""Perceptual hashes tell which images look alike: 64 bits, of which such images share most.
 
-The bits are the 8 x 8 lowest frequencies of a discrete cosine transform of the picture's 32 x 32
+The bits are the 8 x 8 lowest frequencies of a discrete cosine transform of the image's 32 x 32
 grey pixels, each compared with their median. Scaling, recompression and small changes of brightness
 turn a few of them.
 """
@@ -15,7 +15,7 @@ from PIL import Image
 
 SIDE, LOW = 32, 8
 NEAR = 4
-"""Bits: a larger distance gives false hits on plain pictures."""
+"""Bits: a larger distance gives false hits on plain images."""
 
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
@@ -32,9 +32,9 @@ def _cosines() -> npt.NDArray[np.float64]:
 _COSINES = _cosines()
 
 
-def perceptual_hash(picture: Image.Image) -> int:
-    """Returns the 64-bit hash of a decoded, upright picture; the top bit is of its mean."""
-    grey = picture.convert("RGB").convert("L") if picture.mode != "L" else picture
+def perceptual_hash(image: Image.Image) -> int:
+    """Returns the 64-bit hash of a decoded, upright image; the top bit is of its mean."""
+    grey = image.convert("RGB").convert("L") if image.mode != "L" else image
     small = grey.resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0)
     pixels = np.asarray(small, dtype=np.float64)
     low = (_COSINES @ pixels @ _COSINES.T).round(6).ravel()

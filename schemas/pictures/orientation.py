@@ -1,4 +1,4 @@
-"""EXIF says how a stored picture is to be turned; pictures, sizes and boxes are turned here.
+"""EXIF says how a stored image is to be turned; images, sizes and boxes are turned here.
 
 An orientation is a number of 1 to 8; 1 is upright. "Stored" is as the file has it.
 """
@@ -31,21 +31,21 @@ SHORT, LONG = 3, 4  # the types of numbers that an orientation is written in
 
 
 def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
-    """A stored picture upright: itself if it lies so."""
+    """A stored image upright: itself if it lies so."""
     turn = TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
 
 
 def turn_size(width: int, height: int, orientation: int) -> tuple[int, int]:
-    """Turns width and height of the stored picture into those of the upright one (and back)."""
+    """Turns width and height of the stored image into those of the upright one (and back)."""
     return (height, width) if orientation in LYING else (width, height)
 
 
 def turn_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Boxes:
-    """Boxes [N, 4] (x1, y1, x2, y2) of a stored picture in the upright one.
+    """Boxes [N, 4] (x1, y1, x2, y2) of a stored image in the upright one.
 
-    ``width`` and ``height`` are the upright picture's. Corners lie between pixels: the whole
-    picture is (0, 0, width, height), however it is turned.
+    ``width`` and ``height`` are the upright image's. Corners lie between pixels: the full
+    image is (0, 0, width, height), however it is turned.
     """
     if orientation == UPRIGHT:
         return boxes
@@ -60,7 +60,7 @@ def turn_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Boxes
 
 
 def read_orientation(image: Image.Image) -> int:
-    """The orientation of an opened picture, 1 where it has none that can be read.
+    """The orientation of an opened image, 1 where it has none that can be read.
 
     Of a PNG only what stands before the pixels is known before they are decoded. A TIFF forgets its
     orientation when it is decoded: pillow turns it then.

@@ -1,4 +1,4 @@
-"""Random access to the pictures of an ``images`` table."""
+"""Random access to the images of an ``images`` table."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,14 +18,14 @@ from vlmill.schemas.readers.row_index import Numbers, RowIndex
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64
-CACHED_GROUPS = 1024  # of which it is known where their pictures lie: 12 bytes a row each
+CACHED_GROUPS = 1024  # of which it is known where their images lie: 12 bytes a row each
 
 
 class ImageReader:
-    """Reads the encoded bytes of pictures, by image_id or by row number in the order of the shards.
+    """Reads the encoded bytes of images, by image_id or by row number in the order of the shards.
 
-    ``argument`` is a folder, a file or a glob. The index takes some 100 bytes a picture. Files are
-    mapped: a picture of a shard that knows their places costs one copy of its bytes, of another the
+    ``argument`` is a folder, a file or a glob. The index takes some 100 bytes a image. Files are
+    mapped: an image of a shard that knows their places costs one copy of its bytes, of another the
     decoding of its row group, of which the last one stays. Sent to another process the reader
     leaves the ids behind.
     """
@@ -88,7 +88,7 @@ class ImageReader:
         return self._ids.ids()
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns row numbers of pictures, ``row_index.ABSENT`` for those without a row."""
+        """Returns row numbers of images, ``row_index.ABSENT`` for those without a row."""
         return self._ids.find(image_ids)
 
     @property
@@ -101,7 +101,7 @@ class ImageReader:
         return self._starts[:-1]
 
     def __getitem__(self, image_id: str) -> bytes | None:
-        """A picture's bytes, None where the table has none. KeyError if the id is absent."""
+        """An image's bytes, None where the table has none. KeyError if the id is absent."""
         return self.read_bytes(self._ids.number(image_id))
 
     def read_bytes(self, number: int) -> bytes | None:
@@ -125,6 +125,6 @@ class ImageReader:
             return None
         if not self._shards[shard].holds(offset, size):
             raise self._shards[shard].misplaced_error(
-                f"picture {within} of row group {self._groups[group_index][1]}"
+                f"image {within} of row group {self._groups[group_index][1]}"
             )
         return self._shards[shard].bytes[offset : offset + size].tobytes()

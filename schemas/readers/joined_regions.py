@@ -16,7 +16,7 @@ ANNOTATED = "--annotated-regions"
 
 
 class JoinedRegions(RegionReader):
-    """Reads the table of detected regions, and beside each picture its annotated ones.
+    """Reads the table of detected regions, and beside each image its annotated ones.
 
     Rows and their numbers are those of the detected table; the shards of the other one are counted
     on behind its own. Raises InputError for tables whose features differ in width, type or
@@ -41,19 +41,19 @@ class JoinedRegions(RegionReader):
         return super().__getstate__() | {"_join": None}
 
     def locate_annotated(self, image_id: str) -> tuple[RegionGroup, int]:
-        """Returns the group of a picture's annotated regions, and its row's number there.
+        """Returns the group of an image's annotated regions, and its row's number there.
 
-        Raises InputError for a picture without such a row.
+        Raises InputError for an image without such a row.
         """
         number = self._annotated_number(image_id)
         if number == ABSENT:
             raise InputError(
-                f"{ANNOTATED}: {image_id} has no row; extract the annotated boxes of all pictures"
+                f"{ANNOTATED}: {image_id} has no row; extract the annotated boxes of all images"
             )
         return self.annotated.locate_row(number)
 
     def is_finite(self, number: int) -> bool:
-        """Says whether all numbers of a picture's rows in both tables are finite."""
+        """Says whether all numbers of an image's rows in both tables are finite."""
         annotated = self._annotated_number(self.index.get_id(number))
         return super().is_finite(number) and (
             annotated == ABSENT or self.annotated.is_finite(annotated)

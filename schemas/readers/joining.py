@@ -1,4 +1,4 @@
-"""Ids of one table meet those of another: equal ones, else those that name the same picture."""
+"""Ids of one table meet those of another: equal ones, else those that name the same image."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Join:
     """Finds rows of ``holding`` (a flag: --regions) by the ids of ``asking`` (--pairs).
 
     Where ids are equal that is all, at the cost of the index. An id that is missing meets the one
-    that differs least in how a picture is named (:mod:`vlmill.schemas.names`). Raises InputError
+    that differs least in how an image is named (:mod:`vlmill.schemas.names`). Raises InputError
     where that could be two, and where two ids would meet the same row: neither is guessed. Memory:
     a byte a row, and some 300 bytes for each row that was met by name.
     """
@@ -41,7 +41,7 @@ class Join:
         self._samples: dict[Difference, tuple[str, str]] = {}
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns row numbers, ABSENT where no row is of that picture. Raises InputError."""
+        """Returns row numbers, ABSENT where no row is of that image. Raises InputError."""
         numbers = self._index.find(image_ids)
         equal = numbers[numbers != ABSENT]
         self._equal[equal] = True
@@ -62,7 +62,7 @@ class Join:
         if further_names:
             raise InputError(
                 f"{self._asking}: {image_id} may be {name} or {further_names[0]} of {self._holding}; call "
-                "pictures by the same ids in both"
+                "images by the same ids in both"
             )
         row = self._index.number(name)
         if row in self._askers or self._equal[row]:
@@ -76,7 +76,7 @@ class Join:
     def _conflict(self, image_id: str, other: str, row: int) -> InputError:
         return InputError(
             f"{self._asking}: {image_id} and {other} would both be {self._index.get_id(row)} of "
-            f"{self._holding}; call pictures by the same ids in both"
+            f"{self._holding}; call images by the same ids in both"
         )
 
     def summary(self) -> str:
@@ -88,7 +88,7 @@ class Join:
             image_id, other = self._samples[kind]
             parts.append(f"{count} but for {kind} ({image_id} is {other})")
         return (
-            f"{self._asking} and {self._holding} call {len(self._by_name)} pictures by different "
+            f"{self._asking} and {self._holding} call {len(self._by_name)} images by different "
             f"ids; they met: {', '.join(parts)}"
         )
 

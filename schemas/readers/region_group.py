@@ -151,7 +151,7 @@ class RegionGroup:
         return self._ids[number]
 
     def size(self, number: int) -> tuple[int, int]:
-        """Returns width and height of a row's picture."""
+        """Returns width and height of a row's image."""
         return self._sizes["width"][number], self._sizes["height"][number]
 
     def boxes(self, number: int) -> Array:

@@ -1,7 +1,7 @@
 """Rows of the regions table, and how they are stored.
 
-R boxes of a picture, D feature width, K class probabilities. ``features`` is row-major
-little-endian [R, D] in a ``large_binary`` value: measured on 512 pictures of 100 x 2048 float16,
+R boxes of an image, D feature width, K class probabilities. ``features`` is row-major
+little-endian [R, D] in a ``large_binary`` value: measured on 512 images of 100 x 2048 float16,
 one thread, that reads at the raw size's 4.4 GB/s where nested Arrow lists give 0.25.
 """
 
@@ -38,9 +38,9 @@ CLASS_NUMBERS = np.dtype("<u2")
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRow:
-    """A picture's regions.
+    """An image's regions.
 
-    ``boxes`` float32 [R, 4] in pixels of the original picture; ``features`` [R, D] in the stored
+    ``boxes`` float32 [R, 4] in pixels of the original image; ``features`` [R, D] in the stored
     dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32
     [R], and -1 where a region's likeliest class is the background; ``class_probs`` [R, K] in the
     stored dtype with background where the producer has it;
@@ -76,7 +76,7 @@ def region_arrays(
     (:class:`~vlmill.schemas.files.shards.ShardWriter`).
 
     ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept,
-    ``global_dim`` the width of a whole picture's feature where it is not the regions'.
+    ``global_dim`` the width of a full image's feature where it is not the regions'.
     ``background`` states whether the distribution's first column is the background ("first") or no
     column is ("none"); None states nothing.
     """

@@ -1,6 +1,6 @@
 """The regions table: rows, encoding, and random access by image_id.
 
-R boxes of a picture, D feature width, K class probabilities.
+R boxes of an image, D feature width, K class probabilities.
 """
 
 from bisect import bisect_right
@@ -42,7 +42,7 @@ class RegionReader:
 
     ``argument`` is a folder, a file or a glob. Files are mapped into memory: of shards that know
     the places of their values features and probabilities are read-only views, without a copy. The
-    index takes about 100 bytes a picture; of the other columns, the ``cached_rows`` last used stay
+    index takes about 100 bytes an image; of the other columns, the ``cached_rows`` last used stay
     in memory (3 kB for 100 boxes). Raises InputError if nothing is found, an id appears twice, or
     the shards disagree on dtype, width or detector. Sent to another process it leaves the ids
     behind and finds them again where they are asked for.
@@ -122,7 +122,7 @@ class RegionReader:
         return self._ids.ids()
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns row numbers of pictures, :data:`ABSENT` for those that have none."""
+        """Returns row numbers of images, :data:`ABSENT` for those that have none."""
         return self._ids.find(image_ids)
 
     @property
@@ -135,7 +135,7 @@ class RegionReader:
         return self._ids.counts("num_boxes")
 
     def num_boxes(self, image_id: str) -> int:
-        """Returns R of a picture from the index: its row is not read. Raises KeyError."""
+        """Returns R of an image from the index: its row is not read. Raises KeyError."""
         return int(self.box_counts()[self._number(image_id)])
 
     def _number(self, image_id: str) -> int:
@@ -151,7 +151,7 @@ class RegionReader:
         return (self.row(number) for number in range(len(self)))
 
     def __getitem__(self, image_id: str) -> RegionRow:
-        """Returns the row of a picture. Raises KeyError if it has none."""
+        """Returns the row of a image. Raises KeyError if it has none."""
         return self.row(self._number(image_id))
 
     def row(self, number: int) -> RegionRow:

@@ -42,7 +42,7 @@ class _Keys:
 
 
 class IdIndex:
-    """Finds the rows of ids: of equal ones, and of those that may name the same picture.
+    """Finds the rows of ids: of equal ones, and of those that may name the same image.
 
     Takes some 16 bytes a row beside the ids, and 32 more once an id has been looked for by name.
     """
@@ -104,7 +104,7 @@ class IdIndex:
         return _Keys(map(extract_core, self._texts()), len(self))
 
     def alike(self, image_id: str) -> dict[str, Difference]:
-        """Returns the ids that may name an id's picture, and what only one of the two has.
+        """Returns the ids that may name an id's image, and what only one of the two has.
 
         Only those that differ least: 46.jpg for 46 rather than train/46. Empty if there is none, or
         if so many ids end alike that the last part identifies nothing.

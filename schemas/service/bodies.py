@@ -1,4 +1,4 @@
-"""Bodies of requests become pictures and words: one picture, a form of files, or JSON."""
+"""Bodies of requests become images and words: one image, a form of files, or JSON."""
 
 import base64
 import binascii
@@ -14,7 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from vlmill.schemas.service.refused import RequestRefused, bad_request
 
 FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
-MOST_FIELDS = 1_000  # besides pictures
+MOST_FIELDS = 1_000  # besides images
 LONGEST_NAME, LONGEST_TEXT = 200, 20_000
 HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
 # What JSON may have besides what stands in its strings: brackets, commas, quotes, white space.
@@ -27,7 +27,7 @@ STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class RequestImage:
-    """A picture of a request. ``name`` is what its sender calls it; it is never a path here."""
+    """An image of a request. ``name`` is what its sender calls it; it is never a path here."""
 
     name: str
     content: bytes
@@ -35,9 +35,9 @@ class RequestImage:
 
 @dataclass(kw_only=True)
 class Form:
-    """What a request has said: its pictures in order, and the words by field."""
+    """What a request has said: its images in order, and the words by field."""
 
-    pictures: list[RequestImage] = field(default_factory=list)
+    images: list[RequestImage] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
 
     def get_word(self, name: str) -> str:
@@ -47,30 +47,30 @@ class Form:
             raise bad_request(f"field {name}: want it once, got it {len(words)} times")
         return words[0]
 
-    def picture(self) -> RequestImage:
-        """Returns the only picture. Raises Refused."""
-        if len(self.pictures) != 1:
-            raise bad_request(f"want one picture, got {len(self.pictures)}")
-        return self.pictures[0]
+    def image(self) -> RequestImage:
+        """Returns the only image. Raises Refused."""
+        if len(self.images) != 1:
+            raise bad_request(f"want one image, got {len(self.images)}")
+        return self.images[0]
 
 
 def read_form(
-    content_type: str, body: bytes, *, words: Collection[str] = (), most_pictures: int
+    content_type: str, body: bytes, *, words: Collection[str] = (), most_images: int
 ) -> Form:
-    """Reads a body by its type; ``words`` are the fields that there are beside pictures.
+    """Reads a body by its type; ``words`` are the fields that there are beside images.
 
-    A part of a form is a picture where it has a file's name, whatever its field's; in JSON they are
-    ``pictures``, in base64. Raises Refused for everything else.
+    A part of a form is an image where it has a file's name, whatever its field's; in JSON they are
+    ``images``, in base64. Raises Refused for everything else.
     """
     kind, options = parse_options_header(content_type)
     form = Form()
     if kind.startswith(b"image/"):
-        form.pictures.append(RequestImage(name="picture", content=body))
+        form.images.append(RequestImage(name="picture", content=body))
     elif kind == FORM.encode():
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
             raise bad_request("multipart: want a boundary of 1 to 70 characters")
-        Parts(form, words, most_pictures).read(boundary, body)
+        Parts(form, words, most_images).read(boundary, body)
     elif kind == JSON.encode():
         read_json(form, body, words)
     else:
@@ -79,23 +79,23 @@ def read_form(
             "unsupported_type",
             f"content-type {content_type[:80] or 'is missing'}: send image/*, {FORM} or {JSON}",
         )
-    require_few(form.pictures, most_pictures)
+    require_few(form.images, most_images)
     return form
 
 
-def require_few(pictures: Sequence[Any], max_images: int) -> None:
-    """Raises Refused for more pictures than a request may have."""
-    if len(pictures) > max_images:
+def require_few(images: Sequence[Any], max_images: int) -> None:
+    """Raises Refused for more images than a request may have."""
+    if len(images) > max_images:
         raise RequestRefused(
-            413, "too_many_pictures", f"over {max_images} pictures; send several requests"
+            413, "too_many_pictures", f"over {max_images} images; send several requests"
         )
 
 
 class Parts:
     """Collects the parts of a multipart form."""
 
-    def __init__(self, form: Form, words: Collection[str], most_pictures: int) -> None:
-        self._form, self._known, self._most = form, words, most_pictures
+    def __init__(self, form: Form, words: Collection[str], most_images: int) -> None:
+        self._form, self._known, self._most = form, words, most_images
         self._name = self._value = b""
         self._headers: dict[bytes, bytes] = {}
         self._content: list[bytes] = []
@@ -158,15 +158,15 @@ class Parts:
         content = b"".join(self._content)
         file = options.get(b"filename")
         if file is not None:
-            require_picture_type(self._headers.get(b"content-type", b"").decode("latin-1"))
-            self._form.pictures.append(RequestImage(name=plain_name(file), content=content))
-            require_few(self._form.pictures, self._most)
+            require_image_type(self._headers.get(b"content-type", b"").decode("latin-1"))
+            self._form.images.append(RequestImage(name=plain_name(file), content=content))
+            require_few(self._form.images, self._most)
             return
         add_word(self._form, name.decode("utf-8", "replace"), decode_text(content), self._known)
 
 
-def require_picture_type(content_type: str) -> None:
-    """Raises Refused for a part that says it is no picture."""
+def require_image_type(content_type: str) -> None:
+    """Raises Refused for a part that says it is no image."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind and not kind.startswith("image/") and kind != BYTES:
         raise RequestRefused(
@@ -208,7 +208,7 @@ def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
 
 
 def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
-    """Reads a JSON object: ``pictures`` in base64, and lists of texts or single ones."""
+    """Reads a JSON object: ``images`` in base64, and lists of texts or single ones."""
     try:
         text = body.decode("utf-8-sig")
         require_few_values(text)
@@ -230,8 +230,8 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
             if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
                 raise bad_request(f"field {name[:80]!r}: text with lone surrogates", "bad_text")
             if name == "pictures":
-                form.pictures.append(
-                    RequestImage(name=f"picture {len(form.pictures)}", content=decode_base64(item))
+                form.images.append(
+                    RequestImage(name=f"image {len(form.images)}", content=decode_base64(item))
                 )
             else:
                 add_word(form, name, item, words)
@@ -265,4 +265,4 @@ def decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise bad_request("pictures: not base64", "bad_json") from None
+        raise bad_request("images: not base64", "bad_json") from None

@@ -3,7 +3,7 @@
     client = ServiceClient("http://127.0.0.1:8080")
     table = client.regions(["a.jpg", "b.jpg"])
 
-Pictures are paths or bytes. A service that is busy (429), or lost a worker (503), is asked again
+Images are paths or bytes. A service that is busy (429), or lost a worker (503), is asked again
 when it says; what it refuses raises :class:`ServiceError`.
 """
 
@@ -53,51 +53,51 @@ class ServiceClient:
     timeout: float = 120.0
     tries: int = 5
 
-    def regions(self, pictures: Sequence[ImageSource]) -> "pa.Table":
-        """Returns the rows of the regions table; a picture that was rejected has none."""
+    def regions(self, images: Sequence[ImageSource]) -> "pa.Table":
+        """Returns the rows of the regions table; an image that was rejected has none."""
         import pyarrow as pa
 
-        answer = self.ask("/v1/regions", pictures=pictures, accept=ARROW)
+        answer = self.ask("/v1/regions", images=images, accept=ARROW)
         return pa.ipc.open_stream(answer.content).read_all()
 
-    def regions_parquet(self, pictures: Sequence[ImageSource]) -> bytes:
+    def regions_parquet(self, images: Sequence[ImageSource]) -> bytes:
         """Returns a shard of the regions table, as `extract-rois run` writes it."""
-        return self.ask("/v1/regions", pictures=pictures, accept=PARQUET).content
+        return self.ask("/v1/regions", images=images, accept=PARQUET).content
 
-    def score(self, pictures: Sequence[ImageSource], texts: Sequence[str]) -> list[list[float]]:
-        """Returns the score of each picture with each text."""
-        scores: list[list[float]] = self.request_json("/v1/score", pictures, {"texts": texts})[
+    def score(self, images: Sequence[ImageSource], texts: Sequence[str]) -> list[list[float]]:
+        """Returns the score of each image with each text."""
+        scores: list[list[float]] = self.request_json("/v1/score", images, {"texts": texts})[
             "scores"
         ]
         return scores
 
     def embed(
-        self, pictures: Sequence[ImageSource] = (), texts: Sequence[str] = ()
+        self, images: Sequence[ImageSource] = (), texts: Sequence[str] = ()
     ) -> dict[str, list[list[float]]]:
-        """Returns the vectors of ``pictures`` and of ``texts``."""
-        vectors = self.request_json("/v1/embed", pictures, {"texts": texts})
+        """Returns the vectors of ``images`` and of ``texts``."""
+        vectors = self.request_json("/v1/embed", images, {"texts": texts})
         return {name: vectors[name] for name in ("pictures", "texts")}
 
     def search(
-        self, *, text: str | None = None, picture: ImageSource | None = None, top: int = 10
+        self, *, text: str | None = None, image: ImageSource | None = None, top: int = 10
     ) -> list[dict[str, Any]]:
         """Returns the nearest rows of the service's index."""
         words = {"top": [str(top)], "text": [] if text is None else [text]}
         answers: list[dict[str, Any]] = self.request_json(
-            "/v1/search", [] if picture is None else [picture], words
+            "/v1/search", [] if image is None else [image], words
         )["answers"]
         return answers
 
-    def answer(self, picture: ImageSource, question: str) -> str:
-        """Returns the answer to a question about a picture."""
+    def answer(self, image: ImageSource, question: str) -> str:
+        """Returns the answer to a question about a image."""
         words = {"question": [question]}
-        return str(self.request_json("/v1/answer", [picture], words)["answer"])
+        return str(self.request_json("/v1/answer", [image], words)["answer"])
 
     def request_json(
-        self, path: str, pictures: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
+        self, path: str, images: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
         """Asks, and returns the JSON of the answer."""
-        answer = self.ask(path, pictures=pictures, words=words, accept=JSON)
+        answer = self.ask(path, images=images, words=words, accept=JSON)
         content: dict[str, Any] = json.loads(answer.content)
         return content
 
@@ -105,12 +105,12 @@ class ServiceClient:
         self,
         path: str,
         *,
-        pictures: Sequence[ImageSource] = (),
+        images: Sequence[ImageSource] = (),
         words: Mapping[str, Sequence[str]] | None = None,
         accept: str = JSON,
     ) -> Response:
         """Sends a form, again where the service says when. Raises ServiceError and OSError."""
-        body, content_type = encode_form(pictures, words or {})
+        body, content_type = encode_form(images, words or {})
         headers = {"content-type": content_type, "accept": accept}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
@@ -137,7 +137,7 @@ def refusal(error: urllib.error.HTTPError) -> ServiceError:
 
 
 def encode_form(
-    pictures: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
+    images: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
 ) -> tuple[bytes, str]:
     """Returns a multipart form and its content-type."""
     boundary = secrets.token_hex(16)
@@ -146,9 +146,9 @@ def encode_form(
         for name, values in words.items()
         for word in values
     ]
-    for number, picture in enumerate(pictures):
-        content = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
-        about = f'form-data; name="pictures"; filename="{number}"'
+    for number, image in enumerate(images):
+        content = image if isinstance(image, bytes) else Path(image).read_bytes()
+        about = f'form-data; name="images"; filename="{number}"'
         parts.append((about, "application/octet-stream", content))
     body = b"".join(
         f"--{boundary}\r\ncontent-disposition: {about}\r\ncontent-type: {kind}\r\n\r\n".encode()

@@ -1,4 +1,4 @@
-"""Pictures that requests name by URLs, through the client that reaches no address inside."""
+"""Images that requests name by URLs, through the client that reaches no address inside."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def client_settings(settings: ServiceSettings) -> ClientSettings:
     """Says how the client behaves for a service."""
     return ClientSettings(
         contact=settings.contact,
-        connections=settings.max_pictures,
+        connections=settings.max_images,
         connect_seconds=5.0,
         seconds=min(SECONDS, settings.seconds),
         max_bytes=settings.max_bytes,
@@ -27,7 +27,7 @@ def client_settings(settings: ServiceSettings) -> ClientSettings:
 
 
 def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[RequestImage]:
-    """Fetches the pictures, at once; redirects are followed by the same client.
+    """Fetches the images, at once; redirects are followed by the same client.
 
     Raises Refused for one that cannot be had; what it says names no address inside.
     """

@@ -27,12 +27,12 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.items = self._counter("items", "Pictures or questions computed.")
-        self.rejects = self._counter("rejects", "Pictures without a row, by reason.", ("reason",))
+        self.items = self._counter("items", "Images or questions computed.")
+        self.rejects = self._counter("rejects", "Images without a row, by reason.", ("reason",))
         self.compute_seconds = self._counter("compute_seconds", "Seconds spent in workers.")
         self.batch_items = Histogram(
             "vlmill_batch_items",
-            "Pictures or questions of a batch.",
+            "Images or questions of a batch.",
             buckets=SIZES,
             registry=self.registry,
         )

@@ -21,9 +21,9 @@ class ServiceSettings:
     port: int = 8080
     token: str | None = None  # what a request has to bear
     max_bytes: int = 32 * MEBIBYTE  # of a request's body
-    max_pictures: int = 32  # of a request
+    max_images: int = 32  # of a request
     max_connections: int = 512
-    queue: int = 256  # pictures, or questions, that wait for a worker
+    queue: int = 256  # images, or questions, that wait for a worker
     batch: int = 1  # of these that a worker is given at once, or what such a batch weighs
     batch_seconds: float | None = None  # that a batch may take, as far as is known; None: any
     batch_wait: float = 0.004  # seconds until a batch that is not full goes to an idle worker
@@ -34,7 +34,7 @@ class ServiceSettings:
     allowed_addresses: tuple[str, ...] = ()  # private networks that URLs may lead to: for tests
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pictures", "max_connections", "queue", "batch"):
+        for name in ("max_bytes", "max_images", "max_connections", "queue", "batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{format_flag(name)} {getattr(self, name)}: want at least 1")
         for name in ("seconds", "header_seconds"):
@@ -42,10 +42,10 @@ class ServiceSettings:
                 raise InputError(f"--{format_flag(name)} {getattr(self, name)}: must be above 0")
         if self.batch_wait < 0:
             raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: want 0 or more")
-        if self.max_pictures > self.queue:
+        if self.max_images > self.queue:
             raise InputError(
-                f"--queue {self.queue}: must hold a request's pictures, up to --max-pictures "
-                f"{self.max_pictures}"
+                f"--queue {self.queue}: must hold a request's images, up to --max-images "
+                f"{self.max_images}"
             )
         if not 0 <= self.port < 65_536:
             raise InputError(f"--port {self.port}: give 0 (any free one) to 65535")
@@ -80,7 +80,7 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file with the token that requests must bear; without, VLMILL_TOKEN counts, and "
         "without both anyone may ask",
     )
-    add("--allow-urls", action="store_true", help="fetch pictures that requests name by URLs")
+    add("--allow-urls", action="store_true", help="fetch images that requests name by URLs")
     add(
         "--contact",
         metavar="ADDRESS",
@@ -97,9 +97,9 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a request; 16 times as many are held at once (default: %(default)s)",
     )
     add(
-        "--max-pictures",
+        "--max-images",
         type=int,
-        default=usual.max_pictures,
+        default=usual.max_images,
         metavar="N",
         help="of a request (default: %(default)s)",
     )
@@ -115,7 +115,7 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual.queue,
         metavar="N",
-        help="pictures that wait at most; then requests get 429 (default: %(default)s)",
+        help="images that wait at most; then requests get 429 (default: %(default)s)",
     )
     add(
         "--batch-wait",
@@ -156,7 +156,7 @@ def read_service_settings(
         port=arguments.port,
         token=read_token(arguments.token_file),
         max_bytes=arguments.max_bytes,
-        max_pictures=arguments.max_pictures,
+        max_images=arguments.max_images,
         max_connections=arguments.max_connections,
         queue=arguments.queue,
         batch=batch,

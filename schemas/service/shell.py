@@ -34,7 +34,7 @@ PAGE_RULES = (
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
 FETCHERS = 8
-URLS = "urls"  # the field that names pictures
+URLS = "urls"  # the field that names images
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class Shell:
         self.queue = BatchQueue(self.settings.queue)
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetching")
         watch = self.metrics.watch
-        watch("queue_items", "Pictures or questions that wait.", lambda: len(self.queue))
+        watch("queue_items", "Images or questions that wait.", lambda: len(self.queue))
         watch("queue_limit", "How many may wait.", lambda: self.settings.queue)
         watch("workers", "Workers.", lambda: len(self.workers))
         watch("workers_ready", "Workers that can compute.", lambda: self.num_ready)
@@ -103,7 +103,7 @@ class Shell:
         log(name, **fields)
 
     async def form(self, request: Request, *, words: Sequence[str] = ()) -> Form:
-        """Reads a request's body; pictures that it names by URLs are fetched. Raises Refused."""
+        """Reads a request's body; images that it names by URLs are fetched. Raises Refused."""
         require_query(request, ())
         body = await request.body()
         content_type = request.headers.get("content-type", "")
@@ -113,19 +113,19 @@ class Shell:
             content_type,
             body,
             words=(*words, URLS),
-            most_pictures=settings.max_pictures,
+            most_images=settings.max_images,
         )
         urls = form.words.pop(URLS, [])
         if urls:
-            form.pictures += await self._fetched(urls)
-            require_few(form.pictures, settings.max_pictures)
-        account(request)["pictures"] = len(form.pictures)
+            form.images += await self._fetched(urls)
+            require_few(form.images, settings.max_images)
+        account(request)["pictures"] = len(form.images)
         return form
 
     async def _fetched(self, urls: Sequence[str]) -> list[RequestImage]:
         if not self.settings.allow_urls:
-            raise RequestRefused(403, "urls_off", "this service fetches no URLs; send the pictures")
-        require_few(urls, self.settings.max_pictures)
+            raise RequestRefused(403, "urls_off", "this service fetches no URLs; send the images")
+        require_few(urls, self.settings.max_images)
         # Threads of their own: slow servers elsewhere must not take those that read and encode.
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._fetchers, fetch_images, urls, self.settings)

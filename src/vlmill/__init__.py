@@ -23,7 +23,7 @@ def load(
     device: str = "cpu",
     batch_size: int = 64,
 ) -> "Pretrained":
-    """Loads a checkpoint for raw pictures (paths, bytes, PIL images, arrays) and strings.
+    """Loads a checkpoint for raw images (paths, bytes, PIL images, arrays) and strings.
 
     ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, or
     ``hf://owner/name``, with ``@revision`` for one commit, of what `push` has sent. ``detector`` is

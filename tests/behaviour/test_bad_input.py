@@ -141,7 +141,7 @@ def test_autocast_takes_features_of_another_type(variant: str) -> None:
 @pytest.mark.parametrize("variant", READERS)
 def test_texts_that_are_empty_or_too_long(variant: str) -> None:
     model, empty = reader(variant), with_row(GOOD["token_mask"], False)
-    if variant == "interbert":  # for which a picture may stand alone
+    if variant == "interbert":  # for which an image may stand alone
         model(VLInputs(**pairs(num_tokens=0)))
     else:
         with pytest.raises(ValueError, match=r"tokens has (shape \(3, 0\)|0 positions)"):
@@ -184,7 +184,7 @@ def texts(model: Any) -> Callable[..., Any]:
     return read
 
 
-def pictures(model: Any) -> Callable[..., Any]:
+def images(model: Any) -> Callable[..., Any]:
     parts = {
         "tokens": GOOD["tokens"],
         "token_mask": GOOD["token_mask"],
@@ -270,7 +270,7 @@ def test_texts_that_bert_cannot_read(changes: dict[str, Any], message: str) -> N
             "tokens has shape (0, 5), want one pair at least",
         ),
         ({"pixels": torch.zeros(PAIRS, 1, SIDE, SIDE)}, "pixels has shape (3, 1, 32, 32), want"),
-        ({"pixels": torch.zeros(PAIRS, 3, 48, 48)}, "want [pictures, 3, image_size=32, 32]"),
+        ({"pixels": torch.zeros(PAIRS, 3, 48, 48)}, "want [images, 3, image_size=32, 32]"),
         ({"pixels": torch.zeros(2, 3, SIDE, SIDE)}, "beside pixels (2, 3, 32, 32)"),
         (
             {"pixels": torch.zeros(PAIRS, 3, SIDE, SIDE, dtype=torch.float16)},
@@ -278,17 +278,17 @@ def test_texts_that_bert_cannot_read(changes: dict[str, Any], message: str) -> N
         ),
         (
             {"pixels": with_row(torch.zeros(PAIRS, 3, SIDE, SIDE), NAN)},
-            "pixels: 1 of 3 pictures hold NaN or infinite values (first: row 1)",
+            "pixels: 1 of 3 images hold NaN or infinite values (first: row 1)",
         ),
     ],
 )
 def test_pairs_that_vlmo_cannot_read(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        pictures(vlmo())(**changes)
+        images(vlmo())(**changes)
 
 
 def test_what_a_vlmo_step_cannot_be_made_of() -> None:
-    model, inputs = vlmo(), pictures(lambda inputs: inputs)()
+    model, inputs = vlmo(), images(lambda inputs: inputs)()
     with pytest.raises(ValueError, match=r"masked_tokens has shape \(3, 2\), tokens \(3, 5\)"):
         contrast_and_matching(model, inputs, inputs.tokens[:, :2])
     with pytest.raises(ValueError, match=r"token_mask has shape \(3, 2\), tokens \(3, 5\)"):
@@ -306,7 +306,7 @@ def test_what_a_vlmo_step_cannot_be_made_of() -> None:
     [
         ((torch.zeros(2, 3, 48, 48),), "pixels has shape (2, 3, 48, 48), want"),
         ((torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8),), "pixels is torch.uint8, want float"),
-        ((torch.full((2, 3, SIDE, SIDE), NAN),), "pixels: 2 of 2 pictures hold NaN"),
+        ((torch.full((2, 3, SIDE, SIDE), NAN),), "pixels: 2 of 2 images hold NaN"),
         (
             (torch.zeros(2, 3, SIDE, SIDE), torch.ones(2, 3, dtype=torch.bool)),
             "masked has shape (2, 3), want (2, 4)",
@@ -314,7 +314,7 @@ def test_what_a_vlmo_step_cannot_be_made_of() -> None:
         ((torch.zeros(2, 3, SIDE, SIDE), torch.ones(2, 4)), "masked is torch.float32, want torch"),
     ],
 )
-def test_pictures_that_beit_cannot_read(arguments: tuple[Tensor, ...], message: str) -> None:
+def test_images_that_beit_cannot_read(arguments: tuple[Tensor, ...], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         beit()(*arguments)
 
@@ -354,7 +354,7 @@ def test_configurations_of_another_family(family: str) -> None:
     state = {"a.weight": torch.zeros(1)}
     with pytest.raises(ValueError, match=rf"config is a {type(other).__name__}; family {family} w"):
         load_reference(family, state, other)
-    with pytest.raises(ValueError, match=r"config is a |no tokenizer of pictures"):
+    with pytest.raises(ValueError, match=r"config is a |no tokenizer of images"):
         load_reference(family, state, None)
     with pytest.raises(FileNotFoundError, match=r"config=nowhere\.json: no such file"):
         load_reference(family, state, "nowhere.json")

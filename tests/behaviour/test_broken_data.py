@@ -1,4 +1,4 @@
-"""Data that break while training reads them: one line that names the picture and the remedy."""
+"""Data that break while training reads them: one line that names the image and the remedy."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def losses(folder: Path) -> list[tuple[float, int]]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_picture_that_cannot_be_decoded_is_a_reject_and_the_run_goes_on(
+def test_a_image_that_cannot_be_decoded_is_a_reject_and_the_run_goes_on(
     tables: Tables, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
     tables.write(12)
@@ -142,9 +142,7 @@ def test_a_picture_that_cannot_be_decoded_is_a_reject_and_the_run_goes_on(
     out = tables.folder / "run"
     assert run(small, tables, "--images", images) == 2
     said = last_line(capsys)
-    assert (
-        "1 of the run's 12 pictures cannot be decoded (picture-5), more than max_bad=0.01" in said
-    )
+    assert "1 of the run's 12 images cannot be decoded (picture-5), more than max_bad=0.01" in said
     # The same run goes on where more may be bad.
     assert run(change_recipe(small, ["max_bad=0.1"]), tables, "--images", images) == 0
     assert "on 11 pairs; 1 rejected (1 unreadable_image)" in capsys.readouterr().out
@@ -156,7 +154,7 @@ def test_a_picture_that_cannot_be_decoded_is_a_reject_and_the_run_goes_on(
     assert counts == sorted(counts) and counts[-1] == 1 and len(counts) == 6
 
 
-def test_a_resumed_run_replaces_the_same_pictures(
+def test_a_resumed_run_replaces_the_same_images(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables.write(12)
@@ -178,7 +176,7 @@ def test_a_resumed_run_replaces_the_same_pictures(
     assert rejects[0] == rejects[1] and len(rejects[0]) == 3
 
 
-def test_regions_of_pictures_that_cannot_be_decoded_are_left_out_with_them(
+def test_regions_of_images_that_cannot_be_decoded_are_left_out_with_them(
     tables: Tables, tmp_path: Path
 ) -> None:
     write_rows(tables)

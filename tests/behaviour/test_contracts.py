@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.factories import Tables, write_images
+from vlmill.pipelines.nearest_images.command import main as nearest_images
 
 from vlmill.extract.cli import command
 from vlmill.pipelines.hard_negatives.command import main as hard_negatives
-from vlmill.pipelines.nearest_pictures.command import main as nearest_pictures
 from vlmill.pipelines.regions.command import main as regions_job
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.files.manifest import write_manifest
@@ -151,14 +151,14 @@ def commands_of(folder: Path) -> dict[str, dict[str, tuple[Command, list[str]]]]
             "evaluate": (train_vl, evaluate),
             "extract-rois run": (extract_rois, [*run, *pairs]),
             "hard_negatives": (hard_negatives, [*pairs, *out]),
-            "nearest_pictures": (nearest_pictures, [*regions, *pairs, *out]),
+            "nearest_images": (nearest_images, [*regions, *pairs, *out]),
         },
         "regions": {
             "pretrain": (train_vl, pretrain),
             "evaluate": (train_vl, evaluate),
             "show": (extract_rois, show),
             "export": (extract_rois, ["export", tables.regions, "--format", "npz", *out]),
-            "nearest_pictures": (nearest_pictures, [*regions, *out]),
+            "nearest_images": (nearest_images, [*regions, *out]),
         },
         "images": {
             "pretrain": (train_vl, pixels),
@@ -171,8 +171,8 @@ def commands_of(folder: Path) -> dict[str, dict[str, tuple[Command, list[str]]]]
     }
 
 
-# Of pairs these take the ids of pictures, and their splits, alone.
-UNREAD = {("pairs in Latin-1", name) for name in ("extract-rois run", "nearest_pictures")}
+# Of pairs these take the ids of images, and their splits, alone.
+UNREAD = {("pairs in Latin-1", name) for name in ("extract-rois run", "nearest_images")}
 CASES = [
     (kind, name)
     for kind, (table, *_) in BREAKAGES.items()

@@ -1,4 +1,4 @@
-"""VL-BERT with its region network, from pictures and boxes."""
+"""VL-BERT with its region network, from images and boxes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TINY = (
     *("model.model.num_positions=80", "model.model.num_region_classes=7"),
     *("model.model.region_width=16", "model.cnn.blocks=[1,1,1,1]", "model.cnn.widths=[1,2,3,4]"),
     *("model.cnn.stem_channels=4", "model.cnn.pool_size=2"),
-    # Published pictures start silent, and would teach the region network nothing in two steps.
+    # Published images start silent, and would teach the region network nothing in two steps.
     *("model.model.visual_scale_text=1", "model.model.visual_scale_region=1"),
     *("optimizer.warmup_steps=0", "optimizer.lr=1e-3"),
 )
@@ -54,7 +54,7 @@ def tiny(*changes: str) -> Recipe:
 
 
 def write_rows(tables: Tables) -> str:
-    """Twelve pairs and two texts alone; regions of all pictures, images of all but the last."""
+    """Twelve pairs and two texts alone; regions of all images, images of all but the last."""
     rows: list[tuple[str | None, str]] = [(f"picture-{i}", f"{i} cats in a row") for i in range(12)]
     rows += [(None, text) for text in TEXTS]
     sources = {"source": ["cc"] * 12 + ["books", "wikipedia"]}
@@ -93,7 +93,7 @@ def convert(folder: Path, *words: str) -> int:
     return main([*command, "--as", "vl-bert-base-end-to-end", *words])
 
 
-def test_it_trains_on_pictures_boxes_and_texts(tables: Tables, tmp_path: Path) -> None:
+def test_it_trains_on_images_boxes_and_texts(tables: Tables, tmp_path: Path) -> None:
     recipe, start = tiny(), tmp_path / "init"
     resnet = write_resnet(tmp_path / "resnet.pth", recipe.model.cnn)
     fields = [field.removeprefix("model.") for field in TINY if field.startswith("model.")]
@@ -175,7 +175,7 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
         folder,
         PreparationInputs(
             pairs=tables.pairs,
-            pictures=regions,
+            images=regions,
             other_tables=(reader,),
             tokenizer=tokenizer,
             max_tokens=16,
@@ -194,17 +194,17 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_boxes_and_pixels_are_of_one_picture(tables: Tables, tmp_path: Path, flip: float) -> None:
+def test_boxes_and_pixels_are_of_one_image(tables: Tables, tmp_path: Path, flip: float) -> None:
     images = write_rows(tables)
     made = batches(tables, images, tmp_path / "prepared", tiny(f"feeding.flip={flip}"))
     batch = made.assembled(0).to("cpu")
-    found = batch.picture_regions
+    found = batch.image_regions
     assert found is not None and batch.num_texts == 2 and len(batch.inputs.tokens) == 6
     # The table says 200 x 100; the long side is the bound, and as released it is cut to whole ones.
-    assert found.pictures.shape == (4, 3, 24, 48) and found.sizes.tolist() == [[48, 24]] * 4
+    assert found.images.shape == (4, 3, 24, 48) and found.sizes.tolist() == [[48, 24]] * 4
     assert found.boxes[0, 0].tolist() == [0, 0, 47, 23]
-    number = int(batch_picture(made, 0))
-    blue, _, red = (found.pictures[0, :, 0, 0] + torch.tensor(MEAN_BGR)).tolist()
+    number = int(batch_image(made, 0))
+    blue, _, red = (found.images[0, :, 0, 0] + torch.tensor(MEAN_BGR)).tolist()
     assert (round(blue), round(red)) == (100, 20 * number)
     row = made.regions[f"picture-{number}"]  # type: ignore[index]
     left = row.boxes[0, 0] * 48 / 200
@@ -216,7 +216,7 @@ def test_boxes_and_pixels_are_of_one_picture(tables: Tables, tmp_path: Path, fli
     )
 
 
-def batch_picture(made: PretrainBatches, place: int) -> str:
-    """The number in the name of the picture of a pair of batch 0."""
+def batch_image(made: PretrainBatches, place: int) -> str:
+    """The number in the name of the image of a pair of batch 0."""
     visit = made.order.batch(0)[place]
     return made.table.image_id(visit.row).removeprefix("picture-")

@@ -1,4 +1,4 @@
-"""Whole pictures' features (ImageBERT, sec. 5.3), from the table of regions to retrieval."""
+"""Full images' features (ImageBERT, sec. 5.3), from the table of regions to retrieval."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vlmill.train.loading.store.prepare import PreparationInputs, prepare_sample
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Recipe, Stage, change_recipe
 from vlmill.train.run.job import pretrain
-from vlmill.train.tasks.retrieval.inputs import RegionPictures
+from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ NAMES = tuple(f"picture-{i}" for i in range(12))
 
 
 def extracted(folder: Path, *flags: str) -> tuple[str, list[str]]:
-    """Regions of photographs' stand-ins by ``extract-rois run``, and the pictures' ids."""
+    """Regions of photographs' stand-ins by ``extract-rois run``, and the images' ids."""
     write_images(folder / "images", 6)
     detector = ["--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "5"]
     command = ["run", str(folder / "images"), "--output", str(folder / "extracted"), *detector]
@@ -59,7 +59,7 @@ def make(tables: Tables, stage: Stage) -> PretrainBatches:
             tables.folder / "prepared",
             PreparationInputs(
                 pairs=tables.pairs,
-                pictures=reader,
+                images=reader,
                 tokenizer=tokenizer,
                 max_tokens=44,
             ),
@@ -76,7 +76,7 @@ def make(tables: Tables, stage: Stage) -> PretrainBatches:
     )
 
 
-def test_batches_hold_those_of_the_shown_pictures(tables: Tables, stage: Stage) -> None:
+def test_batches_hold_those_of_the_shown_images(tables: Tables, stage: Stage) -> None:
     tables.write()
     tables.write_regions(list(NAMES), whole=NAMES)
     batches = make(tables, stage)
@@ -89,12 +89,12 @@ def test_batches_hold_those_of_the_shown_pictures(tables: Tables, stage: Stage) 
         matching += stored.tensors["matching"].tolist()
         for own, image_id in zip(found.numpy(), stored.image_ids, strict=True):
             np.testing.assert_array_equal(own, batches.regions[image_id].global_feature)
-    assert 0 in matching  # pictures of other pairs among them
+    assert 0 in matching  # images of other pairs among them
     without = dataclasses.replace(batches, global_features=False)
     assert without.assembled(0).to("cpu").inputs.global_features is None
 
 
-def test_a_picture_without_is_named(tables: Tables, stage: Stage) -> None:
+def test_a_image_without_is_named(tables: Tables, stage: Stage) -> None:
     tables.write()
     tables.write_regions(list(NAMES), whole=NAMES[:-1])
     batches = make(tables, stage)
@@ -129,13 +129,13 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
 
     reader = RegionReader(tables.regions)
     assert loaded.feeding is not None
-    pictures = RegionPictures(reader, loaded.feeding, global_features=True)
+    images = RegionImages(reader, loaded.feeding, global_features=True)
     texts = [np.array(loaded.tokenizer.encode(text).ids) for text in ("a dog", "a cat runs")]
     with torch.no_grad():
         scores = match_scores(
-            make_scorer(model), texts, NAMES[:3], pictures, device=torch.device("cpu"), batch_size=2
+            make_scorer(model), texts, NAMES[:3], images, device=torch.device("cpu"), batch_size=2
         )
-        shown = pictures.batch(NAMES[:3]).to("cpu").inputs
+        shown = images.batch(NAMES[:3]).to("cpu").inputs
         tokens = torch.from_numpy(texts[0]).expand(3, -1)
         inputs_of_text = dataclasses.replace(
             shown,
@@ -162,12 +162,12 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
 
 
 @pytest.mark.slow
-def test_from_pictures_by_three_networks_to_metrics(tables: Tables, tmp_path: Path) -> None:
+def test_from_images_by_three_networks_to_metrics(tables: Tables, tmp_path: Path) -> None:
     """All of ImageBERT's networks, and the recipe of its table 4 made small."""
     networks = ["--global-cnn", "densenet121,resnet152,googlenet"]
-    regions, pictures = extracted(tmp_path, *networks)
-    assert len(pictures) == 6
-    rows = [(name, f"{number} cats in a row") for number, name in enumerate(pictures)]
+    regions, images = extracted(tmp_path, *networks)
+    assert len(images) == 6
+    rows = [(name, f"{number} cats in a row") for number, name in enumerate(images)]
     tables.write_pairs(rows, {"source": ["cc", "sbu"] * 3})
     inputs = ["--pairs", tables.pairs, "--regions", regions]
     sizes = ("width=16", "num_heads=2", "intermediate_width=16", "num_layers=1")

@@ -44,11 +44,11 @@ MODULES = (
     "vlmill.schemas",
     "vlmill.pipelines",
 )
-# What a process imports that makes batches, or decodes pictures: `train-vl` itself, once more, too.
+# What a process imports that makes batches, or decodes images: `train-vl` itself, once more, too.
 WORKERS = ("vlmill.train.loading.loader", "vlmill.extract.run.workers")
 NEEDED_BY_WORKERS = {"jaxtyping", "numpy", "PIL", "pyarrow", "tokenizers", "torch"}
 # What runs, evaluates and converts any variant.
-NO_PICTURES = (
+NO_IMAGES = (
     "vlmill.train.run.job",
     "vlmill.train.tasks.retrieval.evaluation",
     "vlmill.train.convert.conversion",
@@ -152,7 +152,7 @@ COMMANDS = {
     (REGIONS, "--images", "a", "--output", "b", "--weights", "none.pth"): 2,
 }
 # The list of formats and the split of a table are those of the code that reads it, with pyarrow.
-# What looks for tables or pictures has pyarrow, which takes a fifth of a second.
+# What looks for tables or images has pyarrow, which takes a fifth of a second.
 READERS = {
     (MANIFEST, "own", "--help"): 0,
     (MANIFEST, "own", "--input", "none.csv"): 2,
@@ -229,7 +229,7 @@ def test_workers_load_what_they_need(tmp_path: Path) -> None:
     assert status == 0 and "torch" in loaded and loaded <= NEEDED_BY_WORKERS
 
 
-def test_what_reads_no_pictures_loads_no_operators_on_them(tmp_path: Path) -> None:
+def test_what_reads_no_images_loads_no_operators_on_them(tmp_path: Path) -> None:
     """VL-BERT end to end loads torchvision when it pools its first regions."""
-    loaded, status = loaded_by(IMPORT, NO_PICTURES, tmp_path)
+    loaded, status = loaded_by(IMPORT, NO_IMAGES, tmp_path)
     assert status == 0 and "torch" in loaded and "torchvision" not in loaded

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.factories import NO_MODELS, Tables, write_images
+from vlmill.pipelines.nearest_images.command import main as nearest_images
 
 from vlmill.extract.cli import command
 from vlmill.pipelines.hard_negatives.command import main as hard_negatives
 from vlmill.pipelines.manifest.job import main as manifest
-from vlmill.pipelines.nearest_pictures.command import main as nearest_pictures
 from vlmill.pipelines.regions.command import main as regions_job
 from vlmill.pipelines.tables.command import main as tables
 from vlmill.pipelines.web_pairs.command import main as web_pairs
@@ -131,7 +131,7 @@ WRITERS: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
         ["own", "--input", "x.csv", "--text-column", "t", "--image-column", "i"],
     ),
     "manifest of a published set": (manifest, ["vg", "--input", "none"]),
-    "nearest_pictures": (nearest_pictures, ["--regions", "none"]),
+    "nearest_images": (nearest_images, ["--regions", "none"]),
     "tables": (tables, ["concat", "none"]),
     "regions": (regions_job, ["--images", "none"]),
     "run": (extract_rois, ["run", "none"]),

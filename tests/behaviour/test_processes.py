@@ -117,7 +117,7 @@ def test_divided_layers_are_gathered_in_bfloat16(
 
 
 @pytest.mark.slow
-def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_pictures(
+def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_images(
     tables: Tables, tmp_path: Path
 ) -> None:
     """However many parts each process computes: the contrast is of all pairs of the step."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SOURCES = ("lait", "cc", "sbu", "coco", "vg", "tao")
 TEXTS = ("books", "wikipedia")
-PICTURES = 12
+IMAGES = 12
 BERT = ("width=16", "num_heads=2", "intermediate_width=16")
 VISUAL = ("visual_num_heads=2", "visual_intermediate_width=16")
 CO_ATTENTION = (
@@ -94,19 +94,19 @@ def forms() -> list[str]:
 
 
 def write_tables(tables: Tables) -> list[str]:
-    """Pairs of every source and texts alone, regions and pictures; the flags that name them."""
+    """Pairs of every source and texts alone, regions and images; the flags that name them."""
     rows: list[tuple[str | None, str]] = []
     sources = []
     for source in SOURCES:
-        rows += [(f"picture-{i}", f"{i} cats of {source}") for i in range(PICTURES)]
-        sources += [source] * PICTURES
+        rows += [(f"picture-{i}", f"{i} cats of {source}") for i in range(IMAGES)]
+        sources += [source] * IMAGES
     rows += [(None, f"text {i} of {source} on cats") for source in TEXTS for i in range(5)]
     sources += [source for source in TEXTS for _ in range(5)]
     ids = tables.write_pairs(rows, {"source": sources})  # type: ignore[arg-type]
-    image_ids = [f"picture-{i}" for i in range(PICTURES)]
+    image_ids = [f"picture-{i}" for i in range(IMAGES)]
     tables.write_regions(image_ids, whole=tuple(image_ids))
     tables.write_negatives({ids[0]: [ids[1]]})
-    images = write_images(tables.folder / "images", PICTURES)
+    images = write_images(tables.folder / "images", IMAGES)
     flags = ["--pairs", tables.pairs, "--regions", tables.regions, "--images", images]
     return [*flags, "--negatives", tables.negatives]
 
@@ -126,7 +126,7 @@ def test_a_published_recipe_trains(name: str, tables: Tables, tmp_path: Path) ->
     if "picture_tokenizer" in recipe.needs:
         changes.append(f"picture_tokenizer={write_dvae(tmp_path)}")
     flags = write_tables(tables)
-    if recipe.variant == "beit":  # pictures alone
+    if recipe.variant == "beit":  # images alone
         flags = flags[(at := flags.index("--images")) : at + 2]
     assert main(["pretrain", name, *flags, "--output", str(output), *changes]) == 0
     lines = read_log(output / "log.jsonl")

@@ -1,4 +1,4 @@
-"""A picture is the same however it lies in its file: mined, extracted, trained on, evaluated.
+"""An image is the same however it lies in its file: mined, extracted, trained on, evaluated.
 
 And a box that is given with the file lands on the same thing.
 """
@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.lying import STORED, Array, box_around, encoded, stored_box
+from vlmill.extract.images.decode import decode
+from vlmill.pipelines.manifest.reading.images import image_row
+from vlmill.pipelines.pages.images import ImageFacts, examine_image
+from vlmill.train.loading.images.boxed import boxed_image
+from vlmill.train.loading.images.crop import decode as decoded
+from vlmill.train.loading.images.crop import evaluation_image, training_images
 
 from vlmill.extract.cli import command as extract_rois
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import decode
-from vlmill.pipelines.manifest.reading.pictures import picture_row
-from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
 from vlmill.schemas.console.report import thumbnail_uri
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.train.loading.masking.regions import MaskedRegions
-from vlmill.train.loading.pictures.boxed import boxed_picture
-from vlmill.train.loading.pictures.crop import decode as decoded
-from vlmill.train.loading.pictures.crop import evaluation_picture, training_pictures
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.loading.stored import StoredFeatures
@@ -48,11 +48,11 @@ THING_BOX = [32, 16, 80, 32]
 
 def cropped(data: bytes) -> Array:
     """What VLMo is fed."""
-    return training_pictures(data, "a", Uniforms(5), CROPPED)[0]
+    return training_images(data, "a", Uniforms(5), CROPPED)[0]
 
 
 def boxed(data: bytes, boxes: Array) -> dict[str, Array]:
-    """What VL-BERT is fed end to end, at the size that the picture has."""
+    """What VL-BERT is fed end to end, at the size that the image has."""
     row = RegionRow(image_id="a", width=WIDTH, height=HEIGHT, boxes=boxes)
     count = len(boxes)
     regions = SampledRegions(
@@ -62,10 +62,10 @@ def boxed(data: bytes, boxes: Array) -> dict[str, Array]:
         masks=MaskedRegions.none(count),
         num_shown=count,
     )
-    return boxed_picture(decoded(data, "picture"), regions, BOXED)
+    return boxed_image(decoded(data, "picture"), regions, BOXED)
 
 
-def test_the_stored_pictures_differ() -> None:
+def test_the_stored_images_differ() -> None:
     assert box_around(THING) == THING_BOX
     assert len({STORED[o](UPRIGHT).tobytes() for o in ORIENTATIONS}) == len(ORIENTATIONS)
     assert len({tuple(stored_box(THING, o)) for o in ORIENTATIONS}) == len(ORIENTATIONS)
@@ -80,7 +80,7 @@ def test_the_same_pixels_wherever_they_are_read(orientation: int, kind: str) -> 
         same = partial(np.testing.assert_allclose, atol=3)
     same(decode(lying, InputLimits())[..., ::-1], UPRIGHT)
     same(cropped(lying).astype(int), cropped(plain).astype(int))
-    same(evaluation_picture(lying, "a", 40).astype(int), evaluation_picture(plain, "a", 40))
+    same(evaluation_image(lying, "a", 40).astype(int), evaluation_image(plain, "a", 40))
     made = boxed(lying, np.array([THING_BOX], dtype=np.float32))
     same(made["picture"].transpose(1, 2, 0)[..., ::-1], UPRIGHT)
     x1, y1, x2, y2 = made["boxes"][1].astype(int)
@@ -89,13 +89,13 @@ def test_the_same_pixels_wherever_they_are_read(orientation: int, kind: str) -> 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG"])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_mining_measures_the_upright_picture(orientation: int, kind: str, tmp_path: Path) -> None:
+def test_mining_measures_the_upright_image(orientation: int, kind: str, tmp_path: Path) -> None:
     data = encoded(UPRIGHT, orientation, kind)
-    assert examine_picture(data, min_side_px=8, max_pixels=10**6) == PictureFacts(
+    assert examine_image(data, min_side_px=8, max_pixels=10**6) == ImageFacts(
         image_id=compute_image_id(data), width=WIDTH, height=HEIGHT, format=kind.lower()
     )
     (tmp_path / "a").write_bytes(data)
-    row = picture_row(tmp_path, "a")
+    row = image_row(tmp_path, "a")
     assert isinstance(row, dict) and row["bytes"] == data
     assert (row["width"], row["height"]) == (WIDTH, HEIGHT)
 
@@ -107,17 +107,17 @@ def test_reports_show_it_upright(orientation: int) -> None:
 
 def test_a_given_box_lands_on_the_same_thing(tmp_path: Path) -> None:
     """Rows of the eight are one row; their boxes fit the pixels that training reads."""
-    pictures, boxes = tmp_path / "pictures", tmp_path / "boxes.jsonl"
-    pictures.mkdir()
+    images, boxes = tmp_path / "pictures", tmp_path / "boxes.jsonl"
+    images.mkdir()
     lines = []
     for orientation in ORIENTATIONS:
-        (pictures / f"{orientation}.png").write_bytes(encoded(UPRIGHT, orientation))
+        (images / f"{orientation}.png").write_bytes(encoded(UPRIGHT, orientation))
         height, width = STORED[orientation](THING).shape
         given = [stored_box(THING, orientation), [0, 0, width, height]]
         lines.append(json.dumps({"image_id": str(orientation), "boxes": given}))
     boxes.write_text("\n".join(lines))
     flags = ["--arch", "tiny", "--short-side", "64", "--long-side", "96", "--dtype", "float32"]
-    arguments = [str(pictures), "--ids", "name", "--boxes", str(boxes), *flags]
+    arguments = [str(images), "--ids", "name", "--boxes", str(boxes), *flags]
     assert extract_rois(["run", *arguments, "--output", str(tmp_path / "out")]) == 0
     regions = RegionReader(tmp_path / "out")
     first = regions["1"]
@@ -127,6 +127,6 @@ def test_a_given_box_lands_on_the_same_thing(tmp_path: Path) -> None:
         assert row.boxes.tolist() == [THING_BOX, [0, 0, WIDTH, HEIGHT]]
         assert row.features is not None
         np.testing.assert_array_equal(row.features, first.features)
-        made = boxed((pictures / f"{orientation}.png").read_bytes(), row.boxes)
+        made = boxed((images / f"{orientation}.png").read_bytes(), row.boxes)
         x1, y1, x2, y2 = made["boxes"][1].astype(int)
         assert (made["picture"][:, y1:y2, x1:x2] == 255).all()

@@ -1,4 +1,4 @@
-"""The world's circle on a handful of pictures: its boxes, a detector, its regions, two models."""
+"""The world's circle on a handful of images: its boxes, a detector, its regions, two models."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from worlds import Detector, World, write_boxes, write_world
 from vlmill.schemas.readers.regions import RegionReader
 
 
-def test_boxes_are_those_of_the_pictures_that_the_world_draws(tmp_path: Path) -> None:
+def test_boxes_are_those_of_the_images_that_the_world_draws(tmp_path: Path) -> None:
     world = World()
     detector = Detector(extra_boxes=0, class_error=0.0)
     write_world(tmp_path / "world", world, pairs=3, held_out=2, detector=detector)
@@ -38,7 +38,7 @@ def test_boxes_are_those_of_the_pictures_that_the_world_draws(tmp_path: Path) ->
         assert ours == sorted(theirs)
 
 
-def test_the_detector_sees_pictures_as_the_world_draws_them(tmp_path: Path) -> None:
+def test_the_detector_sees_images_as_the_world_draws_them(tmp_path: Path) -> None:
     tables = WorldTables(folder=tmp_path, pairs=3, held_out=2)
     settings = detector_world.detector_settings(tables.world, 100, 2)
     assert settings.short_sides == (128,) and settings.detector.short_side == 128

@@ -30,18 +30,18 @@ TRAINING = {
 # Less than even the short form.
 SMALLEST = {
     "crawl": ["--urls", "60", "--rounds", "1", "--growth", "1", "--lines", "40"],
-    "extract": ["--arch", "tiny", "--pictures", "1", "--rounds", "1"],
+    "extract": ["--arch", "tiny", "--images", "1", "--rounds", "1"],
     "finetuning": ["--models", "vl-bert", "--questions", "2"],
     "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
-    "loader": ["--pictures", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
+    "loader": ["--images", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
     "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],
     "models": ["--full", "--variants", "interbert", "--rounds", "1"],
-    "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
-    "retrieval": ["--variants", "vlmo", "--captions", "1", "--pictures", "1", "--rounds", "1"],
+    "nearest_images": ["--images", "300", "--width", "16", "--queries", "20"],
+    "retrieval": ["--variants", "vlmo", "--captions", "1", "--images", "1", "--rounds", "1"],
     "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
     "serve": ["--requests", "4", "--concurrency", "2", "--long", "40"],
     "train_detector": [
-        *["--narrow", "--pictures", "1", "--height", "64", "--width", "80"],
+        *["--narrow", "--images", "1", "--height", "64", "--width", "80"],
         *["--regions", "8", "--rounds", "1"],
     ],
     "web_pairs": ["--pages", "12", "--rounds", "1", "--growth", "1"],

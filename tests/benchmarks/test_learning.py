@@ -93,7 +93,7 @@ def test_an_hour_of_vlmo_is_a_dual_encoder() -> None:
     assert recipe.model.contrast and not (recipe.model.match or recipe.model.mlm)
 
 
-def test_probes_stand_beside_another_picture_and_no_caption() -> None:
+def test_probes_stand_beside_another_image_and_no_caption() -> None:
     words, things = probe_lines(RUN)
     assert words["name"] == "learning/imagebert-small/base/seed-0/words/colour"
     assert (words["value"], words["peer_value"], words["asked"]) == (0.9, 0.2, 40)

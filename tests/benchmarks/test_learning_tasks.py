@@ -21,7 +21,7 @@ from shell import KEYS
 
 from vlmill.train.recipes.tasks import task_recipe_named
 
-# Without pretraining on pictures, in as many steps as ViLBERT learns them in: RESULTS.md says so.
+# Without pretraining on images, in as many steps as ViLBERT learns them in: RESULTS.md says so.
 NOT_LEARNT = {"learning_tasks/nlvr2/vilbert-from-bert/seed-0/accuracy"}
 ARMS, KINDS = ("vilbert", BLIND), ("accuracy", "colour")
 
@@ -47,7 +47,7 @@ def line(name: str, accuracy: float, **settings: object) -> Line:
     }
 
 
-def test_answers_stand_beside_those_of_a_model_that_sees_no_picture() -> None:
+def test_answers_stand_beside_those_of_a_model_that_sees_no_image() -> None:
     ours, blind, other = line("vl-bert", 0.6), line(BLIND, 0.4), line(BLIND, 0.1, pairs=7)
     of_all, of_colours = lines_of(ours, [other, blind, ours])
     assert of_all.keys() >= set(KEYS)

@@ -11,8 +11,8 @@ import reproduce
 from proof.task_runs import finished, results
 from published import all_tables
 from published.compare import AGREES, DIFFERS, WITHIN, compared, comparisons
+from published.image import COLOURS, image
 from published.page import ONE_SEED, page
-from published.picture import COLOURS, picture
 from published.row import AblationTable, Figure, Row, Subject
 from shell import KEYS
 
@@ -94,10 +94,10 @@ def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
     assert ONE_SEED in text
     several = compared([told], runs("base", 0.7, 0.71) | runs("other", 0.6))
     assert ONE_SEED not in page([told], several)
-    shown = ElementTree.fromstring(picture([told], rows))
+    shown = ElementTree.fromstring(image([told], rows))
     texts = [one.text for one in shown.iter("{http://www.w3.org/2000/svg}text")]
     assert "Title" in texts and "other: VQA" in texts and "deaf: VQA" not in texts
-    assert picture([told], rows).count(COLOURS[DIFFERS]) == 3  # of the legend, the line, the point
+    assert image([told], rows).count(COLOURS[DIFFERS]) == 3  # of the legend, the line, the point
 
 
 @pytest.mark.parametrize("of", all_tables(), ids=lambda of: of.key)
@@ -132,7 +132,7 @@ def test_the_committed_page_is_what_the_committed_lines_say() -> None:
     assert sum(finished(job, lines) is not None for job in jobs) == len(lines)
     by_table = compared(all_tables(), reproduce.lines_of_form(form, reproduce.COMMITTED))
     assert reproduce.PAGE.read_text(encoding="utf-8") == page(all_tables(), by_table)
-    assert reproduce.PICTURE.read_text(encoding="utf-8") == picture(all_tables(), by_table)
+    assert reproduce.IMAGE.read_text(encoding="utf-8") == image(all_tables(), by_table)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ def drawn(recipe: str) -> RegionWork:
     return random_regions(TEXTS, ROWS, recipe_named(recipe).stages[-1].masking, size=(36, 101))
 
 
-def test_masked_places_are_anywhere_but_special_tokens_padding_and_the_whole_picture() -> None:
+def test_masked_places_are_anywhere_but_special_tokens_padding_and_the_full_image() -> None:
     for recipe in ("vilbert", "vl-bert", "interbert-released", "imagebert"):
         work = drawn(recipe)
         guessed = work.word_labels >= 0
@@ -36,7 +36,7 @@ def test_a_pair_by_itself_is_the_batchs_without_padding() -> None:
     assert int(one.mismatched[0]) == 0 and work.pair(2).targets.shape == (1, 2, 1601)
 
 
-def test_pictures_come_with_texts_before_and_after_masking() -> None:
+def test_images_come_with_texts_before_and_after_masking() -> None:
     work = random_pixels(torch.tensor([40, 12]), recipe_named("vlmo-base").stages[-1].masking)
     guessed = work.word_labels >= 0
     assert guessed.any() and torch.equal(work.word_labels[guessed], work.tokens[guessed])

@@ -67,7 +67,7 @@ def regions_job(translation: Translation) -> None:
     arguments = argparse.Namespace(output=Path(OUTPUT), images="gs://bucket/images", weights=None)
     step = regions.ExtractPart(arguments, ("fingerprint",))
     with translation(beam_options([])) as pipeline:
-        _ = pipeline | beam.Create([Part(index=0, total=1, pictures=())]) | beam.ParDo(step)
+        _ = pipeline | beam.Create([Part(index=0, total=1, images=())]) | beam.ParDo(step)
 
 
 def crawl(_: Translation) -> None:

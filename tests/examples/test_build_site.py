@@ -129,16 +129,16 @@ def test_each_record_is_a_gzip_member_without_a_time(
     assert {content[o : o + 8] for o in offsets} == {b"\x1f\x8b\x08" + bytes(5)}
 
 
-def test_good_pictures_are_distinct_large_and_readable(responses: dict[str, Any]) -> None:
+def test_good_images_are_distinct_large_and_readable(responses: dict[str, Any]) -> None:
     assert len(EXPECTED["kept"]) >= 30
     bodies, formats = set(), set()
     for entry in EXPECTED["kept"]:
         assert len({responses[u].body for u in entry["urls"]}) == 1
-        picture = Image.open(io.BytesIO(responses[entry["urls"][0]].body))
-        picture.load()
-        assert min(picture.size) > 300, entry
+        image = Image.open(io.BytesIO(responses[entry["urls"][0]].body))
+        image.load()
+        assert min(image.size) > 300, entry
         bodies.add(responses[entry["urls"][0]].body)
-        formats.add((picture.format, bool(picture.info.get("progressive"))))
+        formats.add((image.format, bool(image.info.get("progressive"))))
     assert len(bodies) == len(EXPECTED["kept"])
     assert formats == {("JPEG", False), ("JPEG", True), ("PNG", False), ("WEBP", False)}
 
@@ -150,7 +150,7 @@ def test_good_texts_are_distinct_and_of_normal_length() -> None:
     assert all(3 <= len(words(t)) <= 40 for t in texts)
 
 
-def test_every_good_text_stands_on_a_page_with_its_picture(responses: dict[str, Any]) -> None:
+def test_every_good_text_stands_on_a_page_with_its_image(responses: dict[str, Any]) -> None:
     dropped = {p["url"] for p in EXPECTED["pages_dropped"]}
     usable = {u: p for u, p in pages(responses).items() if u not in dropped}
     linked = {u: links(u, p) for u, p in usable.items()}
@@ -177,7 +177,7 @@ def test_every_record_is_linked_or_expected(responses: dict[str, Any]) -> None:
     assert set(responses) - found - {HOST} == set()
 
 
-def test_expectations_cover_every_picture_once(responses: dict[str, Any]) -> None:
+def test_expectations_cover_every_image_once(responses: dict[str, Any]) -> None:
     listed = [u for e in EXPECTED["kept"] for u in e["urls"]]
     listed += [e["url"] for e in EXPECTED["dropped"] + EXPECTED["undecided"]]
     assert len(set(listed)) == len(listed)
@@ -187,7 +187,7 @@ def test_expectations_cover_every_picture_once(responses: dict[str, Any]) -> Non
     assert reasons <= {str(r) for r in Reason}
 
 
-def test_dropped_pictures_are_what_their_reasons_say(responses: dict[str, Any]) -> None:
+def test_dropped_images_are_what_their_reasons_say(responses: dict[str, Any]) -> None:
     for entry in EXPECTED["dropped"]:
         if "too_small" in entry["reasons"]:
             assert min(size_of(responses[entry["url"]])) <= 300, entry
@@ -199,7 +199,7 @@ def test_dropped_pictures_are_what_their_reasons_say(responses: dict[str, Any]) 
     assert size_of(responses["http://ads.example/banners/skyscraper-320x600.png"]) == (320, 600)
 
 
-def test_damaged_and_lying_pictures(responses: dict[str, Any]) -> None:
+def test_damaged_and_lying_images(responses: dict[str, Any]) -> None:
     with pytest.raises(OSError, match="truncated"):
         Image.open(io.BytesIO(responses[HOST + "notes/cut-in-half.jpg"].body)).load()
     with pytest.raises(UnidentifiedImageError):
@@ -213,7 +213,7 @@ def test_damaged_and_lying_pictures(responses: dict[str, Any]) -> None:
     assert getattr(animation, "n_frames", 1) == 3 and min(animation.size) > 300
 
 
-def test_shared_text_has_more_than_ten_pictures_of_its_own(responses: dict[str, Any]) -> None:
+def test_shared_text_has_more_than_ten_images_of_its_own(responses: dict[str, Any]) -> None:
     shared = {
         urljoin(url, str(node.attributes["src"]))
         for url, page in pages(responses).items()
@@ -300,7 +300,7 @@ def test_missing_photograph_names_the_remedy() -> None:
         build_site.source_path("skimage/no-such-picture.png")
 
 
-def test_render_crops_and_keeps_gray_pictures_gray() -> None:
+def test_render_crops_and_keeps_gray_images_gray() -> None:
     entry = {"source": "skimage/moon.png", "box": [0, 0, 40, 20], "size": [80, 40], "format": "png"}
-    picture = Image.open(io.BytesIO(build_site.render(entry)))
-    assert (picture.size, picture.mode) == ((80, 40), "L")
+    image = Image.open(io.BytesIO(build_site.render(entry)))
+    assert (image.size, image.mode) == ((80, 40), "L")

@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "examples" / "own_pictures.ipynb"
+NOTEBOOK = ROOT / "examples" / "own_images.ipynb"
 
 
 def test_it_is_stored_without_results_and_links_to_pages() -> None:

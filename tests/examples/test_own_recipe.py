@@ -39,7 +39,7 @@ def write_tables(folder: Path) -> tuple[str, str]:
             **empty,
             "pair_id": f"pair-{number}",
             "image_id": f"picture-{number}",
-            "text": f"picture number {number} of a {('dog', 'cat', 'boat')[number % 3]}",
+            "text": f"image number {number} of a {('dog', 'cat', 'boat')[number % 3]}",
             "source": ("cc", "coco")[number % 2],
             "split": "val" if number > 9 else "train",
         }

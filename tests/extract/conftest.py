@@ -1,4 +1,4 @@
-"""Small pictures on disk and a narrow detector, shared by the tests of this folder."""
+"""Small images on disk and a narrow detector, shared by the tests of this folder."""
 
 import dataclasses
 import io
@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from vlmill.extract.images.plan import plan_images
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.run.job import Job, run
 from vlmill.models.detector.config import ARCHITECTURES
 
@@ -26,7 +26,7 @@ def encode_blobs(seed: int) -> bytes:
 
 @pytest.fixture
 def jpeg() -> Callable[[int], bytes]:
-    """A picture of coloured blobs, 96 x 72, another one for every number."""
+    """An image of coloured blobs, 96 x 72, another one for every number."""
     return encode_blobs
 
 
@@ -46,39 +46,39 @@ def config() -> ExtractConfig:
     return ExtractConfig(
         selection=Selection(threshold=0.0, min_boxes=8, max_boxes=8),
         limits=InputLimits(short_side=64, long_side=112),
-        storage=Storage(pictures_per_shard=3),
+        storage=Storage(images_per_shard=3),
     )
 
 
 @pytest.fixture(scope="session")
-def shared_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of seven good pictures, a duplicate of one, and two bad ones; not to be changed."""
+def shared_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of seven good images, a duplicate of one, and two bad ones; not to be changed."""
     folder = tmp_path_factory.mktemp("pictures")
     for number in range(7):
         (folder / f"{number}.jpg").write_bytes(encode_blobs(number))
     (folder / "5-again.jpg").write_bytes(encode_blobs(1))
     (folder / "3-empty.jpg").write_bytes(b"")
     (folder / "4-cut.jpg").write_bytes(encode_blobs(9)[:400])
-    (folder / "notes.csv").write_text("not a picture")
+    (folder / "notes.csv").write_text("not an image")
     return folder
 
 
 @pytest.fixture
-def pictures(shared_pictures: Path, tmp_path: Path) -> Path:
+def images(shared_images: Path, tmp_path: Path) -> Path:
     """The same folder, to be changed."""
-    return Path(shutil.copytree(shared_pictures, tmp_path / "pictures"))
+    return Path(shutil.copytree(shared_images, tmp_path / "pictures"))
 
 
 @pytest.fixture(scope="session")
 def first_run(
-    shared_pictures: Path,
+    shared_images: Path,
     detector: Detector,
     config: ExtractConfig,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """The output of an undisturbed run over the folder; not to be changed."""
     output = tmp_path_factory.mktemp("first") / "out"
-    plan = plan_pictures([str(shared_pictures)])
+    plan = plan_images([str(shared_images)])
     assert run(Job(plan=plan, output=output, detector=detector, config=config)) == (7, 3)
     return output
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from tests.object_stores import upload_folder
+from vlmill.schemas.images.drawing import find_free_box
 
 from vlmill.extract.cli import command, parser
 from vlmill.extract.config import CUDA_BATCH_SIZE
@@ -19,7 +20,6 @@ from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.pictures.drawing import find_free_box
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import PAIRS
 
@@ -31,83 +31,81 @@ def extract_rois(*arguments: object) -> int:
     return run_command(command, [str(a) for a in arguments])
 
 
-def test_run_verify_show(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_verify_show(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, page = tmp_path / "regions", tmp_path / "page.html"
     names = tmp_path / "names.txt"
     names.write_text("".join(f"thing{i},synonym\n" for i in range(1600)))
-    some = pictures / "[0-4]*.jpg"
+    some = images / "[0-4]*.jpg"
     assert extract_rois("run", some, "--output", output, *SMALL) == 0
     said = capsys.readouterr()
     assert "RANDOM weights" in said.err
-    assert "7 pictures, 5 rows of regions, 2 rejects" in said.out.splitlines()[-1]
+    assert "7 images, 5 rows of regions, 2 rejects" in said.out.splitlines()[-1]
     assert extract_rois("verify", output) == 0
-    assert extract_rois("show", output, "--images", pictures, "--output", page) == 0
+    assert extract_rois("show", output, "--images", images, "--output", page) == 0
     html = page.read_text()
     assert html.count("data:image/jpeg;base64,") == 5
     assert "random weights, seed 0: boxes and names mean nothing" in html
     folder = tmp_path / "drawn"
-    arguments = ("--output", folder, "--classes", names, "--pictures", "2")
-    assert extract_rois("show", output, "--images", pictures, *arguments) == 0
+    arguments = ("--output", folder, "--classes", names, "--images", "2")
+    assert extract_rois("show", output, "--images", images, *arguments) == 0
     sizes = {Image.open(io.BytesIO(p.read_bytes())).size for p in folder.iterdir()}
     assert len(list(folder.iterdir())) == 2
     assert sizes == {(96, 72)}
 
 
-def test_show_from_a_store_to_a_store(pictures: Path, tmp_path: Path, bucket: str) -> None:
+def test_show_from_a_store_to_a_store(images: Path, tmp_path: Path, bucket: str) -> None:
     output = tmp_path / "regions"
-    assert extract_rois("run", pictures / "[0-4]*.jpg", "--output", output, *SMALL) == 0
+    assert extract_rois("run", images / "[0-4]*.jpg", "--output", output, *SMALL) == 0
     (output / "names.txt").write_text("".join(f"thing{i}\n" for i in range(1600)))
     upload_folder(output, f"{bucket}/regions")
-    upload_folder(pictures, f"{bucket}/pictures")
+    upload_folder(images, f"{bucket}/pictures")
     names = {}
     for place in (str(tmp_path), bucket):
-        source = pictures if place != bucket else f"{bucket}/pictures"
+        source = images if place != bucket else f"{bucket}/pictures"
         classes = f"{place}/regions/names.txt"
         shown = ("show", f"{place}/regions", "--images", source, "--classes", classes)
         assert extract_rois(*shown, "--output", f"{place}/page.html") == 0
-        assert extract_rois(*shown, "--output", f"{place}/drawn", "--pictures", "2") == 0
+        assert extract_rois(*shown, "--output", f"{place}/drawn", "--images", "2") == 0
         page, drawn = to_path(f"{place}/page.html"), to_path(f"{place}/drawn")
         names[place] = {path.name: path.read_bytes() for path in [page, *drawn.iterdir()]}
     assert names[bucket] == names[str(tmp_path)] and len(names[bucket]) == 3
 
 
-def test_show_finds_pictures_that_are_called_otherwise(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_show_finds_images_that_are_called_otherwise(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, rows = tmp_path / "regions", ["own/1.jpg", "2.jpg", "6"]
     pairs = [{"pair_id": n, "image_id": n, "text": "a dog"} for n in rows]
     write_shard(tmp_path / "pairs", PAIRS, pairs)
     flags = ("--ids", "name", "--pairs", tmp_path / "pairs", "--output", output, *SMALL)
-    assert extract_rois("run", pictures, *flags) == 0
+    assert extract_rois("run", images, *flags) == 0
     assert sorted(RegionReader(output).image_ids) == sorted(rows)
     page = tmp_path / "page.html"
-    assert extract_rois("show", output, "--images", pictures, "--output", page) == 0
+    assert extract_rois("show", output, "--images", images, "--output", page) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"{page}: 3 of 3 pictures drawn, 7 of --images have no row"
+    assert said == f"{page}: 3 of 3 images drawn, 7 of --images have no row"
     assert page.read_text().count("data:image/jpeg;base64,") == 3
 
 
-def test_show_of_other_pictures_fails_with_ids_of_both_sides(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_show_of_other_images_fails_with_ids_of_both_sides(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "regions"
-    assert extract_rois("run", pictures / "1.jpg", "--ids", "name", "--output", output, *SMALL) == 0
-    arguments = ("--images", pictures / "2.jpg", "--output", tmp_path / "page.html")
+    assert extract_rois("run", images / "1.jpg", "--ids", "name", "--output", output, *SMALL) == 0
+    arguments = ("--images", images / "2.jpg", "--output", tmp_path / "page.html")
     assert extract_rois("show", output, *arguments) == 1
     said = capsys.readouterr().out.splitlines()[-1]
-    assert "0 of 1 pictures drawn, 1 of --images have no row" in said
+    assert "0 of 1 images drawn, 1 of --images have no row" in said
     assert said.endswith("--images has 2.jpg, REGIONS has 1")
 
 
 @pytest.mark.parametrize(("flag", "number"), [("--classes", 1600), ("--attributes", 400)])
 def test_another_number_of_names_is_refused(
-    flag: str, number: int, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flag: str, number: int, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, names = tmp_path / "regions", tmp_path / "names.txt"
-    assert extract_rois("run", pictures / "1.jpg", "--output", output, *SMALL) == 0
-    arguments = ("--images", pictures, "--output", tmp_path / "page.html", flag, names)
+    assert extract_rois("run", images / "1.jpg", "--output", output, *SMALL) == 0
+    arguments = ("--images", images, "--output", tmp_path / "page.html", flag, names)
     names.write_text("thing\n" * 123)
     assert extract_rois("show", output, *arguments) == 2
     assert f"{flag} has 123 names, the detector of REGIONS {number}" in capsys.readouterr().err
@@ -116,25 +114,25 @@ def test_another_number_of_names_is_refused(
 
 
 def test_a_run_of_rejects_alone_fails_and_says_why(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "regions"
     for _ in range(2):  # also of what is finished already
-        assert extract_rois("run", pictures / "4-cut.jpg", "--output", output, *SMALL) == 1
+        assert extract_rois("run", images / "4-cut.jpg", "--output", output, *SMALL) == 1
         said = capsys.readouterr().out.splitlines()[-1]
         assert "0 rows of regions, 1 rejects (1 unreadable_image)" in said
 
 
-def test_verify_fails_on_damage(pictures: Path, tmp_path: Path) -> None:
+def test_verify_fails_on_damage(images: Path, tmp_path: Path) -> None:
     output = tmp_path / "regions"
-    assert extract_rois("run", pictures / "1.jpg", "--output", output, *SMALL) == 0
+    assert extract_rois("run", images / "1.jpg", "--output", output, *SMALL) == 0
     shard = output / "regions-00000-of-00001.parquet"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert extract_rois("verify", output) == 1
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_weights_from_a_file(pictures: Path, tmp_path: Path, suffix: str) -> None:
+def test_weights_from_a_file(images: Path, tmp_path: Path, suffix: str) -> None:
     model = FasterRCNN(ARCHITECTURES["tiny"])
     randomise(model, 5)
     path = tmp_path / f"weights{suffix}"
@@ -146,7 +144,7 @@ def test_weights_from_a_file(pictures: Path, tmp_path: Path, suffix: str) -> Non
         save_file({**state, **counters}, path)
     output = tmp_path / "regions"
     arguments = ("--output", output, "--weights", path, *SMALL)
-    assert extract_rois("run", pictures / "1.jpg", *arguments) == 0
+    assert extract_rois("run", images / "1.jpg", *arguments) == 0
     reader = RegionReader(output)
     assert (
         reader.detector_fingerprint
@@ -175,11 +173,11 @@ def bad_weights(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("kind", ["wrong", "evil", "text", "numbers", "missing"])
 def test_bad_weights_are_a_mistake(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     path = bad_weights(tmp_path)[kind]
     arguments = ("--output", tmp_path / "o", "--weights", path, *SMALL)
-    assert extract_rois("run", pictures, *arguments) == 2
+    assert extract_rois("run", images, *arguments) == 2
     said = capsys.readouterr()
     assert f"--weights {path}" in said.err and "give " in said.err
     assert "this pickle ran" not in said.out + said.err
@@ -192,21 +190,21 @@ def test_bad_weights_are_a_mistake(
     ("arguments", "named"),
     [
         (["nowhere/"], "INPUT nowhere/"),
-        (["PICTURES", "--min-boxes", "9", "--max-boxes", "3"], "--min-boxes"),
-        (["PICTURES", "--threshold", "2"], "--threshold"),
-        (["PICTURES", "--short-side", "900", "--long-side", "800"], "--short-side"),
-        (["PICTURES", "--arch", "tiny", "--device", "warp:1"], "--device warp:1"),
-        (["PICTURES", "--backend", "detectron2", "--batch-size", "2"], "--batch-size 2"),
+        (["IMAGES", "--min-boxes", "9", "--max-boxes", "3"], "--min-boxes"),
+        (["IMAGES", "--threshold", "2"], "--threshold"),
+        (["IMAGES", "--short-side", "900", "--long-side", "800"], "--short-side"),
+        (["IMAGES", "--arch", "tiny", "--device", "warp:1"], "--device warp:1"),
+        (["IMAGES", "--backend", "detectron2", "--batch-size", "2"], "--batch-size 2"),
     ],
 )
 def test_mistakes_end_with_status_2_and_one_line(
-    pictures: Path,
+    images: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     named: str,
 ) -> None:
-    arguments = [str(pictures) if a == "PICTURES" else a for a in arguments]
+    arguments = [str(images) if a == "IMAGES" else a for a in arguments]
     assert extract_rois("run", *arguments, "--output", tmp_path / "o") == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert named in last
@@ -237,16 +235,16 @@ def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[s
     assert f"extract-rois {name} " in capsys.readouterr().out.split("example", 1)[1]
 
 
-def test_show_finds_pictures_by_their_names(pictures: Path, tmp_path: Path) -> None:
+def test_show_finds_images_by_their_names(images: Path, tmp_path: Path) -> None:
     output, drawn = tmp_path / "regions", tmp_path / "drawn"
     plain = ("--ids", "name", "--output", output, *SMALL)
-    assert extract_rois("run", pictures / "[01].jpg", *plain) == 0
+    assert extract_rois("run", images / "[01].jpg", *plain) == 0
     tsv, regions = tmp_path / "file.tsv", tmp_path / "imported"
     assert extract_rois("export", output, "--format", "tsv", "--output", tsv) == 0
     assert extract_rois("import", tsv, "--output", regions, "--id-prefix", "set/") == 0
-    Image.open(pictures / "0.jpg").resize((48, 36)).save(pictures / "0.png")  # a smaller copy
-    (pictures / "0.jpg").unlink()
-    assert extract_rois("show", regions, "--images", pictures, "--output", drawn) == 0
+    Image.open(images / "0.jpg").resize((48, 36)).save(images / "0.png")  # a smaller copy
+    (images / "0.jpg").unlink()
+    assert extract_rois("show", regions, "--images", images, "--output", drawn) == 0
     sizes = {path.name: Image.open(path).size for path in drawn.iterdir()}
     assert sizes == {"set%2F0.png": (48, 36), "set%2F1.png": (96, 72)}
 

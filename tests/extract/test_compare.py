@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from vlmill.extract.images.decode import Pixels
+from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.compare import (
     Differences,
@@ -17,8 +19,6 @@ from vlmill.extract.compare import (
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import predict_regions
-from vlmill.extract.pictures.decode import Pixels
-from vlmill.extract.pictures.resize import network_input
 from vlmill.models.detector.config import detectron2
 from vlmill.schemas.errors import InputError
 
@@ -46,19 +46,19 @@ def inferring(one: Detector) -> Infer:
     return infer
 
 
-def compared(picture: Path, ours: Detector, theirs: Detector) -> Differences:
-    (one,) = compare([picture], ours, theirs, inferring(theirs), CONFIG)
+def compared(image: Path, ours: Detector, theirs: Detector) -> Differences:
+    (one,) = compare([image], ours, theirs, inferring(theirs), CONFIG)
     return one
 
 
 @pytest.fixture
-def picture(tmp_path: Path, jpeg: Callable[[int], bytes]) -> Path:
+def image(tmp_path: Path, jpeg: Callable[[int], bytes]) -> Path:
     (tmp_path / "a.jpg").write_bytes(jpeg(1))
     return tmp_path / "a.jpg"
 
 
-def test_a_detector_does_not_differ_from_itself(picture: Path) -> None:
-    assert compared(picture, detector(), detector()) == Differences(
+def test_a_detector_does_not_differ_from_itself(image: Path) -> None:
+    assert compared(image, detector(), detector()) == Differences(
         feature_map=0.0,
         proposals=30,
         other_proposals=0,
@@ -82,9 +82,9 @@ def test_a_detector_does_not_differ_from_itself(picture: Path) -> None:
     ],
 )
 def test_the_first_column_that_differs_tells_the_stage(
-    changes: dict[str, object], first: str, picture: Path
+    changes: dict[str, object], first: str, image: Path
 ) -> None:
-    found = compared(picture, detector(**changes), detector())
+    found = compared(image, detector(**changes), detector())
     differing = [
         field.name
         for field in dataclasses.fields(found)
@@ -93,10 +93,10 @@ def test_the_first_column_that_differs_tells_the_stage(
     assert differing[0] == first, found
 
 
-def test_a_bad_picture_is_named(tmp_path: Path) -> None:
+def test_a_bad_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.jpg").write_bytes(b"none")
     one = detector()
-    for name, message in (("none.jpg", "cannot be read"), ("b.jpg", "is no picture")):
+    for name, message in (("none.jpg", "cannot be read"), ("b.jpg", "is no image")):
         with pytest.raises(InputError, match=f"{name} {message}"):
             compared(tmp_path / name, one, one)
 

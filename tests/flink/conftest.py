@@ -12,7 +12,7 @@ from tests.flink.observed import process_environment, processes_of
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    """Archives, captions and pictures."""
+    """Archives, captions and images."""
     return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 

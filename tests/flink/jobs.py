@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.factories import NO_MODELS, PLACES, Tables, caption, write_photographs
-from tests.pipelines.conftest import make_picture, write_archive
+from tests.pipelines.conftest import make_image, write_archive
 
 ROOT = Path(__file__).parents[2]
 ARCHIVES, PAGES = 8, 20
 CAPTIONS, ROWS = 6_000, 200  # rows of a shard of negatives
-PICTURES = 24  # each a shard
+IMAGES = 24  # each a shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Inputs:
             "web_pairs": ["web_pairs", "--warc", warc, *NO_MODELS, "--shards", "3"],
             "hard_negatives": ["hard_negatives", *negatives],
             "hard_negatives in parts": ["hard_negatives", *negatives, "--document-parts", "3"],
-            "regions": ["regions", "--images", images, *tiny, "--pictures-per-shard", "1"],
+            "regions": ["regions", "--images", images, *tiny, "--images-per-shard", "1"],
         }
         return job_command(*commands[name])
 
@@ -46,19 +46,19 @@ def job_command(job: str, *words: str) -> list[str]:
 def write_inputs(
     folder: Path, *, archives: int = ARCHIVES, pages: int = PAGES, captions: int = CAPTIONS
 ) -> Inputs:
-    """Archives of pages with a picture each, captions and pictures."""
+    """Archives of pages with an image each, captions and images."""
     for number in range(archives):
         first = number * pages
         records = [record for k in range(first, first + pages) for record in responses(k)]
         write_archive(folder / f"{number}.warc.gz", records)
     rows = [(f"picture-{k}", f"{caption(k % 560)} of {PLACES[k % 7]} {k}") for k in range(captions)]
     Tables(folder).write_pairs(rows)
-    write_photographs(folder / "images", PICTURES, cut=[3])
+    write_photographs(folder / "images", IMAGES, cut=[3])
     return Inputs(folder=folder)
 
 
 def responses(number: int) -> list[tuple[str, bytes, str]]:
-    """A page and its picture."""
+    """A page and its image."""
     site, text = f"http://site-{number % 40}.example", caption(number)
     page = (
         f"<html lang=en><title>{text}</title><p>Some words before it stand here."
@@ -66,7 +66,7 @@ def responses(number: int) -> list[tuple[str, bytes, str]]:
     )
     return [
         (f"{site}/page-{number}.html", page.encode(), "text/html"),
-        (f"{site}/{number}.jpg", make_picture(400, 320, seed=number), "image/jpeg"),
+        (f"{site}/{number}.jpg", make_image(400, 320, seed=number), "image/jpeg"),
     ]
 
 

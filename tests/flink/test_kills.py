@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from flink_cluster import Cluster
-from tests.flink.jobs import ARCHIVES, CAPTIONS, PICTURES, ROWS, Inputs, assert_same, finish, start
+from tests.flink.jobs import ARCHIVES, CAPTIONS, IMAGES, ROWS, Inputs, assert_same, finish, start
 from tests.flink.observed import await_some, busiest_worker, failures_of, task_managers_of
 
 pytestmark = pytest.mark.flink
@@ -26,7 +26,7 @@ class Units:
 UNITS = {
     "web_pairs": Units(step="Mine", files="work/archives/*.json", total=ARCHIVES),
     "hard_negatives": Units(step="Write", files="negatives-*.parquet", total=CAPTIONS // ROWS),
-    "regions": Units(step="Extract", files="regions-*.parquet", total=PICTURES),
+    "regions": Units(step="Extract", files="regions-*.parquet", total=IMAGES),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from flink_cluster import Cluster
 from tests.flink.jobs import assert_same, finish, job_command, start
 from tests.flink.observed import numbers_of, task_managers_of
-from tests.pipelines.conftest import make_picture
+from tests.pipelines.conftest import make_image
 from tests.pipelines.manifest.layouts import coco
 
 pytestmark = [pytest.mark.flink, pytest.mark.long]
@@ -17,7 +17,7 @@ def test_parts_are_those_of_one_machine(
 ) -> None:
     """A part's rows may depend on the parts before it; two task managers make them."""
     here, there = tmp_path / "here", tmp_path / "there"
-    coco(tmp_path / "in", make_picture)
+    coco(tmp_path / "in", make_image)
     words = ("coco", "--input", str(tmp_path / "in"), "--rows-per-shard", "1")
     command = job_command("manifest", *words)
     finish(start(command, here))

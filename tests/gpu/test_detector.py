@@ -1,4 +1,4 @@
-"""Regions of a batch on the device, all sizes fixed, against those of each picture on the CPU.
+"""Regions of a batch on the device, all sizes fixed, against those of each image on the CPU.
 
 Rounding may turn a decision between nearly equal scores or overlaps, after which other regions
 follow: one in twenty may differ. All others agree to the tolerances below.
@@ -12,14 +12,14 @@ import pytest
 import torch
 from tests.extract.host_waits import refusing_waits
 from tests.gpu.device import DEVICE, assert_near
+from vlmill.extract.images.resize import NetworkInput, PixelInput, network_input, pixel_input
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.transfer import pictures_there, upload_batch
-from vlmill.extract.pictures.resize import NetworkInput, PixelInput, network_input, pixel_input
+from vlmill.extract.detect.transfer import images_there, upload_batch
 from vlmill.models.detector.config import (
     DetectorConfig,
     airsplay,
@@ -63,17 +63,17 @@ def detector_on(name: str, device: torch.device) -> Detector:
 
 
 def queries(spec: DetectorConfig, count: int = 3) -> list[Query]:
-    """Pictures of blobs, of one input shape and two sizes of their own."""
+    """Images of blobs, of one input shape and two sizes of their own."""
     asked = []
     for number in range(count):
         blobs = np.random.default_rng(number).integers(0, 256, (6, 8, 3), dtype=np.uint8)
         pixels = blobs.repeat(12 + 12 * (number % 2), axis=0).repeat(12 + 12 * (number % 2), axis=1)
-        picture = network_input(pixels, spec, CONFIG.limits)
-        asked.append(Query(image_id=str(number), picture=picture))
+        image = network_input(pixels, spec, CONFIG.limits)
+        asked.append(Query(image_id=str(number), image=image))
     return asked
 
 
-def test_pictures_resized_there_are_those_resized_here_bit_for_bit() -> None:
+def test_images_resized_there_are_those_resized_here_bit_for_bit() -> None:
     spec = SPECS["class-confidence"]
     rng = np.random.default_rng(0)
     sizes = ((72, 97), (144, 194), (110, 148))
@@ -81,7 +81,7 @@ def test_pictures_resized_there_are_those_resized_here_bit_for_bit() -> None:
     here = [network_input(one, spec, CONFIG.limits) for one in pixels]
     there = [pixel_input(one, spec, CONFIG.limits) for one in pixels]
     assert [one.size for one in there] == [(96, 129)] * 3
-    resized = pictures_there(there, spec, DEVICE).cpu()
+    resized = images_there(there, spec, DEVICE).cpu()
     assert torch.equal(resized, torch.cat([one.tensor for one in here]))
     mixtures: list[list[NetworkInput | PixelInput]] = [
         [*here],
@@ -89,7 +89,7 @@ def test_pictures_resized_there_are_those_resized_here_bit_for_bit() -> None:
         [there[0], here[1], there[2]],
     ]
     for mixed in mixtures:
-        assert torch.equal(pictures_there(mixed, spec, DEVICE).cpu(), resized)
+        assert torch.equal(images_there(mixed, spec, DEVICE).cpu(), resized)
 
 
 def rows(outcomes: Any) -> list[RegionRow]:

@@ -43,7 +43,7 @@ def region_pairs() -> VLInputs:
 
 
 def pixel_pairs(side: int) -> PixelInputs:
-    """Texts of other lengths, with pictures."""
+    """Texts of other lengths, with images."""
     rng = torch.Generator().manual_seed(2)
     return PixelInputs(
         tokens=torch.randint(1, VOCABULARY, (3, 6), generator=rng),

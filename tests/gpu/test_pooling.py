@@ -18,7 +18,7 @@ def feature_maps() -> Tensor:
 
 
 def regions() -> Tensor:
-    """Of both pictures by turns, some smaller than a cell, some across the border."""
+    """Of both images by turns, some smaller than a cell, some across the border."""
     rng = torch.Generator().manual_seed(1)
     low = torch.rand(40, 2, generator=rng) * torch.tensor([COLUMNS, ROWS]) * 16
     sides = torch.rand(40, 2, generator=rng) * torch.tensor([400.0, 300.0])
@@ -34,10 +34,10 @@ def layout(channels_last: bool) -> torch.memory_format:
 def test_maxima_are_those_of_shared_windows(channels_last: bool) -> None:
     features, boxes = feature_maps(), regions()
     expected = torch.empty(len(boxes), CHANNELS, SIZE, SIZE)
-    for picture in range(2):
-        own = boxes[:, 0] == picture
+    for image in range(2):
+        own = boxes[:, 0] == image
         windows = pooling_windows(boxes[own, 1:], SCALE, SIZE, ROWS, COLUMNS)
-        maxima = window_maxima(features[picture].permute(1, 2, 0).contiguous(), windows.bounds)
+        maxima = window_maxima(features[image].permute(1, 2, 0).contiguous(), windows.bounds)
         expected[own] = maxima[windows.index].permute(0, 3, 1, 2)
     maps = features.to(DEVICE, memory_format=layout(channels_last))
     pooled = roi_pool(maps, there(boxes), SIZE, SCALE)

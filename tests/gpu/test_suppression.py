@@ -68,21 +68,21 @@ def test_one_order(offset: float) -> None:
 
 @OFFSETS
 @pytest.mark.parametrize("layers", [1, 3])
-def test_first_survivors_of_several_pictures(offset: float, layers: int) -> None:
+def test_first_survivors_of_several_images(offset: float, layers: int) -> None:
     boxes, scores = crowd(2, 40, layers), different(2, 40, 3)
     places, values = first_survivors(
         there(boxes), there(scores), (THRESHOLD,), 30, offset=offset, inclusive=False
     )
-    for picture in range(2):
+    for image in range(2):
         expected = []
         for one in range(3):
-            own = boxes[picture, :, one if layers > 1 else 0]
-            kept = survivors(own, scores[picture, :, one], offset)
+            own = boxes[image, :, one if layers > 1 else 0]
+            kept = survivors(own, scores[image, :, one], offset)
             expected += [place * 3 + one for place in kept]
-        flat = scores[picture].flatten()
+        flat = scores[image].flatten()
         expected = sorted(expected, key=lambda place: -float(flat[place]))[:30]
-        assert places[picture, 0].tolist() == expected
-        assert values[picture, 0].tolist() == flat[expected].tolist()
+        assert places[image, 0].tolist() == expected
+        assert values[image, 0].tolist() == flat[expected].tolist()
 
 
 @OFFSETS
@@ -95,10 +95,10 @@ def test_all_classes_share_the_boxes(offset: float) -> None:
         there(boxes), there(scores), THRESHOLD, offset=offset, inclusive=False
     ).cpu()
     expected = torch.zeros_like(kept)
-    for picture in range(2):
+    for image in range(2):
         for one in range(4):
-            places = survivors(boxes[picture], scores[picture, :, one], offset)
-            expected[picture, places, one] = True
+            places = survivors(boxes[image], scores[image, :, one], offset)
+            expected[image, places, one] = True
     assert torch.equal(kept, expected)
     assert torch.equal(confidence, scores.where(expected, 0.0).amax(dim=2))
 

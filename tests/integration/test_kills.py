@@ -21,7 +21,7 @@ import pytest
 from tests.extract.train.shapes import write_shapes
 from tests.extract.train.test_job import TINY as DETECTOR
 from tests.factories import NO_MODELS, Tables, caption, write_images
-from tests.pipelines.conftest import make_picture, write_archive
+from tests.pipelines.conftest import make_image, write_archive
 from tests.train.tasks.questions import TINY as TASK_MODELS
 from tests.train.tasks.questions import question, write_questions
 from worlds.host_server import serve_site
@@ -40,8 +40,8 @@ CLOCK = {
 }  # what no two runs have alike
 OF_AN_ANSWER = ["fetched_at", "seconds", "warc_offset", "warc_length"]  # neither do two answers
 EARLIEST = 0.2  # of the time: before, a process has only begun to import
-PICTURES = 8
-TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--pictures-per-shard", "2"]
+IMAGES = 8
+TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--images-per-shard", "2"]
 MODEL = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.intermediate_width=32"]
 TASK_MODEL = TASK_MODELS["vqa-vilbert-small"]
 RUN = ["steps=24", "batch_size=4", "save_every=6", "log_every=1", "vocabulary_size=90"]
@@ -64,9 +64,9 @@ def command_of(name: str, inputs: Path) -> list[str]:
     commands = {
         "web_pairs": [f"{pipeline}web_pairs", "--warc", str(inputs / "*.warc.gz"), *NO_MODELS],
         "hard_negatives": [f"{pipeline}hard_negatives", *pairs],
-        "nearest_pictures": [
+        "nearest_images": [
             *[f"{pipeline}nearest_pictures", *regions, *pairs, "--top", "5"],
-            *["--pictures-per-shard", "5", "--threads", "1"],
+            *["--images-per-shard", "5", "--threads", "1"],
         ],
         "manifest": [
             *[f"{pipeline}manifest", "own", "--input", str(inputs / "own.csv")],
@@ -98,21 +98,21 @@ def command_of(name: str, inputs: Path) -> list[str]:
 
 
 JOBS = (
-    *("web_pairs", "hard_negatives", "nearest_pictures", "manifest", "crawl"),
+    *("web_pairs", "hard_negatives", "nearest_images", "manifest", "crawl"),
     *("regions", "extract", "train", "pretrain", "finetune"),
 )
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Archives, pictures with captions, pairs and regions; and hosts that are being served."""
+    """Archives, images with captions, pairs and regions; and hosts that are being served."""
     folder = tmp_path_factory.mktemp("inputs")
-    pictures = folder / "pictures"
-    pictures.mkdir()
+    images = folder / "pictures"
+    images.mkdir()
     rows = ["image,text"]
-    for number in range(PICTURES):
-        data = make_picture(400, 320, seed=number)
-        (pictures / f"{number}.jpg").write_bytes(data)
+    for number in range(IMAGES):
+        data = make_image(400, 320, seed=number)
+        (images / f"{number}.jpg").write_bytes(data)
         rows.append(f"{number}.jpg,{caption(number)}")
         page = (
             f"<html lang=en><title>{caption(number)}</title><p>Some words before it stand here."
@@ -125,9 +125,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ]
         write_archive(folder / f"{number}.warc.gz", responses)
     (folder / "own.csv").write_text("\n".join(rows) + "\n")
-    write_images(folder / "images", PICTURES)
+    write_images(folder / "images", IMAGES)
     Tables(folder).write(24)
-    write_shapes(folder / "shapes", PICTURES, held_out=2)
+    write_shapes(folder / "shapes", IMAGES, held_out=2)
     write_questions(folder, [question(number) for number in range(48)])
     with serve_site(None) as served:
         plain = [host for host, kind in served.site.kinds.items() if kind == "plain"]
@@ -219,12 +219,12 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
 
 def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> None:
     """Rows in each job's tables, or a test above would compare nothing with nothing."""
-    assert len(list(RegionReader(undisturbed("extract").whole))) == PICTURES
+    assert len(list(RegionReader(undisturbed("extract").whole))) == IMAGES
     tables = {name: content(undisturbed(name).whole) for name in JOBS}
     names = {
         "web_pairs": "pairs",
         "hard_negatives": "negatives",
-        "nearest_pictures": "neighbours-00004",
+        "nearest_images": "neighbours-00004",
         "crawl": "outcomes",
     }
     for name, table in names.items():

@@ -62,7 +62,7 @@ def steps_of(out: Path) -> dict[str, Callable[[], int]]:
     tables = ["--pairs", pairs, "--regions", regions]
     recipe = ["batch_size=4", "model.num_layers=1", "model.width=32", "model.num_heads=2"]
     extract = ["run", pairs, "--output", regions, "--arch", "tiny", "--max-boxes", "8"]
-    sides = ["--short-side", "96", "--long-side", "160", "--pictures-per-shard", "4"]
+    sides = ["--short-side", "96", "--long-side", "160", "--images-per-shard", "4"]
     near = ["--pairs", pairs, "--output", str(out / "negatives")]
     warc = ["--warc", str(out / "site.warc.gz"), "--output", pairs, *NO_MODELS]
 
@@ -118,7 +118,7 @@ def test_the_funnel_adds_up_to_the_tables(job: Job) -> None:
     assert dropped == read_table(job.folder / "pairs", REJECTS).num_rows
 
 
-def test_every_pair_has_its_picture_negatives_and_regions(job: Job) -> None:
+def test_every_pair_has_its_image_negatives_and_regions(job: Job) -> None:
     pairs = read_table(job.folder / "pairs", PAIRS)
     images = {r["image_id"]: r for r in read_table(job.folder / "pairs", IMAGES).to_pylist()}
     assert set(pairs.column("image_id").to_pylist()) == set(images)
@@ -208,7 +208,7 @@ def test_the_whole_site_gives_what_a_reader_expects(tmp_path: Path) -> None:
         if len(texts) != 1 or words(texts[0]) not in map(words, entry["texts"]):
             wrong.append((entry["urls"][0], texts))
     assert not wrong
-    assert not found, "pictures that nobody expects"
+    assert not found, "images that nobody expects"
 
 
 def test_the_demo_stops_at_a_failing_step(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Mutated pictures, pages, archives, tables and checkpoints: no crash, and each is accounted for.
+"""Mutated images, pages, archives, tables and checkpoints: no crash, and each is accounted for.
 
 ``--mutations N`` (100; make test-long: 1000) of each kind. A failure names the number of the input:
 ``mutate(data, name, number)`` of tests/mutations.py makes it again.
@@ -29,12 +29,14 @@ from tests.factories import NO_MODELS, Tables, write_images
 from tests.factories import caption as sentence
 from tests.mutations import CHANGES, Change, mutate, mutations, nested
 from tests.pipelines.conftest import make_response
+from vlmill.extract.images.decode import decode as extraction_pixels
+from vlmill.extract.images.discovery import Skipped
+from vlmill.extract.images.tar import BrokenArchive as BrokenTar
+from vlmill.extract.images.tar import members, read_member
+from vlmill.pipelines.pages.images import ImageFacts, examine_image
+from vlmill.train.loading.images.crop import decode as training_pixels
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import decode as extraction_pixels
-from vlmill.extract.pictures.discovery import Skipped
-from vlmill.extract.pictures.tar import BrokenArchive as BrokenTar
-from vlmill.extract.pictures.tar import members, read_member
 from vlmill.models.convert.files import read_state
 from vlmill.models.convert.plain_pickle import BadPickle, loads
 from vlmill.pipelines.archives.reading import (
@@ -48,7 +50,6 @@ from vlmill.pipelines.choice.joined import JoinedPage
 from vlmill.pipelines.choice.survey import survey_site
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.job import main as manifest
-from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs.command import main as web_pairs
 from vlmill.pipelines.web_pairs.mine import decode_source, read_page
@@ -58,7 +59,6 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason, Rejected, reject
 from vlmill.schemas.tables import PAIRS, REJECTS
-from vlmill.train.loading.pictures.crop import decode as training_pixels
 
 pytestmark = pytest.mark.slow
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP")
@@ -93,8 +93,8 @@ def count(request: pytest.FixtureRequest) -> int:
     return number
 
 
-def picture_of(format: str) -> bytes:
-    """A small picture of noise, with orientation where the format knows one."""
+def image_of(format: str) -> bytes:
+    """A small image of noise, with orientation where the format knows one."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 52, 3), dtype=np.uint8)
     exif, out = Image.Exif(), io.BytesIO()
     exif[0x0112] = 6
@@ -118,13 +118,13 @@ def with_checksums(png: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_pictures_are_read_alike_by_mining_extraction_and_training(format: str, count: int) -> None:
-    """A picture, or a reason; and what is mined has the same size everywhere."""
+def test_images_are_read_alike_by_mining_extraction_and_training(format: str, count: int) -> None:
+    """An image, or a reason; and what is mined has the same size everywhere."""
     mined = 0
-    for number, data in mutations(picture_of(format), format, count):
+    for number, data in mutations(image_of(format), format, count):
         if format == "PNG" and number % 2:
             data = with_checksums(data)
-        facts = examine_picture(data, min_side_px=30, max_pixels=LIMITS.max_pixels)
+        facts = examine_image(data, min_side_px=30, max_pixels=LIMITS.max_pixels)
         sizes: list[tuple[int, int] | None] = []
         try:
             height, width, _ = extraction_pixels(data, LIMITS).shape
@@ -135,7 +135,7 @@ def test_pictures_are_read_alike_by_mining_extraction_and_training(format: str, 
         try:
             sizes.append(training_pixels(data, "picture").size)
         except InputError as error:
-            assert str(error).startswith("--images: picture cannot be decoded"), number
+            assert str(error).startswith("--images: image cannot be decoded"), number
             sizes.append(None)
         if not isinstance(facts, Drop):
             mined += 1
@@ -165,7 +165,7 @@ def test_pages_give_candidates_or_reasons(count: int) -> None:
             continue
         orders = [image.order for image in page.images]
         shown = [
-            PictureFacts(image_id=f"{order}", width=800, height=600, format="jpeg")
+            ImageFacts(image_id=f"{order}", width=800, height=600, format="jpeg")
             for order in orders
         ]
         joined = JoinedPage(page, dict(zip(orders, shown, strict=True)))
@@ -184,7 +184,7 @@ def responses(site: str) -> list[bytes]:
     page = PAGE.replace(b"http://a.example", site.encode())
     return [
         make_response(f"{site}/page.html", page, "text/html"),
-        make_response(f"{site}/b/a.jpg", picture_of("JPEG"), "image/jpeg"),
+        make_response(f"{site}/b/a.jpg", image_of("JPEG"), "image/jpeg"),
         make_response(f"{site}/zipped", gzip.compress(page), "text/html", Content_Encoding="gzip"),
         make_response(f"{site}/gone", b"", "text/html", status="404 Not Found"),
     ]
@@ -265,8 +265,8 @@ def test_tar_archives_are_read_to_where_they_break(count: int, tmp_path: Path) -
     with tarfile.open(fileobj=out, mode="w") as tar:
         for format in FORMATS:
             entry = tarfile.TarInfo(f"folder/{format}.{format.lower()}")
-            entry.size = len(picture_of(format))
-            tar.addfile(entry, io.BytesIO(picture_of(format)))
+            entry.size = len(image_of(format))
+            tar.addfile(entry, io.BytesIO(image_of(format)))
     path, whole, broken = tmp_path / "a.tar", 0, 0
     for number, data in mutations(out.getvalue(), "tar", count):
         path.write_bytes(data)
@@ -283,7 +283,7 @@ def test_web_pairs_accounts_for_every_archive(count: int, tmp_path: Path) -> Non
     """The whole job: in = out + rejects in each stage, and every archive is in the first."""
     for number in range(count // 4):
         form = list(ARCHIVES)[number % len(ARCHIVES)]
-        # Each of a site of its own: a picture that every page of a site shows belongs to the site.
+        # Each of a site of its own: an image that every page of a site shows belongs to the site.
         data = mutated_archive(number, form, f"http://a{number}.example")
         (tmp_path / f"{number}.warc.gz").write_bytes(data)
     output = tmp_path / "out"
@@ -298,18 +298,18 @@ def test_web_pairs_accounts_for_every_archive(count: int, tmp_path: Path) -> Non
     assert rows == sum(sum(stage["rejects"].values()) for stage in funnel) > 0
 
 
-def test_manifest_accounts_for_every_picture(count: int, tmp_path: Path) -> None:
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
+def test_manifest_accounts_for_every_image(count: int, tmp_path: Path) -> None:
+    images = tmp_path / "pictures"
+    images.mkdir()
     lines = ["image,text"]
     for number in range(count):
-        data = mutate(picture_of(FORMATS[number % 4]), "own", number)
-        (pictures / f"{number}.jpg").write_bytes(data)
+        data = mutate(image_of(FORMATS[number % 4]), "own", number)
+        (images / f"{number}.jpg").write_bytes(data)
         lines.append(f"{number}.jpg,{sentence(number % 500)} {number}")
     (tmp_path / "own.csv").write_text("\n".join(lines) + "\n")
     output = tmp_path / "out"
     flags = ["own", "--input", str(tmp_path / "own.csv"), "--text-column", "text"]
-    flags += ["--image-column", "image", "--image-root", str(pictures), "--output", str(output)]
+    flags += ["--image-column", "image", "--image-root", str(images), "--output", str(output)]
     assert manifest(flags) == 0
     pairs, rejects = read_table(output, PAIRS), read_table(output, REJECTS)
     assert pairs.num_rows > 0 and rejects.num_rows > 0

@@ -27,7 +27,7 @@ __all__ = ["inputs"]  # the fixture of that module
 KILLED_AT = {
     "web_pairs": 14,
     "hard_negatives": 8,
-    "nearest_pictures": 4,
+    "nearest_images": 4,
     "manifest": 3,
     "regions": 5,
     "extract": 5,

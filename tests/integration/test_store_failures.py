@@ -13,7 +13,7 @@ from tests.schemas.files.test_stores import failing
 COMMANDS = {
     "web_pairs.command": ["--warc", "{0}/*.warc.gz", *NO_MODELS],
     "hard_negatives.command": ["--pairs", "{0}/pairs"],
-    "nearest_pictures.command": ["--regions", "{0}/regions"],
+    "nearest_images.command": ["--regions", "{0}/regions"],
     "regions.command": ["--images", "{0}/images", "--arch", "tiny"],
     "tables.command": ["concat", "{0}/pairs"],
     "manifest.job": ["cc", "--input", "{0}/in"],

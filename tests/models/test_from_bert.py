@@ -57,7 +57,7 @@ def tiny_imagebert(**changes: Any) -> ImageBert:
 
 
 def imagebert_text(model: ImageBert, tokens: Tensor, mask: Tensor) -> Tensor:
-    """The last hidden states of texts without a picture."""
+    """The last hidden states of texts without a image."""
     regions = torch.zeros(len(tokens), 0, model.config.width)
     return model.encode(tokens, mask, regions, torch.zeros(len(tokens), 0, dtype=torch.bool)).text
 
@@ -84,7 +84,7 @@ def text_layers(*lists: str) -> TextSide:
 
 
 def text_alone(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
-    """What a model that takes texts without a picture says of them."""
+    """What a model that takes texts without an image says of them."""
     regions = torch.zeros(len(tokens), 0, model.config.width)
     none = torch.zeros(len(tokens), 0, dtype=torch.bool)
     text: Tensor = model.encode(tokens, mask, regions, none, segments=tokens * 0).text

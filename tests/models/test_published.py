@@ -147,7 +147,7 @@ def test_the_configuration_says_which_model_it_is(keys: dict[str, Any], kind: ty
     assert type(configured("vilbert", **JSON, **keys)) is kind
 
 
-def test_mmf_has_no_row_for_the_whole_picture_and_two_pictures_for_nlvr2() -> None:
+def test_mmf_has_no_row_for_the_full_image_and_two_images_for_nlvr2() -> None:
     config = configured("vilbert", **JSON, training_head_type="nlvr2", num_labels=2)
     assert not config.trunk.global_region and config.num_pictures == 2
 

@@ -22,7 +22,7 @@ def choice_of(
     probs: str,
     spec: DetectorConfig | None = None,
 ) -> Choice:
-    """A selection of one picture's regions; ``boxes`` and ``probs`` are like what decides it."""
+    """A selection of one image's regions; ``boxes`` and ``probs`` are like what decides it."""
     bounds = [case.results.most_allowed(f"{case.name}.{key}") for key in (boxes, probs)]
     return Choice(
         spec=case.spec if spec is None else spec,
@@ -49,8 +49,8 @@ def rows_by_boxes(
         return None
     classes = choice.probs(recorded).argmax(dim=1)
     everyone = choice.at(recorded, torch.arange(len(classes)), classes)
-    if choice.spec.selection != "class-confidence":  # whose boxes are the picture's already
-        everyone = everyone.in_picture(choice)
+    if choice.spec.selection != "class-confidence":  # whose boxes are the image's already
+        everyone = everyone.in_image(choice)
     rows = [(case[key], case.bounds(key)(case[key])) for key in (boxes, scores)]
     ids = matching(rows, (everyone.boxes, everyone.class_scores))
     return None if ids is None else (ids, classes[ids])

@@ -1,4 +1,4 @@
-"""A detector's stages on recorded inputs, and the network from the picture on: for every family."""
+"""A detector's stages on recorded inputs, and the network from the image on: for every family."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.models.detector.batches import each_picture, given
+from tests.models.detector.batches import each_image, given
 from tests.parity.golden import GoldenSet, NotComparable, expect, read_tensors
 from tests.parity.proposal_ties import Bounds, ProposalTies, proposal_ties
 from tests.parity.results import Results
 from tests.parity.ties import settle
 from torch import Tensor
 from torch.nn import functional
+from vlmill.extract.images.resize import NetworkInput, network_input, resize_pillow
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import compute_measures, make_frames
-from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import flat, read_configuration
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
@@ -33,7 +33,7 @@ CHUNK = 7  # regions at a time: fewer than there are, so that parts have to fit 
 
 @dataclass(frozen=True)
 class Case:
-    """One batch of a set: its recorded tensors and our inputs for its pictures."""
+    """One batch of a set: its recorded tensors and our inputs for its images."""
 
     name: str
     golden: GoldenSet
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def numbers(self) -> list[str]:
-        """What the names of single pictures' tensors end with: nothing, or the picture's number."""
+        """What the names of single images' tensors end with: nothing, or the image's number."""
         numbered = f"{self.name}.in.image" not in self.golden.tensors
         return [str(i) if numbered else "" for i in range(len(self.inputs))]
 
@@ -86,7 +86,7 @@ class Case:
 
     def batch(self) -> Tensor:
         """Our inputs, padded to the right and below with zeros."""
-        tensors = [picture.tensor for picture in self.inputs]
+        tensors = [image.tensor for image in self.inputs]
         height, width = (max(t.shape[axis] for t in tensors) for axis in (2, 3))
         padded = [
             functional.pad(t, (0, width - t.shape[3], 0, height - t.shape[2])) for t in tensors
@@ -97,27 +97,27 @@ class Case:
         return [(p.tensor.shape[2], p.tensor.shape[3]) for p in self.inputs]
 
     def frames(self, index: int) -> Frames:
-        """The sizes of one picture, as a batch of one."""
+        """The sizes of one image, as a batch of one."""
         return make_frames(self.measures()[index : index + 1])
 
     def measures(self) -> Tensor:
-        queries = [Query(image_id="", picture=picture) for picture in self.inputs]
+        queries = [Query(image_id="", image=image) for image in self.inputs]
         return torch.tensor([compute_measures(query, self.spec) for query in queries])
 
-    def of_picture(self, key: str, number: int) -> Tensor:
-        """The rows of one picture in a tensor that holds those of the whole batch."""
+    def of_image(self, key: str, number: int) -> Tensor:
+        """The rows of one image in a tensor that holds those of the whole batch."""
         counts = [len(self[f"out.proposals{i}"]) for i in self.numbers]
         return torch.split(self[key], counts)[number]
 
     def recorded_detections(self, number: int, features: str, probs: Tensor) -> Detections:
-        """What the reference's network gave, for our selection: a batch of one picture."""
+        """What the reference's network gave, for our selection: a batch of one image."""
         boxes, taken = given(self[f"out.proposals{self.numbers[number]}"])
         return Detections(
             boxes=boxes,
             box_mask=taken,
-            features=self.of_picture(features, number)[None],
+            features=self.of_image(features, number)[None],
             class_probs=probs[None],
-            box_deltas=self.of_picture("out.box_deltas", number)[None],
+            box_deltas=self.of_image("out.box_deltas", number)[None],
         )
 
 
@@ -139,9 +139,9 @@ def open_cases(
     limits = InputLimits(short_side=config.short_side, long_side=config.long_side)
     cases = []
     for name in golden.cases:
-        pictures = sorted(k for k in golden.tensors if k.startswith(f"{name}.in.image"))
-        expect(pictures, f"{golden.folder}: no tensor {name}.in.image, which the network needs")
-        pixels = [golden.tensors[key].numpy() for key in pictures]
+        images = sorted(k for k in golden.tensors if k.startswith(f"{name}.in.image"))
+        expect(images, f"{golden.folder}: no tensor {name}.in.image, which the network needs")
+        pixels = [golden.tensors[key].numpy() for key in images]
         inputs = [network_input(one, model.config, limits) for one in pixels]
         cases.append(Case(name, golden, results, model, fast, inputs))
     return cases
@@ -170,15 +170,15 @@ def config_of_keys(
 
 @torch.inference_mode()
 def shared_stages(case: Case, *, features: str, scores: str) -> None:
-    """Picture to heads; ``features`` and ``scores`` are the family's names of these tensors."""
+    """Image to heads; ``features`` and ``scores`` are the family's names of these tensors."""
     model, spec = case.model, case.spec
     case.check("out.tensor", case.batch())
     if spec.resize == "pillow":
-        for picture, number in zip(case.inputs, case.numbers, strict=True):
+        for image, number in zip(case.inputs, case.numbers, strict=True):
             pixels = case[f"in.image{number}"].numpy()
             if spec.channel_order == "rgb":  # turned before it is resized
                 pixels = pixels[:, :, ::-1].copy()
-            resized = resize_pillow(pixels, *picture.tensor.shape[2:])
+            resized = resize_pillow(pixels, *image.tensor.shape[2:])
             case.check(f"out.resized{number}", torch.tensor(resized))
     backbone = model.backbone
     stem = backbone.stem(case["out.tensor"])
@@ -198,7 +198,7 @@ def shared_stages(case: Case, *, features: str, scores: str) -> None:
 def check_proposals(
     case: Case, generator: ProposalGenerator, index: int, keys: tuple[str, str]
 ) -> None:
-    """Proposals of one picture by recorded outputs of the head; ``keys``: of boxes and scores."""
+    """Proposals of one image by recorded outputs of the head; ``keys``: of boxes and scores."""
     frames = case.frames(index)
     boxes, scores = generator.propose(
         *recorded_head(case, index), frames.network_limits, frames.min_sides
@@ -215,14 +215,14 @@ def check_proposals(
 
 
 def recorded_head(case: Case, index: int) -> tuple[Tensor, Tensor]:
-    """The recorded outputs of the proposal head for one picture."""
+    """The recorded outputs of the proposal head for one image."""
     return case["out.rpn_logits"][index : index + 1], case["out.rpn_deltas"][index : index + 1]
 
 
 def ties_of(
     case: Case, generator: ProposalGenerator, index: int, keys: tuple[str, str]
 ) -> ProposalTies | None:
-    """What near ties may do to one picture's proposals; None where too little is recorded."""
+    """What near ties may do to one image's proposals; None where too little is recorded."""
     if not all(f"{case.name}.{key}" in case.golden.tensors for key in keys):
         return None
     return proposal_ties(
@@ -258,10 +258,10 @@ def heads(case: Case, features: str) -> None:
 
 @torch.inference_mode()
 def end_to_end(case: Case) -> list[Detections]:
-    """Our own detections of each picture, from the pictures on, all of them in one batch."""
+    """Our own detections of each image, from the images on, all of them in one batch."""
     frames = make_frames(case.measures())
     batch = case.model(case.batch(), frames.network_limits, frames.min_sides, chunk=CHUNK)
-    return each_picture(batch)
+    return each_image(batch)
 
 
 @torch.inference_mode()
@@ -310,7 +310,7 @@ def of_recorded_proposals(
 
 def of_recorded_classes(case: Case, index: int, ours: Detections) -> Detections:
     """Our detections with the attributes of the recorded class, where two classes nearly tie."""
-    logits = case.of_picture("out.class_logits", index)
+    logits = case.of_image("out.class_logits", index)
     if ours.attribute_probs is None or ours.class_probs[0].shape != logits.shape:
         return ours
     mine, key = ours.class_probs[0].argmax(dim=1), f"{case.name}.out.class_logits"
@@ -325,7 +325,7 @@ def of_recorded_classes(case: Case, index: int, ours: Detections) -> Detections:
 
 @torch.inference_mode()
 def given_boxes(case: Case) -> None:
-    """Features of boxes in the picture's pixels, where the set has such boxes."""
+    """Features of boxes in the image's pixels, where the set has such boxes."""
     if f"{case.name}.in.given_boxes" not in case.golden.tensors:
         return
     factors = torch.tensor(case.inputs[0].factors * 2)

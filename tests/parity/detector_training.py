@@ -76,7 +76,7 @@ class Recorded:
             yield number
 
     def draws(self, *prefixes: str) -> RecordedDraws:
-        """The permutations in order: for each prefix those of all pictures, positive first."""
+        """The permutations in order: for each prefix those of all images, positive first."""
         drawn = [
             self[f"in.{prefix}perm_{sign}{i}"]
             for prefix in prefixes

@@ -146,25 +146,25 @@ def vg_map(golden: GoldenSet, results: Results) -> None:
     """The original's scorer, of classes and of attributes."""
     for case in cases(golden, results):
         about = golden.config["cases"][int(case.name.removeprefix("case"))]
-        pictures, names, boxes = [], [], []
+        images, names, boxes = [], [], []
         for i in case.numbers("in.boxes"):
             of_boxes = case[f"in.classes{i}"][:, None]
             if about["kind"] == "attributes":
                 of_boxes = case[f"in.attributes{i}"]
             for box, own in zip(case[f"in.boxes{i}"].tolist(), of_boxes.tolist(), strict=True):
                 for name in sorted({one for one in own if one > 0}):
-                    pictures.append(i)
+                    images.append(i)
                     names.append(name - 1)
                     boxes.append(box)
         rows = case["in.detections"].numpy()
         detected = DetectedBoxes(
-            pictures=rows[:, 0].astype(np.int64),
+            images=rows[:, 0].astype(np.int64),
             names=rows[:, 1].astype(np.int64) - 1,
             boxes=rows[:, 2:6],
             scores=rows[:, 6],
         )
         truth = TrueBoxes(
-            np.array(pictures, dtype=np.int64),
+            np.array(images, dtype=np.int64),
             np.array(names, dtype=np.int64),
             np.array(boxes, dtype=np.float64).reshape(-1, 4),
         )

@@ -11,8 +11,8 @@ from tests.parity.detector_training_keys import keys_of, settings_of
 from tests.parity.golden import GoldenSet, expect, read_tensors
 from tests.parity.results import Results
 from torch import Tensor
+from vlmill.extract.images.resize import normalise_pixels
 
-from vlmill.extract.pictures.resize import normalise_pixels
 from vlmill.extract.train.batches import padded_batch
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.solver import clip_gradients, make_optimizer
@@ -32,7 +32,7 @@ LOSSES = {
 
 
 def train_step(golden: GoldenSet, results: Results) -> None:
-    """Stage by stage on the recorded outputs, then once more from the pictures on."""
+    """Stage by stage on the recorded outputs, then once more from the images on."""
     for case in cases(golden, results):
         settings, model = opened(golden, case.name)
         batch = batch_of(case, model.config)
@@ -58,11 +58,11 @@ def opened(golden: GoldenSet, name: str) -> tuple[TrainingSettings, FasterRCNN]:
 
 
 def batch_of(case: Recorded, config: DetectorConfig) -> Batch:
-    """The pictures of a case at the network's size, and what is annotated in them."""
-    pictures, truths = [], []
+    """The images of a case at the network's size, and what is annotated in them."""
+    images, truths = [], []
     for i in case.numbers("in.image"):
         pixels = case[f"in.image{i}"].numpy()
-        pictures.append(normalise_pixels(pixels, 1.0, pixels.shape[:2], config).permute(2, 0, 1))
+        images.append(normalise_pixels(pixels, 1.0, pixels.shape[:2], config).permute(2, 0, 1))
         attributes = torch.full((len(case[f"in.gt_boxes{i}"]), 0), -1)
         if f"in.gt_attributes{i}" in case:
             attributes = case[f"in.gt_attributes{i}"]
@@ -73,15 +73,15 @@ def batch_of(case: Recorded, config: DetectorConfig) -> Batch:
                 attributes=attributes,
             )
         )
-    names = [str(i) for i in range(len(pictures))]
-    scales = [1.0] * len(pictures)
-    return padded_batch(names, pictures, truths, scales, config)
+    names = [str(i) for i in range(len(images))]
+    scales = [1.0] * len(images)
+    return padded_batch(names, images, truths, scales, config)
 
 
 def stages(case: Recorded, step: DetectorStep, batch: Batch) -> None:
     """Each stage on what is recorded before it, as far as it is."""
     model = step.model
-    case.check("out.tensor", batch.pictures)
+    case.check("out.tensor", batch.images)
     draws = case.draws("rpn_", "roi_")
     if "out.res4" not in case:
         return

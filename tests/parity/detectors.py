@@ -1,4 +1,4 @@
-"""The detector families: each against its recordings, stage by stage and from the picture on."""
+"""The detector families: each against its recordings, stage by stage and from the image on."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -125,9 +125,9 @@ def expect_same_rows(case: Case, ours: Detections, recorded: Detections) -> None
 
 
 def refined_boxes(case: Case, recorded: Detections) -> None:
-    """Refined boxes in the picture's pixels, and the mode that selects among them."""
+    """Refined boxes in the image's pixels, and the mode that selects among them."""
     frames = case.frames(0)
-    decoded = decoded_in_picture(case, "out.proposals", case.spec.max_log_scale)
+    decoded = decoded_in_image(case, "out.proposals", case.spec.max_log_scale)
     case.check("out.refined", clipped_layers(decoded, frames.scaled_limits))
     limit = case.golden.config["options"]["sel"][0][1]
     highest = Selection(threshold=0.0, min_boxes=limit, max_boxes=limit)
@@ -136,11 +136,11 @@ def refined_boxes(case: Case, recorded: Detections) -> None:
 
 
 def clipped_layers(decoded: Tensor, limits: Tensor) -> Tensor:
-    """Several boxes a row [R, B * 4], inside one picture."""
+    """Several boxes a row [R, B * 4], inside one image."""
     return clip_boxes(decoded.view(len(decoded), -1, 4), limits).flatten(1)
 
 
-def decoded_in_picture(case: Case, boxes: str, bound: float | None) -> Tensor:
+def decoded_in_image(case: Case, boxes: str, bound: float | None) -> Tensor:
     return decode_boxes(
         case[boxes] / case.inputs[0].scale,
         case["out.box_deltas"],
@@ -162,8 +162,8 @@ def original_layers(case: Case) -> None:
     described = case.model.describe(case["out.res4"], rois, taken)
     case.check("caffe.class_probs", described.class_probs[0])
     frames = case.frames(0)
-    decoded = decoded_in_picture(case, "caffe.rois", spec.max_log_scale)
-    case.check("caffe.pred_boxes", clipped_layers(decoded, frames.picture_limits))
+    decoded = decoded_in_image(case, "caffe.rois", spec.max_log_scale)
+    case.check("caffe.pred_boxes", clipped_layers(decoded, frames.image_limits))
     recorded = Detections(
         boxes=rois,
         box_mask=taken,
@@ -171,7 +171,7 @@ def original_layers(case: Case) -> None:
         class_probs=case["caffe.class_probs"][None],
     )
     confidence = class_confidence(
-        frames.to_pictures(rois),
+        frames.to_images(rois),
         foreground_classes(recorded.class_probs, spec),
         spec.class_nms_thresholds[0],
         offset=spec.box_offset,
@@ -228,17 +228,17 @@ def airsplay_selections(case: Case, ours: Detections, recorded: Detections) -> N
                 f"{key}_nms": chosen.nms_threshold,
             }
         )
-        # The reference scales these boxes in place: both names record the picture's pixels.
-        written = chosen.in_picture(choice, drop=True) if spec is of_pairs else chosen
+        # The reference scales these boxes in place: both names record the image's pixels.
+        written = chosen.in_image(choice, drop=True) if spec is of_pairs else chosen
         case.check(f"{key}_boxes", written.boxes)
         case.check(f"{key}_boxes_picture", written.boxes)
 
 
 def decoded_boxes(case: Case, index: int) -> Tensor:
-    """Class boxes of one picture, in the network's pixels, before clipping."""
+    """Class boxes of one image, in the network's pixels, before clipping."""
     return decode_boxes(
         case[f"out.proposals{case.numbers[index]}"],
-        case.of_picture("out.box_deltas", index),
+        case.of_image("out.box_deltas", index),
         weights=case.spec.box_weights,
         offset=case.spec.box_offset,
         max_log_scale=case.spec.max_log_scale,
@@ -258,7 +258,7 @@ def detectron2(golden: GoldenSet, results: Results) -> None:
         shared_stages(case, features="box_features", scores="proposal_logits")
         recorded = []
         for index, number in enumerate(case.numbers):
-            probs = case.of_picture("out.class_logits", index).softmax(dim=1)
+            probs = case.of_image("out.class_logits", index).softmax(dim=1)
             case.check(f"out.probs{number}", probs)
             case.check(f"out.decoded{number}", decoded_boxes(case, index))
             probs = case[f"out.probs{number}"]
@@ -277,7 +277,7 @@ def detectron2_selection(
     choice = choice_of(case, index, rule, f"out.pred_boxes{number}", f"out.scores{number}")
     rows = rows_by_ids(case, f"out.kept{number}", f"out.classes{number}")
     chosen = settled_choice(case, f"out.kept{number}", choice, ours, recorded, rows)
-    final = chosen.in_picture(choice, drop=True)
+    final = chosen.in_image(choice, drop=True)
     case.check_all(
         {
             f"out.pred_boxes{number}": chosen.boxes,
@@ -292,7 +292,7 @@ def detectron2_selection(
 
 
 def hf_frcnn(golden: GoldenSet, results: Results) -> None:
-    """The port, whose pictures went in red-green-blue (a defect of the code)."""
+    """The port, whose images went in red-green-blue (a defect of the code)."""
     config = golden.config
     fed = {"channel_order": "rgb" if config["input"]["format"] == "BGR" else "bgr"}
     rule = Selection(
@@ -300,7 +300,7 @@ def hf_frcnn(golden: GoldenSet, results: Results) -> None:
     )
     for case in open_cases(golden, results, config, fed):
         case.check("out.sizes", torch.tensor(case.sizes()))
-        factors = torch.tensor([picture.factors[::-1] for picture in case.inputs])
+        factors = torch.tensor([image.factors[::-1] for image in case.inputs])
         case.check("out.scales_yx", 1 / factors)
         shared_stages(case, features="features", scores="proposal_logits")
         recorded = [hf_recorded(case, index) for index in range(len(case.inputs))]
@@ -311,12 +311,12 @@ def hf_frcnn(golden: GoldenSet, results: Results) -> None:
 
 
 def hf_recorded(case: Case, index: int) -> Detections:
-    """What the port's network gave for one picture; it records logits."""
-    probs = case.of_picture("out.class_logits", index).softmax(dim=1)
+    """What the port's network gave for one image; it records logits."""
+    probs = case.of_image("out.class_logits", index).softmax(dim=1)
     recorded = case.recorded_detections(index, "out.features", probs)
     if not case.spec.num_attributes:
         return recorded
-    logits = case.of_picture("out.attr_logits", index)
+    logits = case.of_image("out.attr_logits", index)
     attributes = case.model.roi_heads.box_predictor.attribute_probs(logits)
     return dataclasses.replace(recorded, attribute_probs=attributes[None])
 
@@ -324,7 +324,7 @@ def hf_recorded(case: Case, index: int) -> Detections:
 def hf_selections(
     case: Case, ours: Sequence[Detections], recorded: Sequence[Detections], rule: Selection
 ) -> None:
-    """The chosen regions of each picture, and of all in one tensor."""
+    """The chosen regions of each image, and of all in one tensor."""
     chosen = [
         hf_selection(case, index, *pair, rule)
         for index, pair in enumerate(zip(ours, recorded, strict=True))
@@ -341,13 +341,13 @@ def hf_selections(
 def hf_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
 ) -> Regions:
-    number, picture = case.numbers[index], case.inputs[index]
+    number, image = case.numbers[index], case.inputs[index]
     boxes, scores = f"out.boxes{number}", f"out.obj_probs{number}"
     choice = choice_of(case, index, rule, boxes, scores)
     rows = rows_by_boxes(case, choice, recorded, boxes, scores)
     settled = settled_choice(case, f"out.obj_ids{number}", choice, ours, recorded, rows)
-    chosen = settled.in_picture(choice, drop=True)
-    size = torch.tensor([picture.width, picture.height] * 2)
+    chosen = settled.in_image(choice, drop=True)
+    size = torch.tensor([image.width, image.height] * 2)
     case.check_all(
         {
             boxes: chosen.boxes,

@@ -134,7 +134,7 @@ def refcoco(golden: GoldenSet, results: Results) -> None:
 
 
 def candidates_of(case: Mapping[str, Any], code: str) -> Grounding:
-    """What a code chooses among: two codes have the whole picture as row 0."""
+    """What a code chooses among: two codes have the full image as row 0."""
     boxes, scores = corners(case["candidates"]), np.array(case["scores"])
     if code != "mattnet":
         edge = 1 if code == "vlbert" else 0

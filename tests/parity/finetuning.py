@@ -19,12 +19,12 @@ from tests.parity.training import by_kind
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
+from vlmill.train.loading.images.crop import evaluation_image
 
 from vlmill.schemas.answers import soft_labels, without_marks
-from vlmill.train.loading.batch import whole_picture
+from vlmill.train.loading.batch import full_image
 from vlmill.train.loading.boxes import Size, padded_locations, resized_boxes, scales
 from vlmill.train.loading.masking.words import MaskedTokens
-from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.tasks.mirrored import find_sides, mirrored_text
@@ -70,7 +70,7 @@ def vlbert_rules(golden: GoldenSet, results: Results) -> None:
 
 
 def mirrored_words(case: dict[str, Any]) -> dict[str, Any]:
-    """The words of a mirrored picture's question, each a token."""
+    """The words of a mirrored image's question, each a token."""
     words = case["in"]
     ids = {word: number for number, word in enumerate(words)}
     tokens = np.arange(len(words))
@@ -108,7 +108,7 @@ def image_feature(case: dict[str, Any]) -> dict[str, Any]:
     hidden = torch.tensor([case["ops"]]) == 1
     features = torch.tensor([case["features"]]).masked_fill(hidden[..., None], 0.0)
     counts = torch.tensor([features.shape[1]])
-    return {"image_feature": whole_picture(features, counts, hidden, "rest")[0].tolist()}
+    return {"image_feature": full_image(features, counts, hidden, "rest")[0].tolist()}
 
 
 def compare_targets(results: Results, at: str, vocab: list[str], case: dict[str, Any]) -> None:
@@ -125,10 +125,10 @@ def vilbert_rules(golden: GoldenSet, results: Results) -> None:
     """ViLBERT's feature reader, and a record of pretraining without masks."""
     # Kept beside the normalised ones; no model is fed them.
     results.given("reader.*.out.location_pixels", "*.in.*")
-    pictures = {key.split(".")[1] for key in golden.tensors if key.startswith("reader.")}
-    for name in sorted(pictures):
+    images = {key.split(".")[1] for key in golden.tensors if key.startswith("reader.")}
+    for name in sorted(images):
         with naming(name):
-            read = picture_with_whole(golden, name)
+            read = image_with_whole(golden, name)
             for key, ours in read.items():
                 results.check(f"reader.{name}.out.{key}", ours)
     if "refer" in golden.config:
@@ -138,8 +138,8 @@ def vilbert_rules(golden: GoldenSet, results: Results) -> None:
         pretraining_record(golden, results)
 
 
-def picture_with_whole(golden: GoldenSet, name: str) -> dict[str, Tensor]:
-    """A picture's regions after its own row: the mean of all features, and the whole box."""
+def image_with_whole(golden: GoldenSet, name: str) -> dict[str, Tensor]:
+    """An image's regions after its own row: the mean of all features, and the whole box."""
     boxes, features, size = (
         golden.tensors[f"reader.{name}.in.{key}"] for key in ("boxes", "features16", "wh")
     )
@@ -148,7 +148,7 @@ def picture_with_whole(golden: GoldenSet, name: str) -> dict[str, Tensor]:
     count = len(boxes)
     locations = padded_locations([boxes.numpy()], [(width, height)], count + 1, first=whole)
     none = torch.zeros(1, count, dtype=torch.bool)
-    first = whole_picture(features[None], torch.tensor([count]), none, "mean")
+    first = full_image(features[None], torch.tensor([count]), none, "mean")
     return {
         "features16": torch.cat([first, features]),
         "location": torch.from_numpy(locations[0]),
@@ -157,9 +157,9 @@ def picture_with_whole(golden: GoldenSet, name: str) -> dict[str, Tensor]:
 
 
 def pretraining_record(golden: GoldenSet, results: Results) -> None:
-    """The caption's pieces, the padded regions, and the picture's row after some were hidden.
+    """The caption's pieces, the padded regions, and the image's row after some were hidden.
 
-    The record is of the picture of its size whose regions have as many rows of classes.
+    The record is of the image of its size whose regions have as many rows of classes.
     """
     record, recorded = golden.config["pretrain"], golden.tensors
     probs = recorded["pretrain.in.cls_prob40"]
@@ -171,7 +171,7 @@ def pretraining_record(golden: GoldenSet, results: Results) -> None:
         if len(recorded[f"reader.{name}.in.boxes"]) == count
         and recorded[f"reader.{name}.in.wh"].tolist() == size
     ]
-    expect(names, f"{golden.folder}: no picture of {size} has the {count} regions of pretrain")
+    expect(names, f"{golden.folder}: no image of {size} has the {count} regions of pretrain")
     name = names[0]
     boxes = recorded[f"reader.{name}.in.boxes"].numpy()
     locations = torch.from_numpy(padded_locations([boxes], [(size[0], size[1])], longest)[0])
@@ -181,7 +181,7 @@ def pretraining_record(golden: GoldenSet, results: Results) -> None:
     hidden = features.clone()
     hidden[record["rows_zeroed_before_batching"]] = 0
     none = torch.zeros(1, longest, dtype=torch.bool)
-    first = whole_picture(hidden[None], torch.tensor([count]), none, "mean")
+    first = full_image(hidden[None], torch.tensor([count]), none, "mean")
     whole = torch.tensor([[0.0, 0, 1, 1, 1]])
     targets = torch.zeros(longest, probs.shape[1])
     targets[:count] = probs
@@ -220,7 +220,7 @@ def caption_pieces(vocab: list[str], caption: str, longest: int) -> dict[str, Te
 
 
 def vlmo_rules(golden: GoldenSet, results: Results) -> None:
-    """Recall by vectors, or VLMo's own tables, whose pictures are read as ours are."""
+    """Recall by vectors, or VLMo's own tables, whose images are read as ours are."""
     if golden.cases:
         for case in golden.cases:
             recall(golden, results, case)
@@ -234,8 +234,8 @@ def vlmo_rules(golden: GoldenSet, results: Results) -> None:
                 continue
             for key in ("image", "image_0", "image_1"):
                 if f"{key}_mean" in record:
-                    content = picture_of(rows, key, record)
-                    pixels = evaluation_picture(content, record["text"], size)
+                    content = image_of(rows, key, record)
+                    pixels = evaluation_image(content, record["text"], size)
                     mean = float(pixels.astype(np.float64).mean()) / 127.5 - 1
                     results.check(f"expected:expected.{name}.{i}.{key}_mean", mean)
 
@@ -249,8 +249,8 @@ def rows_of_tables(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def picture_of(rows: Sequence[Mapping[str, Any]], key: str, record: Mapping[str, Any]) -> bytes:
-    """The picture in the column ``key`` of the row of which a sample is: by its text, and where
+def image_of(rows: Sequence[Mapping[str, Any]], key: str, record: Mapping[str, Any]) -> bytes:
+    """The image in the column ``key`` of the row of which a sample is: by its text, and where
     several have it by the table and the question that the sample names.
     """
     contents = {
@@ -261,13 +261,13 @@ def picture_of(rows: Sequence[Mapping[str, Any]], key: str, record: Mapping[str,
         and record.get("table_name") in (None, row["table_name"])
         and record.get("qid") in (None, *(row.get("question_id") or ()))
     }
-    expect(len(contents) == 1, f"{record['text']!r} is of {len(contents)} pictures")
+    expect(len(contents) == 1, f"{record['text']!r} is of {len(contents)} images")
     (content,) = contents
     return bytes(content)
 
 
 def recall(golden: GoldenSet, results: Results, case: str) -> None:
-    """Vectors score, and pictures come in any order."""
+    """Vectors score, and images come in any order."""
     images, texts, image_ids, text_image_ids = (
         golden.tensors[f"{case}.in.{name}"].numpy()
         for name in ("image_vec", "text_vec", "image_ids", "text_image_ids")

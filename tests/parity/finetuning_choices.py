@@ -10,20 +10,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from tests.parity.finetuning_regions import batch_of, check_regions, picture, stored_tables
+from tests.parity.finetuning_regions import batch_of, check_regions, image, stored_tables
 from tests.parity.golden import GoldenSet, leaves, naming, read_json
 from tests.parity.results import Results
 from tokenizers import Tokenizer
+from vlmill.train.loading.images.boxed import (
+    MASKS,
+    boxed_image,
+    make_image_regions,
+    padded_images,
+)
 
 from vlmill.schemas.readers.regions import RegionRow
 from vlmill.train.loading.boxes import Size, scales
 from vlmill.train.loading.masking.regions import MaskedRegions
-from vlmill.train.loading.pictures.boxed import (
-    MASKS,
-    boxed_picture,
-    make_image_regions,
-    padded_pictures,
-)
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.stored import unread_features
 from vlmill.train.loading.vocabulary import read_vocabulary
@@ -51,7 +51,7 @@ def vilbert_choices(golden: GoldenSet, results: Results) -> None:
         reader = stored_tables(golden, Path(folder))
         feeding = replace(vilbert_vcr_feeding(), max_regions=about["max_region_num"] - 1)
         image_id = annotation["img_id"].partition("-")[2]
-        regions = picture(reader, image_id, feeding, annotated=True)
+        regions = image(reader, image_id, feeding, annotated=True)
         batch = batch_of(regions, reader, feeding)
     for kind, longest in about["max_seq_length"].items():
         at = f"vcr.{kind}.out"
@@ -102,7 +102,7 @@ def vlbert_choices(golden: GoldenSet, results: Results) -> None:
         shown = question_about(question, objects)
         with naming(at):
             ours: dict[str, Any] = tagged(shown, case["seq_len"], first, tokenizer)
-            ours["im_info"] = picture_with_outlines(golden, results, content, case, shown, objects)
+            ours["im_info"] = image_with_outlines(golden, results, content, case, shown, objects)
             results.check_all(dict(leaves(ours, at)))
         first += list(shown.object_names).count(PERSON)
 
@@ -136,7 +136,7 @@ def question_of(content: dict[str, Any], case: dict[str, Any]) -> Question:
     )
 
 
-def picture_with_outlines(
+def image_with_outlines(
     golden: GoldenSet,
     results: Results,
     content: dict[str, Any],
@@ -144,10 +144,10 @@ def picture_with_outlines(
     shown: Question,
     objects: list[int],
 ) -> list[float]:
-    """The picture, boxes with score and category, and outlines of the ``objects`` that are
-    ``shown``; the resized picture's facts.
+    """The image, boxes with score and category, and outlines of the ``objects`` that are
+    ``shown``; the resized image's facts.
 
-    The published code pads all pictures to one size.
+    The published code pads all images to one size.
     """
     at, sample = f"tensors:vcr.case{case['case']}", case["sample"]
     about = content["vcr_metadata"][sample]
@@ -172,23 +172,23 @@ def picture_with_outlines(
         num_shown=len(boxes),
         mirrored=mirrored,
     )
-    pixels = boxed_picture(image, regions, feeding)
+    pixels = boxed_image(image, regions, feeding)
     found = sample_with(Sample(pair_id=at, regions=regions, pixels=pixels), objects)
     assert found.regions is not None and found.regions.num_shown == len(objects)
     masks = instance_masks(shown.outlines(), shown.box_rows, 14, mirrored=mirrored)
-    padded = padded_pictures([dict(found.pixels) | {MASKS: masks}], 1 + len(objects))
+    padded = padded_images([dict(found.pixels) | {MASKS: masks}], 1 + len(objects))
     tensors = {name: torch.from_numpy(array) for name, array in padded.items()}
     tensors["region_mask"] = torch.ones(1, 1 + len(objects), dtype=torch.bool)
-    pictures = make_image_regions(tensors)
-    assert pictures is not None and pictures.instance_masks is not None
-    height, width = pictures.pictures.shape[2:]
+    images = make_image_regions(tensors)
+    assert images is not None and images.instance_masks is not None
+    height, width = images.images.shape[2:]
     below, right = recorded.shape[1] - height, recorded.shape[2] - width
-    results.check(f"{at}.image", F.pad(pictures.pictures[0], (0, right, 0, below)))
+    results.check(f"{at}.image", F.pad(images.images[0], (0, right, 0, below)))
     categories = torch.tensor([find_category(name) or 0 for name in shown.object_names])
     more = torch.stack([scores, categories.float()], dim=1)
     more = torch.cat([torch.tensor([[1.0, WHOLE]]), more])
-    results.check(f"{at}.boxes", torch.cat([pictures.boxes[0], more], dim=1))
-    results.check(f"{at}.masks", pictures.instance_masks[0])
+    results.check(f"{at}.boxes", torch.cat([images.boxes[0], more], dim=1))
+    results.check(f"{at}.masks", images.instance_masks[0])
     size = Size(width=about["width"], height=about["height"])
     new = size.resized(feeding.short_side, feeding.long_side)
     return [float(x) for x in (new.width, new.height, *scales(size, new), sample)]

@@ -53,7 +53,7 @@ def expressions(golden: GoldenSet, results: Results, pieces: Any) -> None:
             for split in ("train", "val"):
                 at = f"refer.{split}{number}.out"
                 with naming(at):
-                    regions = picture(reader, str(image_id), feeding, annotated=split == "train")
+                    regions = image(reader, str(image_id), feeding, annotated=split == "train")
                     check_regions(results, at, batch_of(regions, reader, feeding))
                     taught = targets(regions, named, feeding, raw=split == "val")
                     length = len(golden.tensors[f"{at}.target"])
@@ -93,7 +93,7 @@ def stored_row(golden: GoldenSet, name: str, image_id: str) -> RegionRow:
     return RegionRow(image_id=image_id, width=width, height=height, boxes=boxes, features=features)
 
 
-def picture(
+def image(
     reader: JoinedRegions, image_id: str, feeding: Feeding, *, annotated: bool
 ) -> SampledRegions:
     (at,) = reader.find([image_id]).tolist()
@@ -108,7 +108,7 @@ def batch_of(regions: SampledRegions, reader: JoinedRegions, feeding: Feeding) -
 
 
 def check_regions(results: Results, at: str, batch: Batch) -> None:
-    """What the model is fed of the picture, padded as recorded."""
+    """What the model is fed of the image, padded as recorded."""
     inputs = batch.inputs
     length = len(results.golden.tensors[f"{at}.image_mask"])
     pad = partial(padded, length=length)

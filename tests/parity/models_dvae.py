@@ -1,4 +1,4 @@
-"""Both picture tokenizers' recordings."""
+"""Both image tokenizers' recordings."""
 
 from typing import Any
 

@@ -123,18 +123,18 @@ def tasks(case: Case) -> None:
 
 
 def encode(case: Case, trunk: Any) -> EncodedPair:
-    """Every text with its picture, one text with all, or each with each, as was recorded."""
+    """Every text with its image, one text with all, or each with each, as was recorded."""
     tokens, features = case["in.input_ids"], case["in.image_feat"]
-    texts, pictures = len(tokens), len(features)
+    texts, images = len(tokens), len(features)
     has_task = isinstance(trunk, Vilbert) and trunk.task_table is not None
     task = {"task": case["in.task_ids"][:, 0]} if has_task else {}
     if case.golden.config.get("in_batch_pairs"):
         which = (
-            torch.arange(texts).repeat_interleave(pictures),
-            torch.arange(pictures).repeat(texts),
+            torch.arange(texts).repeat_interleave(images),
+            torch.arange(images).repeat(texts),
         )
-    elif texts == 1 < pictures:
-        which = torch.zeros(pictures, dtype=torch.int64), torch.arange(pictures)
+    elif texts == 1 < images:
+        which = torch.zeros(images, dtype=torch.int64), torch.arange(images)
     else:
         paired: EncodedPair = trunk(recorded_pairs(case), pack=False, **task)
         return paired
@@ -204,13 +204,13 @@ def release_of_12_tasks(case: Case) -> None:
     check_streams(case, encoded, text)
     pooled = encoded.pooled
     mask = case.mask("in.image_attention_mask", case["in.image_feat"][..., 0])
-    # Consecutive rows are a pair's two pictures; an odd number of rows is scored row by row.
-    two_pictures = model.trunk.match_logits if len(pooled) % 2 else model.two_picture_logits
+    # Consecutive rows are a pair's two images; an odd number of rows is scored row by row.
+    two_images = model.trunk.match_logits if len(pooled) % 2 else model.two_image_logits
     case.check(
         vil_prediction=model.answer_logits(pooled),
         vil_prediction_gqa=model.gqa_logits(pooled),
         vil_logit=model.scores(pooled)[:, None],
-        vil_binary_prediction=two_pictures(pooled),
+        vil_binary_prediction=two_images(pooled),
         vil_tri_prediction=model.entailment_logits(pooled),
         vision_prediction=region_scores(model.trunk, encoded.regions),
         vision_logit=model.region_scores(encoded.regions, mask)[..., None],

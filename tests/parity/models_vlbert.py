@@ -200,7 +200,7 @@ def pretraining_inputs(case: Case) -> VLInputs:
 
 
 def texts_alone(case: Case, name: str) -> list[Tensor]:
-    """A recorded input of each corpus without pictures: ``aux0``, ``aux1``, ..."""
+    """A recorded input of each corpus without images: ``aux0``, ``aux1``, ..."""
     parts: list[Tensor] = []
     while (key := f"in.aux{len(parts)}_{name}") in case:
         parts.append(case[key])

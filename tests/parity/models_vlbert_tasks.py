@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlmill.models import VLInputs
-from vlmill.models.inputs import PictureRegions
+from vlmill.models.inputs import ImageRegions
 from vlmill.models.places import find_positions
 from vlmill.models.vlbert.published import links
 from vlmill.models.vlbert.tasks import ChoiceInputs
@@ -134,11 +134,11 @@ def refcoco(case: Case) -> None:
 
 def choice_text(case: Case, switches: dict[str, Any]) -> TaskText:
     """Each question with each of its choices, in the order and sentences of the recording."""
-    in_picture = not switches.get("NO_GROUNDING")
+    in_image = not switches.get("NO_GROUNDING")
     pairs = []
     for question, choices in zip(case["in.question"], case["in.answer_choices"], strict=True):
         for choice in choices:
-            pair = pairs_of(question, in_picture), pairs_of(choice, in_picture)
+            pair = pairs_of(question, in_image), pairs_of(choice, in_image)
             pairs.append(pair[::-1] if switches.get("ANSWER_FIRST") else pair)
     one_sentence = bool(switches.get("QA_ONE_SENT"))
     return vcr_text(pairs, special_ids(case), one_sentence=one_sentence)
@@ -161,7 +161,7 @@ def vcr(case: Case) -> None:
     output = case.model(inputs, pack=False)
     losses = {"ans_loss": choice_loss(switches, output.answer_logits, case["in.answer_label"])}
     if switches.get("ENABLE_CNN_REG_LOSS", True):
-        categories = boxes[output.pictures, output.regions, 5].long()
+        categories = boxes[output.images, output.regions, 5].long()
         category_loss = mean_cross_entropy(output.category_logits, categories)
         losses["cnn_regularization_loss"] = category_loss
     like = case["out.text_input_ids"]
@@ -186,25 +186,25 @@ def choice_loss(switches: dict[str, Any], logits: Tensor, right: Tensor) -> Tens
     return loss * (weight + 1.0) / (2.0 * weight)
 
 
-def pairs_of(padded: Tensor, in_picture: bool) -> list[tuple[int, int]]:
-    """Word pieces and their regions, row 0 for each if none is ``in_picture``."""
-    return [(int(i), int(tag) * in_picture) for i, tag, _ in padded if i > 0]
+def pairs_of(padded: Tensor, in_image: bool) -> list[tuple[int, int]]:
+    """Word pieces and their regions, row 0 for each if none is ``in_image``."""
+    return [(int(i), int(tag) * in_image) for i, tag, _ in padded if i > 0]
 
 
 def region_network(case: Case) -> None:
     """Each stage on what ours made before it, from the pixels on."""
     cnn, body = case.model.cnn, case.model.model
     mask = case.mask("in.box_mask", case["in.boxes"][..., 0])
-    regions = PictureRegions(
-        pictures=case["in.images"],
+    regions = ImageRegions(
+        images=case["in.images"],
         sizes=case["in.im_info"][:, :2],
         boxes=case["in.boxes"],
         region_mask=mask,
         instance_masks=case.optional("in.segms"),
     )
-    body4 = cnn.feature_map(regions.pictures)
+    body4 = cnn.feature_map(regions.images)
     pooled = cnn.pool(body4, regions.boxes, find_positions(mask))
-    appearance = cnn(regions.pictures, regions.boxes, mask, regions.instance_masks)
+    appearance = cnn(regions.images, regions.boxes, mask, regions.instance_masks)
     case.check(
         body4=body4,
         roi_align=pooled,

@@ -297,7 +297,7 @@ def match_labels(pairs: int) -> Tensor:
 
 
 def pixel_inputs(case: Case) -> PixelInputs:
-    """The unmasked texts with their pictures."""
+    """The unmasked texts with their images."""
     tokens, most = case["in.text_ids"], case.model.encoder.config.max_text_tokens
     expect(
         tokens.shape[1] == most,

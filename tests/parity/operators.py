@@ -11,8 +11,8 @@ import torch
 from tests.parity.golden import GoldenSet, expect
 from tests.parity.results import Results
 from torch import Tensor
+from vlmill.extract.images.resize import resize_bilinear, resize_pillow, resize_torch
 
-from vlmill.extract.pictures.resize import resize_bilinear, resize_pillow, resize_torch
 from vlmill.models.detector.anchors import (
     centred_cell_anchors,
     grid_anchors,
@@ -53,7 +53,7 @@ def operators(golden: GoldenSet, results: Results) -> None:
 
 
 def pooling(golden: GoldenSet, results: Results, key: str, kind: Pooling, samples: int) -> None:
-    """All pictures' regions at once, in the order of the rows; scaled to our network's stride."""
+    """All images' regions at once, in the order of the rows; scaled to our network's stride."""
     features, rois = golden.tensors["roi.in.map"], golden.tensors["roi.in.rois"]
     rows, columns = golden.tensors[key].shape[-2:]
     expect(rows == columns, f"{golden.folder}: {key}: {rows} x {columns} bins, want a square")
@@ -86,7 +86,7 @@ def one_column_a_class(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def survivors(boxes: Tensor, scores: Tensor, threshold: float, *, caffe: bool) -> Tensor:
-    """Rows of all survivors of one picture, best first."""
+    """Rows of all survivors of one image, best first."""
     places, values = first_survivors(
         boxes[None, :, None],
         scores[None],
@@ -165,11 +165,11 @@ def decoded(golden: GoldenSet, what: str) -> Tensor:
 
 def resized(golden: GoldenSet, name: str, what: str) -> Tensor:
     """One of the three resizes, to the recorded size where the size is an argument."""
-    picture = golden.tensors[f"{name}.in.image"]
+    image = golden.tensors[f"{name}.in.image"]
     target = golden.tensors[f"{name}.out.{what}"]
     if what == "cv2_float_minus_mean":
-        centred = picture.float() - torch.tensor(MEAN)
+        centred = image.float() - torch.tensor(MEAN)
         return resize_bilinear(centred, golden.tensors[f"{name}.in.scale"].item())
     if what == "pil_uint8":
-        return torch.tensor(resize_pillow(picture.numpy(), *target.shape[:2]))
-    return resize_torch(picture.float(), *target.shape[1:]).permute(2, 0, 1)
+        return torch.tensor(resize_pillow(image.numpy(), *target.shape[:2]))
+    return resize_torch(image.float(), *target.shape[1:]).permute(2, 0, 1)

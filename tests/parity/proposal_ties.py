@@ -28,7 +28,7 @@ SAME = 1e-4  # pixels and scores: the same anchor computed among others
 def every_proposal(
     generator: ProposalGenerator, logits: Tensor, deltas: Tensor, frames: Frames
 ) -> tuple[Tensor, Tensor]:
-    """Box [C, 4] and score [C] of every anchor of one picture, before any cut."""
+    """Box [C, 4] and score [C] of every anchor of one image, before any cut."""
     anchors = generator.anchor_generator(*logits.shape[-2:])[None]
     regressions = deltas.permute(0, 2, 3, 1).reshape(anchors.shape)
     boxes = generator.decode(anchors, regressions, frames.network_limits)
@@ -37,7 +37,7 @@ def every_proposal(
 
 @dataclass(frozen=True)
 class ProposalTies:
-    """The proposals of one picture among all anchors, by recorded outputs of the head."""
+    """The proposals of one image among all anchors, by recorded outputs of the head."""
 
     generator: ProposalGenerator
     frames: Frames

@@ -19,7 +19,7 @@ from vlmill.extract.detect.selection import (
     by_class_confidence,
     by_class_pairs,
     candidate_boxes,
-    in_pictures,
+    in_images,
 )
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_classes
@@ -36,7 +36,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of one picture, as recordings have them."""
+    """The regions of one image, as recordings have them."""
 
     ids: Tensor
     boxes: Tensor
@@ -48,8 +48,8 @@ class Regions:
         """Whether both are the same regions, in one order."""
         return torch.equal(self.ids, other.ids) and torch.equal(self.class_ids, other.class_ids)
 
-    def in_picture(self, choice: "Choice", *, drop: bool = False) -> "Regions":
-        """In the picture's own pixels; without those of which nothing is left, where asked."""
+    def in_image(self, choice: "Choice", *, drop: bool = False) -> "Regions":
+        """In the image's own pixels; without those of which nothing is left, where asked."""
         batch = SelectedRegions(
             ids=self.ids[None],
             boxes=self.boxes[None],
@@ -58,12 +58,12 @@ class Regions:
             box_mask=torch.ones(1, len(self.ids), dtype=torch.bool),
             nms_threshold=self.nms_threshold[None],
         )
-        moved = in_pictures(batch, choice.spec, choice.frames)
+        moved = in_images(batch, choice.spec, choice.frames)
         return taken_of(moved if drop else dataclasses.replace(moved, box_mask=batch.box_mask))
 
 
 def taken_of(chosen: SelectedRegions) -> Regions:
-    """The regions of a batch's only picture, without free places."""
+    """The regions of a batch's only image, without free places."""
     taken = chosen.box_mask[0]
     return Regions(
         ids=chosen.ids[0, taken],
@@ -102,7 +102,7 @@ class Choice:
     def boxes(self, detections: Detections) -> Tensor:
         """The boxes [R, B, 4] that suppress each other, one a class or one for all."""
         if self.spec.selection == "class-confidence":
-            return self.frames.to_pictures(detections.boxes)[0, :, None]
+            return self.frames.to_images(detections.boxes)[0, :, None]
         boxes = candidate_boxes(detections, self.spec, self.frames)[0]
         first = self.spec.background == "first" and boxes.shape[1] > 1
         return boxes[:, 1:] if first else boxes

@@ -26,7 +26,7 @@ FRAMES = Frames(
     factors=torch.full((1, 4), 1.25),
     network_limits=LIMITS,
     scaled_limits=LIMITS / 1.25,
-    picture_limits=LIMITS / 1.25,
+    image_limits=LIMITS / 1.25,
 )
 SMALL: dict[str, Any] = {
     "num_classes": 5,

@@ -3,12 +3,12 @@
 import pytest
 from peers.detectron2_step import Work, is_there, our_step, their_step
 
-WORK = Work(depth=50, pictures=2, height=96, width=128, regions=16, narrow=True)
+WORK = Work(depth=50, images=2, height=96, width=128, regions=16, narrow=True)
 
 
 @pytest.mark.skipif(not is_there(), reason="Detectron2 is not installed (docs/install.md)")
 def test_a_step_has_detectron2s_losses_and_gradients() -> None:
-    """The same weights, pictures and boxes; Detectron2 draws its examples by our permutations."""
+    """The same weights, images and boxes; Detectron2 draws its examples by our permutations."""
     (ours, our_losses), (theirs, their_losses) = (
         (model, step(False)) for model, step in (our_step(WORK), their_step(WORK))
     )

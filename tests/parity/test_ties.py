@@ -113,7 +113,7 @@ def test_settled_choices_by_hand(tmp_path: Path) -> None:
     assert results.exchanges["case0.out.choice"]["margin"] == pytest.approx(0.05)
 
 
-def test_proposals_that_nearly_tie_may_be_others_from_the_picture_on(tmp_path: Path) -> None:
+def test_proposals_that_nearly_tie_may_be_others_from_the_image_on(tmp_path: Path) -> None:
     """A network off by a ten-thousandth drops other proposals at the cuts, and says so."""
     golden, _ = small_set(tmp_path, "detectron2", {}, seed=3)
     weights = load_file(golden.weights)

@@ -18,8 +18,8 @@ from tests.parity.variants_detector import (
     TOLERANCE,
     Sections,
     config_of_family,
+    images,
     network_config,
-    pictures,
     small_set,
 )
 from torchvision.ops import roi_align, roi_pool
@@ -134,7 +134,7 @@ def expect_anchors(golden: GoldenSet, config: DetectorConfig) -> None:
 
 
 def expect_proposals(golden: GoldenSet, config: DetectorConfig) -> None:
-    """Of the first picture, from the anchors and the recorded head by plain NumPy."""
+    """Of the first image, from the anchors and the recorded head by plain NumPy."""
     tensors, offset = golden.tensors, config.box_offset
     anchors = tensors["case0.out.anchors"].double().numpy()
     deltas = tensors["case0.out.rpn_deltas"][0].permute(1, 2, 0).reshape(-1, 4).double().numpy()
@@ -160,10 +160,10 @@ def expect_proposals(golden: GoldenSet, config: DetectorConfig) -> None:
 
 
 def input_size(golden: GoldenSet) -> tuple[int, int, float]:
-    """Height, width and resize factor of the first picture in the network, by its own sides."""
+    """Height, width and resize factor of the first image in the network, by its own sides."""
     name = "case0.in.image"
-    picture = golden.tensors[name if name in golden.tensors else f"{name}0"]
-    height, width = picture.shape[:2]
+    image = golden.tensors[name if name in golden.tensors else f"{name}0"]
+    height, width = image.shape[:2]
     scale = min(64 / min(height, width), 90 / max(height, width))
     return round(height * scale), round(width * scale), scale
 
@@ -194,7 +194,7 @@ def test_another_grid_of_anchors_than_recorded_fails(tmp_path: Path) -> None:
 def test_a_key_that_is_not_honoured_is_named(tmp_path: Path) -> None:
     config = config_of_family("detectron2", {"ROI_HEADS": {"NAME": "StandardROIHeads"}})
     entry = {"part": "detector", "family": "detectron2", "tolerance": TOLERANCE}
-    tensors = {"case0.in.image0": pictures((50, 70))[0]}
+    tensors = {"case0.in.image0": images((50, 70))[0]}
     golden = write_set(tmp_path, "frcnn/other", entry, config, tensors)
     network = network_config("detectron2", config_of_family("detectron2", {}))
     write_detector(golden, network, counters=False)

@@ -21,7 +21,7 @@ from tests.parity.golden import GoldenSet
 from tests.parity.handlers import compare
 from tests.parity.results import Results
 from tests.parity.variants import recorded, write_detector, write_set
-from tests.parity.variants_detector import config_of_family, merged, network_config, pictures
+from tests.parity.variants_detector import config_of_family, images, merged, network_config
 from torch import Tensor
 
 from vlmill.extract.train.settings import RoiRules, RpnRules, Solver
@@ -92,7 +92,7 @@ def test_regions_of_boxes_without_attributes_are_sampled(tmp_path: Path) -> None
 
 
 def test_the_originals_layers_allow_a_border_and_have_no_attributes(tmp_path: Path) -> None:
-    """One anchor, 16 pixels wide, in each of two cells of a picture of 24: by hand."""
+    """One anchor, 16 pixels wide, in each of two cells of an image of 24: by hand."""
     anchors = {
         **{"layer": "AnchorTargetLayer", "feat_stride": 16, "scales": [1], "ratios": [1.0]},
         **{"RPN_BATCHSIZE": 4, "RPN_FG_FRACTION": 0.5, "allowed_border": 9},
@@ -151,7 +151,7 @@ def open_weights(golden: GoldenSet) -> Mapping[str, Tensor]:
 
 
 def training_set(root: Path, norm: str) -> GoldenSet:
-    """A whole step of a small network on two pictures, one of them without a box."""
+    """A whole step of a small network on two images, one of them without a box."""
     inside = merged(TRAINING, {"RESNETS": {"NORM": norm}})
     keys = config_of_family("detectron2", {})["detectron2_keys"]
     keys = merged(keys, {f"MODEL.{name}": value for name, value in inside.items()})
@@ -159,8 +159,7 @@ def training_set(root: Path, norm: str) -> GoldenSet:
     keys |= {f"SOLVER.{name}": value for name, value in solver.items()}
     config = {"detectron2_keys": keys, "cases": [{"keys": {}}]}
     tensors = {
-        f"case0.in.image{number}": picture
-        for number, picture in enumerate(pictures((48, 64), (64, 48)))
+        f"case0.in.image{number}": image for number, image in enumerate(images((48, 64), (64, 48)))
     }
     boxes = torch.tensor([[4.0, 4, 40, 44], [20, 8, 60, 30]])
     tensors |= {"case0.in.gt_boxes0": boxes, "case0.in.gt_classes0": torch.tensor([1, 3])}

@@ -43,8 +43,8 @@ def pretraining_set(tmp_path: Path, tensors: dict[str, Tensor], **changes: Any) 
     return recorded(write_set(tmp_path, "vilbert/other", entry, config | pairing, tensors))
 
 
-def test_each_text_with_each_picture(tmp_path: Path) -> None:
-    """Row i * B + j is text i with picture j, as if the pairs had been written out."""
+def test_each_text_with_each_image(tmp_path: Path) -> None:
+    """Row i * B + j is text i with image j, as if the pairs had been written out."""
     torch.manual_seed(22)
     inputs = drawn_pairs(vilbert_config(), (3, 6, 4))
     golden = pretraining_set(tmp_path, of_case("case0", inputs), in_batch_pairs=True)
@@ -56,7 +56,7 @@ def test_each_text_with_each_picture(tmp_path: Path) -> None:
     expect_passed_and_moved_fails(golden)
 
 
-def test_one_text_for_all_pictures_in_pretraining(tmp_path: Path) -> None:
+def test_one_text_for_all_images_in_pretraining(tmp_path: Path) -> None:
     torch.manual_seed(23)
     inputs = drawn_pairs(vilbert_config(), (4, 6, 5))
     inputs |= {name: inputs[name][:1] for name in TEXTS}
@@ -136,7 +136,7 @@ def test_choices_by_hand() -> None:
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("absolute", [True, False])
 def test_vlmo_s_texts_have_positions_of_one_kind(relative: bool, absolute: bool) -> None:
-    """Absolute ones wherever there are no relative ones, whatever the pictures have."""
+    """Absolute ones wherever there are no relative ones, whatever the images have."""
     changes = {"need_relative_position_embed": relative, "use_abs_pos_emb": absolute}
     family = FAMILIES["vlmo"]
     model: Any = family.build(family.configure(vlmo_config("textmlm", **changes)))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.parity.finetuning import picture_of
+from tests.parity.finetuning import image_of
 from tests.parity.golden import GoldenSet, NotComparable
 from tests.parity.handlers import compare
 from tests.parity.test_variants_rules import changed_copy, expect_passed
@@ -34,7 +34,7 @@ def recorded(root: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("rows", [12, 9, 4])
 def test_regions_of_expressions_are_cut_from_the_end(tmp_path: Path, rows: int) -> None:
-    """Annotated ones go first, and all that were detected count for the whole picture."""
+    """Annotated ones go first, and all that were detected count for the full image."""
     tensors = recorded(tmp_path)
     for key in tensors:
         if key.startswith("refer.") and key.endswith(
@@ -63,8 +63,8 @@ def test_a_wrong_piece_of_a_cut_expression_fails(tmp_path: Path) -> None:
     assert result["status"] == "failed" and not result["tensors"][key]["ok"]
 
 
-def test_pictures_of_any_name_and_as_many_regions(tmp_path: Path) -> None:
-    """The record of pretraining is of the picture of its size, though another has seven boxes."""
+def test_images_of_any_name_and_as_many_regions(tmp_path: Path) -> None:
+    """The record of pretraining is of the image of its size, though another has seven boxes."""
     tensors = recorded(tmp_path)
     renamed = {
         key.replace("det11.", "det7.").replace("gt11.", "gt7."): tensor
@@ -129,14 +129,14 @@ def test_the_older_tool_s_file_of_three_classes(tmp_path: Path) -> None:
     expect_passed(golden)
 
 
-def test_a_sample_s_picture_is_that_of_its_table_and_question() -> None:
+def test_a_sample_s_image_is_that_of_its_table_and_question() -> None:
     rows: list[dict[str, Any]] = [
         {"table_name": "a", "image": b"1", "questions": ["what?"], "question_id": [7]},
         {"table_name": "b", "image": b"2", "questions": ["what?", "why?"], "question_id": [8, 9]},
         {"table_name": "b", "image": None, "caption": ["what?"]},
     ]
-    assert picture_of(rows, "image", {"text": "what?", "table_name": "a"}) == b"1"
-    assert picture_of(rows, "image", {"text": "what?", "qid": 8}) == b"2"
-    assert picture_of(rows, "image", {"text": "why?"}) == b"2"
-    with pytest.raises(NotComparable, match="of 2 pictures"):
-        picture_of(rows, "image", {"text": "what?"})
+    assert image_of(rows, "image", {"text": "what?", "table_name": "a"}) == b"1"
+    assert image_of(rows, "image", {"text": "what?", "qid": 8}) == b"2"
+    assert image_of(rows, "image", {"text": "why?"}) == b"2"
+    with pytest.raises(NotComparable, match="of 2 images"):
+        image_of(rows, "image", {"text": "what?"})

@@ -9,7 +9,7 @@ from tests.parity.draws import Recorded, labels_of, laid_out
 from tests.parity.golden import GoldenSet, expect, naming
 from tests.parity.results import Results
 
-from vlmill.train.loading.batch import whole_picture
+from vlmill.train.loading.batch import full_image
 from vlmill.train.loading.boxes import overlaps, padded_locations
 from vlmill.train.loading.joined import count_shown, whole_weights
 from vlmill.train.loading.masking.regions import mask_groups, masked_by
@@ -90,7 +90,7 @@ def numbered(golden: GoldenSet, words: list[str]) -> np.ndarray[Any, np.dtype[np
 
 
 class Captions:
-    """A table of captions, whose ids end with their number of a picture's."""
+    """A table of captions, whose ids end with their number of an image's."""
 
     def __init__(self, ids: list[str]) -> None:
         self.ids = ids
@@ -168,7 +168,7 @@ def check_regions(golden: GoldenSet, results: Results, case: str, draws: Recorde
     masked = torch.from_numpy(features).masked_fill(torch.from_numpy(masks.zeroed)[:, None], 0)
     labels = np.where(masks.masked, 1, IGNORED)
     hidden, count = torch.from_numpy(masks.zeroed)[None], torch.tensor([len(features)])
-    (whole,) = whole_picture(masked[None], count, hidden, "mean")
+    (whole,) = full_image(masked[None], count, hidden, "mean")
     results.check_all(
         {
             f"{case}.out.image_loc": rows(locations, num_rows),
@@ -244,20 +244,20 @@ def merged_regions(golden: GoldenSet, results: Results, case: str) -> None:
     results.check(f"{case}.out.mask", (torch.arange(num_rows) < len(features)).long())
 
 
-Rows = tuple[Any, Any]  # features and locations, the whole picture's first
+Rows = tuple[Any, Any]  # features and locations, the full image's first
 
 
 def merged(detected: Rows, annotated: Rows, most: int) -> Rows:
     """The rows that our joined regions have.
 
-    The recorded picture's feature is not the mean of its regions: ours is asked of regions that all
+    The recorded image's feature is not the mean of its regions: ours is asked of regions that all
     have it.
     """
     counts = len(detected[0]) - 1, len(annotated[0]) - 1
     shown = count_shown(*counts, most - 1)
     tables = (detected, annotated)
     wholes = [np.repeat(table[0][:1], n, 0) for table, n in zip(tables, counts, strict=True)]
-    whole = whole_picture(
+    whole = full_image(
         torch.from_numpy(np.concatenate(wholes))[None],
         torch.tensor([sum(counts)]),
         torch.zeros(1, sum(counts), dtype=torch.bool),

@@ -12,6 +12,8 @@ from tests.parity.draws import Recorded, labels_of, laid_out
 from tests.parity.golden import GoldenSet, naming
 from tests.parity.results import Results
 from tokenizers import Tokenizer
+from vlmill.train.loading.images.boxed import boxed_image
+from vlmill.train.loading.images.crop import decode
 
 from vlmill.models.vlbert.end_to_end import without_pixels
 from vlmill.schemas.files.shards import write_shard
@@ -23,8 +25,6 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.pairing import choose_pairing
-from vlmill.train.loading.pictures.boxed import boxed_picture
-from vlmill.train.loading.pictures.crop import decode
 from vlmill.train.loading.sample import (
     Sample,
     fit_together,
@@ -50,7 +50,7 @@ MASKING = vlbert_masking()
 
 
 def pretraining_samples(golden: GoldenSet, results: Results) -> None:
-    """Of ``vlbert/data_pipeline`` what is pretraining: captions with pictures, and text alone."""
+    """Of ``vlbert/data_pipeline`` what is pretraining: captions with images, and text alone."""
     tokenizer = read_vocabulary(golden.folder / "vocab.txt")
     results.given("cases:conceptual_captions_samples.*", "tensors:cc.sample*", "cases:meta.*")
     results.given("cases:text_corpus_lines", "cases:*.draws")
@@ -75,7 +75,7 @@ def entries(golden: GoldenSet, prefix: str) -> list[str]:
 
 
 def region_table(golden: GoldenSet, folder: str) -> RegionReader:
-    """The recorded pictures' regions, in the recorded order."""
+    """The recorded images' regions, in the recorded order."""
     rows = []
     for sample in range(len(entries(golden, "conceptual_captions_samples"))):
         boxes, probs, features = (
@@ -134,7 +134,7 @@ def masked(tokenizer: Tokenizer, ids: Ids, numbers: Any, *, specials: bool = Tru
 
 
 class Captions:
-    """A table in which every picture has one caption, its row's."""
+    """A table in which every image has one caption, its row's."""
 
     def matches(self, text_row: int, image_row: int) -> bool:
         return text_row == image_row
@@ -144,7 +144,7 @@ class Captions:
 
 
 def paired(draws: Recorded, row: int, rows: int, *, relation: bool) -> tuple[int, bool]:
-    """Whose caption a picture gets; the published code draws without the task of relations too.
+    """Whose caption an image gets; the published code draws without the task of relations too.
 
     It keeps the own caption below one half and has no other negatives; a run asks two numbers more
     for these.
@@ -159,7 +159,7 @@ def paired(draws: Recorded, row: int, rows: int, *, relation: bool) -> tuple[int
         hard_share=0.0,
         text_share=1.0,
     )
-    assert image_row == row  # no sample of ours changes the picture
+    assert image_row == row  # no sample of ours changes the image
     draws.whole = asked.whole
     return text_row, matching
 
@@ -194,7 +194,7 @@ def caption(
         pair_id=case,
         text=text,
         regions=regions,
-        pixels=boxed_picture(decode(picture_of(golden, sample), case), regions, feeding),
+        pixels=boxed_image(decode(image_of(golden, sample), case), regions, feeding),
         matching=matching,
     )
     planned = collate(
@@ -204,16 +204,16 @@ def caption(
         mismatched_regions=MASKING.mismatched_regions,
     )
     batch = read_features(planned, table).to("cpu")
-    inputs, pictures = batch.inputs, batch.picture_regions
-    assert inputs.masked_regions is not None and pictures is not None
+    inputs, images = batch.inputs, batch.image_regions
+    assert inputs.masked_regions is not None and images is not None
     hidden = inputs.masked_regions
     name = f"tensors:cc.case{setting['case']}"
     if f"{name}.image" in golden.tensors:
-        results.check(f"{name}.image", without_pixels(pictures.pictures, pictures.boxes, hidden)[0])
+        results.check(f"{name}.image", without_pixels(images.images, images.boxes, hidden)[0])
     # The features of hidden regions stay in the published sample; its model takes them out.
     features = inputs.region_features[0].clone()
     features[batch.masked_regions] = batch.feature_targets
-    shown = [pictures.boxes[0], *([features] if setting["precomputed"] else [])]
+    shown = [images.boxes[0], *([features] if setting["precomputed"] else [])]
     results.check(f"{name}.boxes", torch.cat(shown, dim=1))
     assert batch.class_distributions is not None
     labels = torch.zeros(len(features), batch.class_distributions.shape[1])
@@ -230,7 +230,7 @@ def caption(
             f"{case}.mlm_labels": words_asked.tolist(),
             f"{case}.relationship_label": int(batch.matching[0]),
             f"{case}.mvrc_ops": hidden[0].int().tolist(),
-            f"{case}.im_info": image_info(size, pictures.sizes[0].int().tolist(), sample),
+            f"{case}.im_info": image_info(size, images.sizes[0].int().tolist(), sample),
         }
     )
 
@@ -241,7 +241,7 @@ def image_info(size: Size, new: list[int], row: int) -> list[float]:
     return [float(x) for x in (width, height, *factors, row)]
 
 
-def picture_of(golden: GoldenSet, sample: int) -> bytes:
+def image_of(golden: GoldenSet, sample: int) -> bytes:
     encoded = io.BytesIO()
     pixels = golden.tensors[f"tensors:cc.sample{sample}.image_uint8"].numpy()
     Image.fromarray(pixels).save(encoded, "PNG")

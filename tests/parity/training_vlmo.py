@@ -12,6 +12,7 @@ import torch
 from tests.parity.draws import Python, collator_draws, collator_row, labels_of
 from tests.parity.golden import GoldenSet, NotComparable, expect
 from tests.parity.results import Results
+from vlmill.train.loading.images.augment import OPERATIONS
 
 from vlmill.schemas.answers import process_answer, soft_score
 from vlmill.train.loading.masking.patches import BlockMasking
@@ -21,7 +22,6 @@ from vlmill.train.loading.masking.words import (
     replace_masked,
     whole_words,
 )
-from vlmill.train.loading.pictures.augment import OPERATIONS
 
 IGNORED = -100
 WORD = re.compile(r"w\d+")
@@ -240,8 +240,8 @@ def randaugment(golden: GoldenSet, results: Results) -> None:
             f"{golden.folder}/{stem}.safetensors: {recorded}: our operations are of level "
             f"{LEVEL_7}: {', '.join(OPERATIONS)}",
         )
-        picture = "in.image_min0" if variant == "min0" else "in.image"
+        image = "in.image_min0" if variant == "min0" else "in.image"
         operate, _ = OPERATIONS[name]
         sign = FIRST_WAY.get(name, 1) * (-1 if variant == "b" else 1)
-        ours = operate(golden.tensors[f"{stem}:{picture}"].numpy(), sign)
+        ours = operate(golden.tensors[f"{stem}:{image}"].numpy(), sign)
         results.check(key, torch.from_numpy(ours))

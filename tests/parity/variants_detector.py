@@ -140,7 +140,7 @@ def network_config(family: str, config: Mapping[str, Any]) -> DetectorConfig:
     return read_configuration(dict(flat(keys_of(family, config)))).config
 
 
-def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
+def images(*sizes: tuple[int, int]) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randint(0, 256, (*size, 3), dtype=torch.uint8) for size in sizes]
 
@@ -148,14 +148,14 @@ def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
 def small_set(
     root: Path, family: str, changes: Sections, *, counters: bool = True, seed: int = 1
 ) -> tuple[GoldenSet, DetectorConfig]:
-    """A whole set: one batch of pictures, of two sizes where the family is recorded in batches."""
+    """A whole set: one batch of images, of two sizes where the family is recorded in batches."""
     config = config_of_family(family, changes)
     network = network_config(family, config)
     several = family in ("detectron2", "hf-frcnn")
     sizes = ((50, 70), (80, 60))[: 1 + several]
     tensors = {
-        f"case0.in.image{number if several else ''}": picture
-        for number, picture in enumerate(pictures(*sizes))
+        f"case0.in.image{number if several else ''}": image
+        for number, image in enumerate(images(*sizes))
     }
     if not several:
         tensors["case0.in.given_boxes"] = GIVEN

@@ -1,4 +1,4 @@
-"""Tiny archives and pictures, made on the spot."""
+"""Tiny archives and images, made on the spot."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Response = tuple[str, bytes, str]
 """URL, body, content type"""
 
 
-def make_picture(width: int, height: int, *, seed: int = 0, format: str = "JPEG") -> bytes:
+def make_image(width: int, height: int, *, seed: int = 0, format: str = "JPEG") -> bytes:
     """A gradient; another ``seed`` gives other bytes."""
     red = Image.linear_gradient("L").resize((width, height))
     plain = Image.new("L", (width, height), seed * 37 % 256)
@@ -49,8 +49,8 @@ def write_archive(path: Path, responses: Sequence[Response]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def picture() -> Callable[..., bytes]:
-    return make_picture
+def image() -> Callable[..., bytes]:
+    return make_image
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ for module, words in commands:
 JOBS = "vlmill.pipelines."
 EXTRACT, TRAIN = "vlmill.extract.cli", "vlmill.train.cli"
 FITTING = ("fit_image_filter", "fit_scorer")
-OTHERS = ("crawl", "hard_negatives", "nearest_pictures", "regions", "tables", "web_pairs")
+OTHERS = ("crawl", "hard_negatives", "nearest_images", "regions", "tables", "web_pairs")
 WITH_HELP = [EXTRACT, TRAIN, f"{JOBS}manifest.job"]
 WITH_HELP += [f"{JOBS}{name}.command" for name in (*FITTING, *OTHERS)]
 SIZES = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "5"]
@@ -76,11 +76,11 @@ class Files(NamedTuple):
 @pytest.fixture(scope="module")
 def files(
     tmp_path_factory: pytest.TempPathFactory,
-    picture: Callable[..., bytes],
+    image: Callable[..., bytes],
     archive: Callable[..., Path],
 ) -> Iterator[Files]:
     folder = tmp_path_factory.mktemp("inputs")
-    data = picture(96, 64)
+    data = image(96, 64)
     (folder / "photo.jpg").write_bytes(data)
     page = b"<html lang=en><body><p>A page without images.</p></body></html>"
     archive(folder / "a.warc.gz", [("http://a.example/", page, "text/html")])

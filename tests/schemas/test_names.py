@@ -1,4 +1,4 @@
-"""Which ids name the same picture."""
+"""Which ids name the same image."""
 
 import pytest
 
@@ -40,10 +40,10 @@ def test_what_only_one_of_two_ids_has(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
-def test_ids_of_different_pictures(one: str, other: str) -> None:
+def test_ids_of_different_images(one: str, other: str) -> None:
     assert difference(one, other) is difference(other, one) is None
 
 
-def test_endings_are_those_of_pictures() -> None:
+def test_endings_are_those_of_images() -> None:
     names = ["a.jpeg", "a.b.TIFF", "a.txt", ".png", "folder/.png", "a"]
     assert [without_ending(name) for name in names] == ["a", "a.b", *names[2:]]

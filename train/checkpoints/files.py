@@ -80,7 +80,7 @@ class TaskRecord:
     """Records the task that a checkpoint was fine-tuned for.
 
     ``labels`` are what its head's outputs mean, in their order, where the data decide that: VQA's
-    answers. A ``blind`` model was shown no picture. ``settings`` are the task's own fields of the
+    answers. A ``blind`` model was shown no image. ``settings`` are the task's own fields of the
     recipe, plain.
     """
 

@@ -1,4 +1,4 @@
-"""A checkpoint keeps the hashes of the pairs and pictures that its weights were trained on.
+"""A checkpoint keeps the hashes of the pairs and images that its weights were trained on.
 
 Two files of sorted 64-bit hashes (:func:`vlmill.schemas.ids.key64`), 8 bytes an id, mapped when
 they are read: an evaluation can tell what of its own pairs the model knows already, whichever table

@@ -46,7 +46,7 @@ examples:
 CONVERT_NOTES = f"""\
 --checkpoint is a file (.safetensors, or PyTorch's, of which only tensors are read and nothing is
 executed) or a folder that holds one; the configuration and the vocabulary are looked for beside
-it. --output FILE.safetensors writes the weights alone, which is all that a tokenizer of pictures
+it. --output FILE.safetensors writes the weights alone, which is all that a tokenizer of images
 (family dvae, without --config) has: training takes it as picture_tokenizer=FILE. The same
 arguments write the same bytes.
 

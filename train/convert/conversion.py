@@ -239,7 +239,7 @@ def _write(
     if variant is None:
         raise InputError(
             f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "
-            "as which training takes a tokenizer of pictures"
+            "as which training takes a tokenizer of images"
         )
     tokenizer = fitting_vocabulary(args, model, tokenizer)
     save_checkpoint(

@@ -1,5 +1,5 @@
-"""A batch in host memory, and as the model takes it.  B pairs, T tokens, R regions (the whole
-picture among them), D feature width, S pixels a side; N, M masked positions, K classes.
+"""A batch in host memory, and as the model takes it.  B pairs, T tokens, R regions (the full
+image among them), D feature width, S pixels a side; N, M masked positions, K classes.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from vlmill.train.loading.images.boxed import make_image_regions
 
-from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
+from vlmill.models.inputs import ImageRegions, PixelInputs, VLInputs
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.region_rows import LARGEST
-from vlmill.train.loading.pictures.boxed import make_image_regions
 from vlmill.train.loading.stored import StoredFeatures
 from vlmill.train.loading.undecodable import NAMED, Undecodable
 
@@ -34,10 +34,10 @@ class Batch:
     (R = 0) where pairs come with pixels, or texts alone. What a batch lacks is None:
     ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32 [M, K],
     ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
-    ``patch_mask`` bool [B, n, n] of masked picture modelling, whose places ``masked_patches`` int64
-    counts row by row. ``picture_regions``: the pictures of all rows but the texts alone, for a
-    model that computes the regions' features itself. ``picture_keys`` int64 [B]: equal for pairs of
-    one picture; a text alone has one of its own. ``labels`` are the tensors that a task adds.
+    ``patch_mask`` bool [B, n, n] of masked image modelling, whose places ``masked_patches`` int64
+    counts row by row. ``image_regions``: the images of all rows but the texts alone, for a
+    model that computes the regions' features itself. ``image_keys`` int64 [B]: equal for pairs of
+    one image; a text alone has one of its own. ``labels`` are the tensors that a task adds.
     """
 
     inputs: VLInputs
@@ -55,12 +55,12 @@ class Batch:
     patch_mask: Bool[Tensor, "B n n"] | None = None
     masked_patches: Int[Tensor, " Q"] | None = None
     num_texts: int = 0
-    picture_regions: PictureRegions | None = None
-    picture_keys: Int[Tensor, " B"] | None = None
+    image_regions: ImageRegions | None = None
+    image_keys: Int[Tensor, " B"] | None = None
     labels: dict[str, Tensor] = field(default_factory=dict)
 
     def pixel_inputs(self, *, masked: bool) -> PixelInputs:
-        """Texts, ``masked`` or as they are, with their pictures' pixels."""
+        """Texts, ``masked`` or as they are, with their images' pixels."""
         assert self.pixels is not None and self.original_tokens is not None
         tokens = self.inputs.tokens if masked else self.original_tokens
         return PixelInputs(
@@ -76,9 +76,9 @@ class HostBatch:
     """A batch in host memory, before and after its features are read.
 
     `collate` makes it of samples, small enough to be sent between processes: the features of the
-    pictures ``image_ids`` lie where ``stored`` says. `features.read_features` gives it with these
+    images ``image_ids`` lie where ``stored`` says. `features.read_features` gives it with these
     among the ``tensors``, as they are stored, and nothing in ``stored``. ``num_classes`` are those
-    of a whole distribution of which the highest probabilities are kept. Of pictures that are
+    of a whole distribution of which the highest probabilities are kept. Of images that are
     ``undecodable`` others have taken the places.
     """
 
@@ -107,7 +107,7 @@ class HostBatch:
         return not_finite(self.image_ids, *image_tensors, quick=quick)
 
     def require_finite(self) -> "HostBatch":
-        """Returns the batch. Raises InputError for pictures that :meth:`not_finite` names."""
+        """Returns the batch. Raises InputError for images that :meth:`not_finite` names."""
         if bad := self.not_finite(quick=True):
             raise InputError(describe_not_finite(bad))
         return self
@@ -161,8 +161,8 @@ class HostBatch:
             patch_mask=tensors.get("patch_mask"),
             masked_patches=tensors.get("masked_patches"),
             num_texts=self.num_texts,
-            picture_regions=make_image_regions(tensors),
-            picture_keys=tensors.get("picture_keys"),
+            image_regions=make_image_regions(tensors),
+            image_keys=tensors.get("image_keys"),
             labels={
                 name.removeprefix(LABEL): tensor
                 for name, tensor in tensors.items()
@@ -180,7 +180,7 @@ class HostBatch:
         # Only the feature goes: location, segment and position stay (a choice the papers leave).
         features.masked_fill_(hidden[..., None], 0)
         if self.whole_image != "none":
-            features[:, 0] = whole_picture(
+            features[:, 0] = full_image(
                 features[:, 1:],
                 tensors["region_counts"],
                 hidden,
@@ -217,7 +217,7 @@ def not_finite(image_ids: Sequence[str], *tensors: Tensor, quick: bool = False) 
 
 
 def describe_not_finite(image_ids: Sequence[str]) -> str:
-    """Says to a user which pictures :func:`not_finite` names, and what to do."""
+    """Says to a user which images :func:`not_finite` names, and what to do."""
     more = f" and {len(image_ids) - NAMED} others" if len(image_ids) > NAMED else ""
     return (
         f"--regions: {', '.join(image_ids[:NAMED])}{more}: features or boxes are not finite, or "
@@ -226,14 +226,14 @@ def describe_not_finite(image_ids: Sequence[str]) -> str:
     )
 
 
-def whole_picture(
+def full_image(
     features: Float[Tensor, "B R D"],
     counts: Int[Tensor, " B"],
     hidden: Bool[Tensor, "B R2"],
     kind: str,
     weights: Float[Tensor, "B R"] | None = None,
 ) -> Float[Tensor, "B D"]:
-    """Returns the picture's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
+    """Returns the image's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
 
     ``mean`` counts hidden regions too (ViLBERT, InterBERT), with ``weights`` each by its share;
     ``rest`` does not (VL-BERT, where nothing left gives zeros).

@@ -18,10 +18,10 @@ def padded_locations(
     *,
     first: Array | None = None,
 ) -> Array:
-    """Corners and areas as fractions of the pictures, padded with zeros [B, R, 5] (ImageBERT,
+    """Corners and areas as fractions of the images, padded with zeros [B, R, 5] (ImageBERT,
     sec. 3.2).
 
-    ``first`` [B, 4] are boxes that come before the others. Of all pictures at once: one by one they
+    ``first`` [B, 4] are boxes that come before the others. Of all images at once: one by one they
     would cost as much as the features.
     """
     corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
@@ -71,7 +71,7 @@ def overlapping(
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A picture's width and height in pixels."""
+    """An image's width and height in pixels."""
 
     width: int
     height: int
@@ -96,7 +96,7 @@ def scales(size: Size, new: Size) -> Array:
 
 
 def resized_boxes(boxes: Array, size: Size, new: Size, *, mirrored: bool) -> Array:
-    """Boxes [N, 4] of the resized picture, mirrored if asked, clamped to it."""
+    """Boxes [N, 4] of the resized image, mirrored if asked, clamped to it."""
     boxes = boxes * np.tile(scales(size, new), 2)
     if mirrored:
         left, right = new.width - 1 - boxes[:, 2], new.width - 1 - boxes[:, 0]

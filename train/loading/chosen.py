@@ -25,7 +25,7 @@ class StagePairs:
     visited: Flags
 
     def matches(self, text_row: int, image_row: int) -> bool:
-        """Says whether the text of one row is a caption of the picture of another."""
+        """Says whether the text of one row is a caption of the image of another."""
         return self.table.matches(text_row, image_row)
 
     def hard_negatives(self, row: int) -> Ids:
@@ -34,14 +34,14 @@ class StagePairs:
         return rows[self.visited[rows]]
 
     def near_caption(self, row: int, draws: Draws) -> int | None:
-        """Draws one of the pictures near the row's own, and one of its captions that the stage
-        visits and that is no caption of the row's; None where that picture has none.
+        """Draws one of the images near the row's own, and one of its captions that the stage
+        visits and that is no caption of the row's; None where that image has none.
         """
         near = self.table.near
-        pictures = near.find_neighbours(int(self.table.image_rows[row])) if near is not None else ()
-        if near is None or not len(pictures):
+        images = near.find_neighbours(int(self.table.image_rows[row])) if near is not None else ()
+        if near is None or not len(images):
             return None
-        captions = near.captions(int(pictures[draws.integers(0, len(pictures))]))
+        captions = near.captions(int(images[draws.integers(0, len(images))]))
         captions = captions[self.visited[captions]]
         return draw_row(captions, draws, lambda other: not self.matches(other, row))
 
@@ -49,10 +49,10 @@ class StagePairs:
 def stage_rows(
     table: SampleTable, stage: TrainingStage, splits: Collection[str | None] | None
 ) -> Ids:
-    """Returns the rows of ``table`` that a stage visits, in the order of their pictures, int64 [N].
+    """Returns the rows of ``table`` that a stage visits, in the order of their images, int64 [N].
 
-    Whether a pair belongs to a stage's share depends on its id alone (of pictures alone: on the
-    picture's), not on the seed, the stage or what else the table holds, and a smaller share is a
+    Whether a pair belongs to a stage's share depends on its id alone (of images alone: on the
+    image's), not on the seed, the stage or what else the table holds, and a smaller share is a
     part of every larger one.
     """
     rows = table.select_rows(stage.sources, stage.feeding.kind, splits)

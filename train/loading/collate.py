@@ -1,11 +1,11 @@
-"""Samples are collated to a batch.  B rows, T tokens, R regions (the whole picture among them), K
+"""Samples are collated to a batch.  B rows, T tokens, R regions (the full image among them), K
 classes.
 
 A batch is made in three steps, so that features are copied once on their way to the device.
 :func:`collate` gathers what is small in whichever process reads the pairs, and where the features
 lie; `features.read_features` copies these from the mapped files into the batch's tensor, as they
 are stored; `batch.HostBatch.to` moves all to the device and there, and nowhere else, makes them
-what the model takes: float32, masked, with the whole picture's region.
+what the model takes: float32, masked, with the full image's region.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from vlmill.train.loading.images.boxed import padded_images
 
 from vlmill.train.loading.arrays import Array, Arrays, Flags, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import padded_locations
-from vlmill.train.loading.pictures.boxed import padded_pictures
 from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, get_global_feature
 from vlmill.train.recipes.parts import Feeding
 
@@ -40,43 +40,43 @@ def collate(
     """Pads to the longest text and the most regions of the batch, or a multiple of ``pad_to``.
 
     Texts alone (samples without regions among samples with some) come last. What is masked of a
-    text and a picture that do not match is asked only where ``mismatched_words`` and
-    ``mismatched_regions`` say so. With ``global_features`` the pictures' come along; InputError,
-    naming the picture, where one has none.
+    text and an image that do not match is asked only where ``mismatched_words`` and
+    ``mismatched_regions`` say so. With ``global_features`` the images' come along; InputError,
+    naming the image, where one has none.
     """
     arrays = _texts(samples, pad_to, mismatched_words)
-    pictures = [sample.regions for sample in samples if sample.regions is not None]
-    if pictures:
+    images = [sample.regions for sample in samples if sample.regions is not None]
+    if images:
         arrays |= _regions(samples, feeding, pad_to, mismatched_regions)
         if global_features:
             arrays["global_features"] = _global_features(samples)
     arrays |= _pixels([sample.pixels for sample in samples if sample.pixels], arrays)
-    num_texts = len(samples) - len(pictures) if pictures else 0
+    num_texts = len(samples) - len(images) if images else 0
     arrays["matching"] = np.array(
         [sample.matching for sample in samples[: len(samples) - num_texts]], dtype=np.float32
     )
-    keys = [sample.picture_key for sample in samples if sample.picture_key is not None]
+    keys = [sample.image_key for sample in samples if sample.image_key is not None]
     if len(keys) == len(samples):
-        arrays["picture_keys"] = np.array(keys, dtype=np.uint64).view(np.int64)
+        arrays["image_keys"] = np.array(keys, dtype=np.uint64).view(np.int64)
     return HostBatch(
         tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
         pair_ids=tuple(sample.pair_id for sample in samples),
         sources=tuple(sample.source for sample in samples),
         whole_image=feeding.whole_image,
-        image_ids=tuple(regions.row.image_id for regions in pictures),
-        stored=tuple(regions.features for regions in pictures),
+        image_ids=tuple(regions.row.image_id for regions in images),
+        stored=tuple(regions.features for regions in images),
         num_texts=num_texts,
         num_classes=num_classes,
     )
 
 
-def _pixels(pictures: Sequence[Arrays], arrays: Arrays) -> Arrays:
-    """Pictures with boxes padded beside the regions of ``arrays``, those of one size stacked."""
-    if not pictures:
+def _pixels(images: Sequence[Arrays], arrays: Arrays) -> Arrays:
+    """Images with boxes padded beside the regions of ``arrays``, those of one size stacked."""
+    if not images:
         return {}
-    if "picture" in pictures[0]:
-        return padded_pictures(pictures, arrays["region_mask"].shape[1])
-    stacked = {name: np.stack([picture[name] for picture in pictures]) for name in pictures[0]}
+    if "picture" in images[0]:
+        return padded_images(images, arrays["region_mask"].shape[1])
+    stacked = {name: np.stack([image[name] for image in images]) for name in images[0]}
     if "patch_mask" in stacked:
         stacked["masked_patches"] = np.flatnonzero(stacked["patch_mask"])
     return stacked
@@ -123,15 +123,15 @@ def _asked(samples: Sequence[Sample], mismatched: bool) -> Flags:
 
 def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatched: bool) -> Arrays:
     region_offset = int(feeding.whole_image != "none")
-    pictures = [sample.regions for sample in samples]
-    present = [regions for regions in pictures if regions is not None]
-    counts = np.array([len(regions.boxes) if regions else 0 for regions in pictures])
-    ends = np.array([region_offset + regions.num_shown if regions else 0 for regions in pictures])
+    images = [sample.regions for sample in samples]
+    present = [regions for regions in images if regions is not None]
+    counts = np.array([len(regions.boxes) if regions else 0 for regions in images])
+    ends = np.array([region_offset + regions.num_shown if regions else 0 for regions in images])
     shown_length = _padded(int(ends.max()), pad_to)
     read = max(region_offset + int(counts.max()), shown_length)
     columns = np.arange(read)
     hidden = np.zeros((len(samples), read), dtype=np.bool_)
-    # Rows without regions end before the whole picture's column, so that nothing is put there.
+    # Rows without regions end before the full image's column, so that nothing is put there.
     hidden[(columns >= region_offset) & (columns < region_offset + counts[:, None])] = (
         np.concatenate([regions.masks.zeroed for regions in present])
     )
@@ -146,7 +146,7 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
     classes[is_region] = np.concatenate([_classes(regions) for regions in present])
     targets = classes.ravel()[positions]
     arrays: Arrays = {
-        "region_locations": _locations(pictures, feeding, shown_length),
+        "region_locations": _locations(images, feeding, shown_length),
         "region_mask": mask,
         "hidden": hidden,
         "region_counts": counts,
@@ -156,14 +156,14 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
         "class_targets": np.where(targets < 0, IGNORED, targets + background),
     }
     if any(regions.weights is not None for regions in present):
-        arrays["region_weights"] = _weights(pictures, read - region_offset)
-    return arrays | (_distributions(pictures, masked[:, region_offset:]) if background else {})
+        arrays["region_weights"] = _weights(images, read - region_offset)
+    return arrays | (_distributions(images, masked[:, region_offset:]) if background else {})
 
 
-def _weights(pictures: Sequence[SampledRegions | None], columns: int) -> Array:
-    """Returns each region's share in the picture's feature [B, R], where these differ."""
-    weights = np.zeros((len(pictures), columns), dtype=np.float32)
-    for i, regions in enumerate(pictures):
+def _weights(images: Sequence[SampledRegions | None], columns: int) -> Array:
+    """Returns each region's share in the image's feature [B, R], where these differ."""
+    weights = np.zeros((len(images), columns), dtype=np.float32)
+    for i, regions in enumerate(images):
         if regions is not None and (count := len(regions.boxes)):
             shares = np.full(count, 1 / count) if regions.weights is None else regions.weights
             weights[i, :count] = shares
@@ -179,18 +179,18 @@ def _classes(regions: SampledRegions) -> npt.NDArray[Any]:
 
 
 def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
-    """Returns the features of whole pictures, as stored [B, G]; zeros for texts alone."""
-    has_picture = [sample.regions is not None for sample in samples]
+    """Returns the features of full images, as stored [B, G]; zeros for texts alone."""
+    has_image = [sample.regions is not None for sample in samples]
     stored = [get_global_feature(s.regions.row) for s in samples if s.regions is not None]
     features = np.zeros((len(samples), len(stored[0])), dtype=stored[0].dtype)
-    features[has_picture] = stored
+    features[has_image] = stored
     return features
 
 
-def _locations(pictures: Sequence[SampledRegions | None], feeding: Feeding, longest: int) -> Array:
-    """Of the shown regions; the whole picture's first, which VL-BERT ends at the last pixel."""
-    boxes = [regions.boxes[: regions.num_shown] if regions else NO_BOXES for regions in pictures]
-    rows = [regions.row if regions else None for regions in pictures]
+def _locations(images: Sequence[SampledRegions | None], feeding: Feeding, longest: int) -> Array:
+    """Of the shown regions; the full image's first, which VL-BERT ends at the last pixel."""
+    boxes = [regions.boxes[: regions.num_shown] if regions else NO_BOXES for regions in images]
+    rows = [regions.row if regions else None for regions in images]
     first = None
     if feeding.whole_image != "none":
         less = int(feeding.whole_image == "rest")
@@ -200,13 +200,13 @@ def _locations(pictures: Sequence[SampledRegions | None], feeding: Feeding, long
     return padded_locations(boxes, sizes, longest, first=first)
 
 
-def _distributions(pictures: Sequence[SampledRegions | None], masked: Flags) -> Arrays:
+def _distributions(images: Sequence[SampledRegions | None], masked: Flags) -> Arrays:
     """The stored distributions of the regions to be guessed, of ``masked`` [B, R]; nothing where
     the table has none.
     """
     picked = [
         (regions.row, regions.features.find_positions(np.flatnonzero(flags)))
-        for regions, flags in zip(pictures, masked, strict=True)
+        for regions, flags in zip(images, masked, strict=True)
         if regions
     ]
     if any(row.class_probs is None for row, _ in picked):

@@ -1,8 +1,8 @@
-"""Features are copied from the mapped files into a batch.  B pictures, R regions, D width.
+"""Features are copied from the mapped files into a batch.  B images, R regions, D width.
 
 The memory of freed batches is used again: the system gives fresh memory page by page, each when it
 is first written to, and for 13 MB of features that takes longer than to copy them (measured: 128 us
-a picture of 0.4 MB, of 53 us without).
+an image of 0.4 MB, of 53 us without).
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 def load_features(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
-    """Returns the features of a picture's first ``count`` regions, float32 [R, D].
+    """Returns the features of an image's first ``count`` regions, float32 [R, D].
 
     Raises InputError if the row has none.
     """
@@ -86,7 +86,7 @@ def load_features(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
 def read_features(
     batch: HostBatch, reader: RegionReader | None, *, pin_memory: bool = False
 ) -> HostBatch:
-    """Copies the features of a batch from the mapped files, each picture's bytes in one piece.
+    """Copies the features of a batch from the mapped files, each image's bytes in one piece.
 
     Nothing looks at the features here: `HostBatch.not_finite` does, where a loss is not finite.
     """
@@ -121,14 +121,14 @@ def region_batch(
     global_features: bool = False,
     pin_memory: bool = False,
 ) -> HostBatch:
-    """Reads the pictures of some rows of the table, with no text and nothing masked.
+    """Reads the images of some rows of the table, with no text and nothing masked.
 
     They are named by their image_id. All regions that ``feeding`` asks for are shown, as a text
     may leave them less room than another.
     """
     columns = list_columns(feeding, global_features=global_features)
-    pictures = (take_regions(*reader.locate_row(number), feeding, columns) for number in numbers)
-    samples = [Sample(pair_id=regions.row.image_id, regions=regions) for regions in pictures]
+    images = (take_regions(*reader.locate_row(number), feeding, columns) for number in numbers)
+    samples = [Sample(pair_id=regions.row.image_id, regions=regions) for regions in images]
     batch = collate(samples, feeding, global_features=global_features)
     return read_features(batch, reader, pin_memory=pin_memory)
 
@@ -140,16 +140,16 @@ def fill(
     *,
     region_offset: int = 0,
 ) -> None:
-    """Copies each picture's features into ``features`` [B, R, D], after ``region_offset`` rows; the rest is
+    """Copies each image's features into ``features`` [B, R, D], after ``region_offset`` rows; the rest is
     set to zero.
     """
     kind = torch.int16 if features.element_size() == 2 else torch.int32
     flat = features.view(kind).numpy().view(np.uint8).reshape(len(features), -1)
     width = features.shape[2] * features.element_size()
     first = region_offset * width
-    for i, picture in enumerate(stored):
+    for i, image in enumerate(stored):
         end = first
-        for source in picture.parts:
+        for source in image.parts:
             start, end = end, end + source.num_regions * width
             content = (
                 source.copied if source.location is None else reader.bytes_at(*source.location)
@@ -170,13 +170,13 @@ def are_ranked(regions: RegionReader) -> bool:
 
 
 def get_global_widths(config: Any) -> tuple[int, ...]:
-    """The widths of whole pictures' features that a model takes; most take none."""
+    """The widths of full images' features that a model takes; most take none."""
     widths: tuple[int, ...] = getattr(config, "global_widths", ())
     return widths
 
 
 def check_global_features(regions: RegionReader, config: Any) -> None:
-    """Raises InputError if the model takes whole pictures' features and the table has other ones.
+    """Raises InputError if the model takes full images' features and the table has other ones.
 
     By its first row; a later one without them is named when it is read.
     """

@@ -1,6 +1,6 @@
-"""A picture's detected and annotated regions are fed together here.
+"""An image's detected and annotated regions are fed together here.
 
-N detected and M annotated regions of a picture, R of both.
+N detected and M annotated regions of an image, R of both.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ def count_shown(
 
 
 def whole_weights(num_detected: int, num_annotated: int) -> Array:
-    """Returns each region's share in the whole picture's feature: float32 [N + M], of sum 1.
+    """Returns each region's share in the full image's feature: float32 [N + M], of sum 1.
 
-    That is the mean of both kinds' means, each weighted with its number of rows, the whole
-    picture's among them (ViLBERT's code): (f (n + 1) + g (m + 1)) / (n + m + 2).
+    That is the mean of both kinds' means, each weighted with its number of rows, the full
+    image's among them (ViLBERT's code): (f (n + 1) + g (m + 1)) / (n + m + 2).
     """
     counts = [count for count in (num_detected, num_annotated) if count]
     rows = sum(count + 1 for count in counts)
@@ -66,12 +66,12 @@ def joined_regions(
     with_annotated: bool = True,
     mirrored: bool = False,
 ) -> SampledRegions:
-    """Takes the detected regions of row ``row_number`` and, ``with_annotated``, the picture's annotated
+    """Takes the detected regions of row ``row_number`` and, ``with_annotated``, the image's annotated
     ones behind them.
 
-    Those that are not shown are read behind both, as they count for the whole picture. Nothing is
+    Those that are not shown are read behind both, as they count for the full image. Nothing is
     masked, and no class comes along: the two tables' classes may be different lists. Raises
-    InputError for tables that give the picture different sizes.
+    InputError for tables that give the image different sizes.
     """
     tables = [regions.locate_row(row_number)]
     rows = [tables[0][0].row(tables[0][1], ())]
@@ -104,12 +104,12 @@ def joined_regions(
 
 
 def require_same_size(detected: RegionRow, annotated: RegionRow) -> None:
-    """Raises InputError for a picture that two tables give different sizes."""
+    """Raises InputError for an image that two tables give different sizes."""
     detected_size, annotated_size = ((row.width, row.height) for row in (detected, annotated))
     if detected_size != annotated_size:
         raise InputError(
             f"--annotated-regions: {annotated.image_id} is {annotated_size[0]} x {annotated_size[1]} pixels, in "
-            f"--regions {detected_size[0]} x {detected_size[1]}; extract both from the same picture"
+            f"--regions {detected_size[0]} x {detected_size[1]}; extract both from the same image"
         )
 
 

@@ -17,7 +17,7 @@ from vlmill.train.loading.stage_batches import StageBatches
 # Batches that are assembled or wait. One is enough, as plans wait as well; and the fewer blocks of
 # memory go round, the more of them the cache holds: five of 13 MB take a quarter longer than two.
 AHEAD = 1
-# Plans that a worker sends at once: a message of its own for each would cost 8 us a picture.
+# Plans that a worker sends at once: a message of its own for each would cost 8 us a image.
 TOGETHER = 8
 GRACE_S = 60  # that a worker stays after it was told to end: a step, and a checkpoint saved
 
@@ -38,7 +38,7 @@ def batch_loader(
     processes. For a GPU, ``device``, they lie in pinned memory. Workers are spawned, not forked:
     Arrow's threads do not survive a fork.
     """
-    # Pictures travel with their plans, and wake the thread often enough as it is.
+    # Images travel with their plans, and wake the thread often enough as it is.
     together = TOGETHER if workers and batches.images is None else 1
     plans = DataLoader(
         _Plans(batches),

@@ -28,22 +28,22 @@ class SourcePairs:
     """The pairs of a source that a stage mixes with others.
 
     ``positions`` int64 [N] are theirs among the stage's rows, rising, ``keys`` [N] the hashes of their
-    ids. ``pictures`` int64 [N], those of a picture side by side.
+    ids. ``images`` int64 [N], those of an image side by side.
     """
 
     rule: MixedSource
     positions: Ids
     keys: Keys
-    pictures: Ids
+    images: Ids
 
     @cached_property
     def round_visits(self) -> int:
-        """Visits of a round: each pair, or of each picture so many as the rule allows."""
+        """Visits of a round: each pair, or of each image so many as the rule allows."""
         max_captions = self.rule.captions_per_picture
         if max_captions is None:
             return len(self.positions)
-        first = first_of_each(self.pictures)
-        return int(np.minimum(np.diff(first, append=len(self.pictures)), max_captions).sum())
+        first = first_of_each(self.images)
+        return int(np.minimum(np.diff(first, append=len(self.images)), max_captions).sum())
 
     @cached_property
     def last_round_visits(self) -> int:
@@ -70,7 +70,7 @@ class SourcePairs:
             positions = np.arange(len(self.positions))
             if max_captions is not None:
                 positions = np.flatnonzero(
-                    select_captions(self.pictures, drawn.numbers(0), max_captions)
+                    select_captions(self.images, drawn.numbers(0), max_captions)
                 )
             if number == num_full_rounds:
                 # By other numbers: the least of many captions is smaller than that of few.
@@ -102,29 +102,29 @@ class _Draws:
         return drawn
 
 
-def first_of_each(pictures: Ids) -> Ids:
-    """The places at which each picture of ``pictures`` [N], side by side, begins."""
-    return np.flatnonzero(np.diff(pictures, prepend=pictures[:1] - 1))
+def first_of_each(images: Ids) -> Ids:
+    """The places at which each image of ``images`` [N], side by side, begins."""
+    return np.flatnonzero(np.diff(images, prepend=images[:1] - 1))
 
 
-def select_captions(pictures: Ids, draws: Keys, max_captions: int) -> Flags:
-    """Flags of the ``max_captions`` pairs with the smallest draws of each picture: bool [N].
+def select_captions(images: Ids, draws: Keys, max_captions: int) -> Flags:
+    """Flags of the ``max_captions`` pairs with the smallest draws of each image: bool [N].
 
-    The pictures are numbered, and number, draw and place within the picture sorted as one value, of
-    which the draw keeps the bits that are left (34 for 10 million pictures of up to 64 captions).
+    The images are numbered, and number, draw and place within the image sorted as one value, of
+    which the draw keeps the bits that are left (34 for 10 million images of up to 64 captions).
     """
-    first = first_of_each(pictures)
-    counts = np.diff(first, append=len(pictures))
+    first = first_of_each(images)
+    counts = np.diff(first, append=len(images))
     begins = np.repeat(first, counts)
-    within = np.arange(len(pictures)) - begins
+    within = np.arange(len(images)) - begins
     below = max(int(counts.max(initial=1)) - 1, 1).bit_length()
     above = max(len(first) - 1, 1).bit_length()
     mask = np.uint64((1 << below) - 1)
     values = np.repeat(np.arange(len(first), dtype=np.uint64) << np.uint64(64 - above), counts)
     values |= draws >> np.uint64(above) & ~mask | within.astype(np.uint64)
-    values.sort()  # each picture's stay among its own places
+    values.sort()  # each image's stay among its own places
     chosen = within < max_captions
-    flags = np.zeros(len(pictures), dtype=np.bool_)
+    flags = np.zeros(len(images), dtype=np.bool_)
     flags[begins[chosen] + (values[chosen] & mask).astype(np.int64)] = True
     return flags
 
@@ -173,8 +173,8 @@ def collect_source_pairs(
 
 def _source_pairs(table: SampleTable, rows: Ids, rule: MixedSource) -> SourcePairs:
     positions = np.flatnonzero(table.has_source(rule.source)[rows])
-    pictures = table.image_rows[rows[positions]]
-    if (pictures == ABSENT).all():  # texts alone
+    images = table.image_rows[rows[positions]]
+    if (images == ABSENT).all():  # texts alone
         rule = replace(rule, captions_per_picture=None)
     keys = table.pair_keys[rows[positions]]
-    return SourcePairs(rule=rule, positions=positions, keys=keys, pictures=pictures)
+    return SourcePairs(rule=rule, positions=positions, keys=keys, images=images)

@@ -37,7 +37,7 @@ class Visit:
 class PairOrder:
     """The endless list of a stage's pairs.
 
-    ``rows`` are their rows in the table, in the order in which their pictures lie; ``lengths``, by
+    ``rows`` are their rows in the table, in the order in which their images lie; ``lengths``, by
     which batches of like lengths are sorted, is of all rows of the table; ``size`` is of a batch,
     of which ``parts`` make a step. A step has the same pairs in any number of parts.
     An epoch of up to ``loading.window`` pairs is shuffled as a whole. A ``mixture`` of ``rows``

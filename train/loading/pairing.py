@@ -1,4 +1,4 @@
-"""A text is paired with its own picture or another: pure functions of (seed, stage, epoch, pair).
+"""A text is paired with its own image or another: pure functions of (seed, stage, epoch, pair).
 
 Nothing here depends on workers, devices or what was drawn before, so any number of workers gives
 the same batches, and a resumed run needs no more than the number of its next step.
@@ -17,7 +17,7 @@ class PairsLike(Protocol):
     """What choosing negatives needs to know of a table of pairs."""
 
     def matches(self, text_row: int, image_row: int) -> bool:
-        """Whether the text of one row is a caption of the picture of another."""
+        """Whether the text of one row is a caption of the image of another."""
 
     def hard_negatives(self, row: int) -> Ids:
         """Rows of the pair's hard negatives, maybe none."""
@@ -33,13 +33,13 @@ def choose_pairing(
     hard_share: float,
     text_share: float = 0.5,
 ) -> tuple[int, int, bool]:
-    """Returns the rows that give the text and the picture of a sample, and whether these match.
+    """Returns the rows that give the text and the image of a sample, and whether these match.
 
-    ImageBERT, sec. 3.3: with ``negative_share`` either the caption or the picture (equal chance) is
-    that of another pair, which must not be a caption of this picture. The caption with
+    ImageBERT, sec. 3.3: with ``negative_share`` either the caption or the image (equal chance) is
+    that of another pair, which must not be a caption of this image. The caption with
     ``text_share``: always in the code of ViLBERT, VL-BERT and InterBERT. ``hard_share`` of them
     come from the pair's hard negatives, where it has any (0.2 in InterBERT's paper); the others
-    from ``rows``. Where none is found (all captions are of one picture) the pair stays as it is.
+    from ``rows``. Where none is found (all captions are of one image) the pair stays as it is.
     """
     if draws.random() >= negative_share:
         return row, row, True

@@ -28,7 +28,7 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.recipes.spec import Stage
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
-PAIRED = ("regions", "pixels", "picture-regions")  # kinds whose texts and pictures may not match
+PAIRED = ("regions", "pixels", "picture-regions")  # kinds whose texts and images may not match
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class PretrainBatches(StageBatches):
         )
 
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
-        """Returns the masked sample of each visit, or the picture that it lacks."""
+        """Returns the masked sample of each visit, or the image that it lacks."""
         visit_draws = self._draws(visits, self.stage_number)
         pairings = [self._pairing(v, draws) for v, draws in zip(visits, visit_draws, strict=True)]
         texts = [cut_tokens(self.table.tokens(row), self._longest) for row, _, _ in pairings]
@@ -101,7 +101,7 @@ class PretrainBatches(StageBatches):
     def _sample(
         self, visit: Visit, text: MaskedTokens, pairing: tuple[int, int, bool], draws: Uniforms
     ) -> Sample | Undecodable:
-        """A masked text with the picture that it is paired with, if that can be decoded."""
+        """A masked text with the image that it is paired with, if that can be decoded."""
         _, image_row, matching = pairing
         sample = Sample(
             pair_id=self.table.pair_id(visit.row),
@@ -109,7 +109,7 @@ class PretrainBatches(StageBatches):
             text=text,
             matching=matching,
         )
-        return self.pictured(sample, image_row, draws)
+        return self.imaged(sample, image_row, draws)
 
     def _regions(self, row_number: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None
@@ -130,7 +130,7 @@ class PretrainBatches(StageBatches):
                 pair_id=self.table.pair_id(visit.row),
                 source=self.table.source(visit.row),
                 text=text,
-                picture_key=self.table.picture_key(visit.row),
+                image_key=self.table.image_key(visit.row),
             )
             for visit, text in zip(visits, masked, strict=True)
         ]

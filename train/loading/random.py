@@ -122,7 +122,7 @@ def permutation(start: int, count: int) -> Ids:
 
 
 def mix(text_key: Keys | int, image_key: Keys | int) -> Any:
-    """Makes one uint64 key of a text and a picture, or an array of them."""
+    """Makes one uint64 key of a text and an image, or an array of them."""
     if isinstance(text_key, int):
         return np.uint64((FACTOR * text_key + int(image_key)) & ALL_BITS)
     return np.uint64(FACTOR) * text_key + image_key  # wraps around

@@ -1,6 +1,6 @@
 """One pair of a stage, masked: pure functions of the tables' rows and a source of random numbers.
 
-T tokens, R regions of a picture, the whole one not among them.
+T tokens, R regions of an image, the whole one not among them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,10 +32,10 @@ def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
     return tokens[select_tokens(len(tokens), longest)]
 
 
-def mask_picture(
+def mask_image(
     boxes: Array, draws: Uniforms, masking: Masking, size: tuple[int, int]
 ) -> MaskedRegions:
-    """Masks the regions of a picture of ``size`` pixels by the stage's rule."""
+    """Masks the regions of an image of ``size`` pixels by the stage's rule."""
     if masking.region_rule == "regions":
         share = masking.regions
         drawn = draws.many(len(boxes))
@@ -52,12 +52,12 @@ def mask_picture(
 
 @dataclass(frozen=True, kw_only=True)
 class SampledRegions:
-    """The R regions that are read of a picture, their features left in their file.
+    """The R regions that are read of an image, their features left in their file.
 
-    The first ``num_shown`` are shown; VL-BERT's whole picture is the mean of all. ``boxes`` float32
+    The first ``num_shown`` are shown; VL-BERT's full image is the mean of all. ``boxes`` float32
     [R, 4] are ``mirrored`` or not. ``masks`` [R]. ``row`` holds the whole row, as far as
     :func:`columns_of` says, in the table's order. ``weights`` [R] are the regions' shares in the
-    whole picture's mean, where these differ. Of detected and annotated regions the latter begin at
+    full image's mean, where these differ. Of detected and annotated regions the latter begin at
     ``first_annotated``.
     """
 
@@ -79,7 +79,7 @@ class SampledRegions:
 
     def reorder(self, positions: Ids, num_shown: int) -> "SampledRegions":
         """The same regions in the order ``positions`` [R], which stays within each part of their
-        features, the first ``num_shown`` shown. Those that are not count for the whole picture
+        features, the first ``num_shown`` shown. Those that are not count for the full image
         still.
         """
         boxes = self.row.boxes
@@ -99,9 +99,9 @@ class SampledRegions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A row of a batch: a text with a picture, or either alone.
+    """A row of a batch: a text with an image, or either alone.
 
-    ``matching`` says whether they belong together. A picture comes as regions, as the arrays of
+    ``matching`` says whether they belong together. An image comes as regions, as the arrays of
     ``pixels`` by their names in the batch, or as both.
     """
 
@@ -111,7 +111,7 @@ class Sample:
     regions: SampledRegions | None = None
     pixels: Arrays = field(default_factory=dict)
     matching: bool = True
-    picture_key: int | None = None  # 64 bits, the same for the pairs of a picture; None: unknown
+    image_key: int | None = None  # 64 bits, the same for the pairs of an image; None: unknown
     row: int = -1  # of the prepared samples, where a task's labels stand
 
 
@@ -128,7 +128,7 @@ def list_columns(feeding: Feeding, *, global_features: bool = False) -> tuple[st
 
 
 def surest_first(row: RegionRow) -> Ids | None:
-    """Returns a picture's regions by falling confidence [R], equal ones in the row's order.
+    """Returns an image's regions by falling confidence [R], equal ones in the row's order.
 
     That is the highest probability of any class, background included (VL-BERT's code), or the
     class's own score where no distribution is stored; None where that is not stored either.
@@ -198,7 +198,7 @@ def sample_regions(
         row_number,
         feeding,
         columns,
-        mask=lambda boxes, row: mask_picture(boxes, draws, masking, (row.width, row.height)),
+        mask=lambda boxes, row: mask_image(boxes, draws, masking, (row.width, row.height)),
         mirrored=mirrored,
     )
 
@@ -206,7 +206,7 @@ def sample_regions(
 def fit_together(
     text: MaskedTokens, regions: SampledRegions, feeding: Feeding
 ) -> tuple[MaskedTokens, SampledRegions]:
-    """Cuts a text and a picture's regions to the elements that they share, if they share any."""
+    """Cuts a text and an image's regions to the elements that they share, if they share any."""
     if feeding.max_elements is None:
         return text, regions
     has_whole_image = feeding.whole_image != "none"
@@ -256,7 +256,7 @@ def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
 
 
 def get_global_feature(row: RegionRow) -> npt.NDArray[Any]:
-    """The whole picture's feature [G]. Raises InputError if the row has none."""
+    """The full image's feature [G]. Raises InputError if the row has none."""
     if row.global_feature is None:
         raise InputError(
             f"--regions: {row.image_id} has no global_feature, which model.global_widths asks for; "

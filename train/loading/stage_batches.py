@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
+from vlmill.train.loading.images.boxed import boxed_image
+from vlmill.train.loading.images.crop import UndecodableImage, decode, training_images
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
@@ -22,8 +24,6 @@ from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.mixture import ROUND_EPOCH, make_mixture
 from vlmill.train.loading.order import TURN_STAGES, AlternatingOrder, PairOrder, Visit
-from vlmill.train.loading.pictures.boxed import boxed_picture
-from vlmill.train.loading.pictures.crop import UndecodablePicture, decode, training_pictures
 from vlmill.train.loading.random import Uniforms, streams
 from vlmill.train.loading.sample import Sample, SampledRegions, fit_together, list_columns
 from vlmill.train.loading.store.splits import Splits
@@ -56,8 +56,8 @@ class StageBatches(Dataset[HostBatch], ABC):
     images: ImageReader | None = None
     processes: int = 1
     longest: int = 512  # tokens that the model takes
-    global_features: bool = False  # whether it takes those of whole pictures
-    tolerance: Tolerance | None = None  # for undecodable pictures; None: any number
+    global_features: bool = False  # whether it takes those of full images
+    tolerance: Tolerance | None = None  # for undecodable images; None: any number
     asking: str = "--pairs"  # the option that names the table of the samples
 
     def __getstate__(self) -> dict[str, object]:
@@ -142,7 +142,7 @@ class StageBatches(Dataset[HostBatch], ABC):
 
     @abstractmethod
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
-        """Samples each of the visits, or names the picture that it lacks."""
+        """Samples each of the visits, or names the image that it lacks."""
 
     @abstractmethod
     def collated(self, index: int, samples: list[Sample]) -> HostBatch:
@@ -151,9 +151,9 @@ class StageBatches(Dataset[HostBatch], ABC):
     def _readable(self, index: int) -> tuple[list[Sample], tuple[Undecodable, ...]]:
         """The samples of batch ``index``, others in the places of those that cannot be decoded.
 
-        Which ones follows from the order and the pictures alone, for any number of workers and in
+        Which ones follows from the order and the images alone, for any number of workers and in
         a run that is resumed. Raises InputError for more than the ``tolerance``, and where no
-        picture is left.
+        image is left.
         """
         samples, undecodable = list[Sample](), list[Undecodable]()
         for slot, rows in enumerate(self.sampled(self.order.batch(index))):
@@ -165,8 +165,8 @@ class StageBatches(Dataset[HostBatch], ABC):
                 spare = next(spares, None)
                 if spare is None:
                     raise InputError(
-                        f"--images: no picture of stage {self.stage.name} can be decoded "
-                        f"({rows.image_id}: {rows.why}); give other pictures"
+                        f"--images: no image of stage {self.stage.name} can be decoded "
+                        f"({rows.image_id}: {rows.why}); give other images"
                     )
                 (rows,) = self.sampled([spare])
             samples += rows
@@ -175,7 +175,7 @@ class StageBatches(Dataset[HostBatch], ABC):
     def assembled(self, index: int) -> HostBatch:
         """Makes batch number ``index`` with its features.
 
-        Raises InputError, naming the pictures, if those are not finite: nothing later would tell.
+        Raises InputError, naming the images, if those are not finite: nothing later would tell.
         """
         return read_features(self[index], self.regions).require_finite()
 
@@ -199,10 +199,10 @@ class StageBatches(Dataset[HostBatch], ABC):
         epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
         return streams(self.seed, stage, epochs, keys)
 
-    def pictured(
+    def imaged(
         self, sample: Sample, row: int, draws: Uniforms, *, second: bool = False
     ) -> Sample | Undecodable:
-        """A text with the picture of a row of the table, or the ``second`` one, if that can be
+        """A text with the image of a row of the table, or the ``second`` one, if that can be
         decoded.
         """
         row_number, image_id = self._find_image(row, second=second)
@@ -221,7 +221,7 @@ class StageBatches(Dataset[HostBatch], ABC):
                 pixels = self._boxed(image, regions)
             elif kind in ("pixels", "pictures"):
                 pixels = self._pixels(row_number, image_id, draws)
-        except UndecodablePicture as error:
+        except UndecodableImage as error:
             return Undecodable(
                 pair_id=self.table.pair_id(row),
                 image_id=error.image_id,
@@ -233,11 +233,11 @@ class StageBatches(Dataset[HostBatch], ABC):
             text=text,
             regions=regions,
             pixels=pixels,
-            picture_key=self.table.picture_key(row),
+            image_key=self.table.image_key(row),
         )
 
     def _find_image(self, row: int, *, second: bool) -> tuple[int, str]:
-        """Where a row's picture is, and its id."""
+        """Where a row's image is, and its id."""
         if second:
             get_value = self.table.value
             return get_value("second_row", row), get_value("second_image_id", row)
@@ -248,7 +248,7 @@ class StageBatches(Dataset[HostBatch], ABC):
         """Reads the regions of a row of their table."""
 
     def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:
-        """The boxes of a row of the samples itself, whose picture has that width and height."""
+        """The boxes of a row of the samples itself, whose image has that width and height."""
         raise InputError(
             f"stages.{self.stage_number}.feeding.boxes=examples: {self.asking} has no boxes; set "
             "it to detected"
@@ -260,20 +260,20 @@ class StageBatches(Dataset[HostBatch], ABC):
         return Join(self.images.index, asking=self.asking, holding="--images")
 
     def _image(self, row: int) -> Image.Image:
-        """The picture of a row, RGB and upright. Raises UndecodablePicture."""
+        """The image of a row, RGB and upright. Raises UndecodableImage."""
         assert self.images is not None
         image_id = self.table.image_id(row)
         (row_number,) = self._join.find([image_id])
         return decode(self.images.read_bytes(int(row_number)), image_id)
 
     def _boxed(self, image: Image.Image, regions: SampledRegions) -> Arrays:
-        """The picture with the boxes of its regions, as the model takes them."""
-        return boxed_picture(image, regions, self.stage.feeding)
+        """The image with the boxes of its regions, as the model takes them."""
+        return boxed_image(image, regions, self.stage.feeding)
 
     def _pixels(self, row_number: int, image_id: str, draws: Uniforms) -> Arrays:
         assert self.images is not None
         content, feeding = self.images.read_bytes(row_number), self.stage.feeding
-        pixels, small = training_pictures(content, image_id, draws, feeding)
+        pixels, small = training_images(content, image_id, draws, feeding)
         if small is None:
             return {"pixels": pixels}
         mask = self._block_masking.draw(draws)

@@ -1,4 +1,4 @@
-"""Where the features of a picture's regions are stored: they are read when the batch is known."""
+"""Where the features of an image's regions are stored: they are read when the batch is known."""
 
 from dataclasses import dataclass, replace
 
@@ -29,7 +29,7 @@ class StoredFeatures:
 
     @property
     def parts(self) -> tuple["StoredFeatures", ...]:
-        """All that is read of the picture, in turn."""
+        """All that is read of the image, in turn."""
         return (self, *self.more)
 
     def find_positions(self, regions: Ids) -> Ids:
@@ -70,5 +70,5 @@ def unread_features(num_regions: int, order: Ids | None = None) -> StoredFeature
 
 
 def no_features(image_id: str) -> InputError:
-    """The error that names a picture whose row has no features."""
+    """The error that names an image whose row has no features."""
     return InputError(f"--regions: {image_id} has no features; extract them with them")

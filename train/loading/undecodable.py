@@ -1,4 +1,4 @@
-"""Pictures that turn out to be undecodable where training reads them, and how many may be."""
+"""Images that turn out to be undecodable where training reads them, and how many may be."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from itertools import islice
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-NAMED = 8  # pictures that a message names
+NAMED = 8  # images that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undecodable:
-    """A picture that could not be decoded, of the pair whose place another one took."""
+    """An image that could not be decoded, of the pair whose place another one took."""
 
     pair_id: str
     image_id: str
@@ -22,18 +22,18 @@ class Undecodable:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """The most pictures of a run that may be undecodable: a ``share`` of its ``pictures``."""
+    """The most images of a run that may be undecodable: a ``share`` of its ``images``."""
 
-    pictures: int
+    images: int
     share: float
 
     def check(self, image_ids: Collection[str]) -> None:
-        """Raises InputError where these different pictures are more than may be."""
-        if len(image_ids) <= self.share * self.pictures:
+        """Raises InputError where these different images are more than may be."""
+        if len(image_ids) <= self.share * self.images:
             return
         more = len(image_ids) - NAMED
         raise InputError(
-            f"--images: {len(image_ids)} of the run's {self.pictures} pictures cannot be decoded "
+            f"--images: {len(image_ids)} of the run's {self.images} images cannot be decoded "
             f"({', '.join(islice(image_ids, NAMED))}{f' and {more} others' if more > 0 else ''}), "
             f"more than max_bad={self.share}; leave their pairs out, or continue with a higher "
             "max_bad"

@@ -24,7 +24,7 @@ from vlmill.models.inputs import sent
 from vlmill.train.devices.gather import gather_parts, longest_of_all, own_parts
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives.losses import contrast, contrast_logits
-from vlmill.train.objectives.negatives import negative_weights, same_pictures, sample_columns
+from vlmill.train.objectives.negatives import negative_weights, same_images, sample_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +158,9 @@ def _excluded(
     parts: Sequence[HostBatch], step: StepContrast, device: torch.device
 ) -> Bool[Tensor, "C C"] | None:
     """Marks texts and images of different pairs that belong together, where these are excluded."""
-    if step.same_picture_negatives or "picture_keys" not in parts[0].tensors:
+    if step.same_picture_negatives or "image_keys" not in parts[0].tensors:
         return None
-    return same_pictures(gather_parts(_stacked(parts, "picture_keys", device)))
+    return same_images(gather_parts(_stacked(parts, "image_keys", device)))
 
 
 def _negatives(

@@ -25,7 +25,7 @@ from vlmill.train.objectives.negatives import (
     Draw,
     draw_negatives,
     negative_weights,
-    same_pictures,
+    same_images,
 )
 
 
@@ -53,17 +53,17 @@ def global_contrast(
     model: Vlmo,
     text: Contrast,
     image: Contrast,
-    picture_keys: Int[Tensor, " B"] | None = None,
+    image_keys: Int[Tensor, " B"] | None = None,
     *,
     exact: bool = True,
 ) -> GlobalContrast:
     """Contrast of one's own vectors [B, H] with all; ``exact`` as in `gather.gather_first`.
 
-    Pairs of one of the ``picture_keys`` are no negatives of each other; without keys every pair has
-    a picture of its own.
+    Pairs of one of the ``image_keys`` are no negatives of each other; without keys every pair has
+    an image of its own.
     """
     texts, images = (gather_first(vectors.unimodal, exact=exact) for vectors in (text, image))
-    excluded = None if picture_keys is None else same_pictures(gather_first(picture_keys))
+    excluded = None if image_keys is None else same_images(gather_first(image_keys))
     scale = model.log_scale.exp()
     losses = [contrast(texts, images, scale, excluded)]
     fused_scale = model.fused_scale()
@@ -168,7 +168,7 @@ def contrast_and_matching(
     masked_tokens: Int[Tensor, "B T"] | None = None,
     draw: Draw = draw_negatives,
     *,
-    picture_keys: Int[Tensor, " B"] | None = None,
+    image_keys: Int[Tensor, " B"] | None = None,
     cached: CachedContrast | None = None,
     match: bool = True,
     exact: bool = True,
@@ -179,7 +179,7 @@ def contrast_and_matching(
     Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
     true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
     ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
-    pair's scores. ``picture_keys`` as in `global_contrast`; ``exact`` as in `gather.gather_first`,
+    pair's scores. ``image_keys`` as in `global_contrast`; ``exact`` as in `gather.gather_first`,
     of the contrast's vectors. ``cached``: contrast and negatives of the step that the pairs are a
     part of, in place of their own.
 
@@ -192,7 +192,7 @@ def contrast_and_matching(
     made = _encode_apart(model, inputs, masked_tokens, longest, pack=pack)
     image, texts, images = made.image, made.text, made.image_vectors
     if cached is None:
-        contrast_result = global_contrast(model, texts, images, picture_keys, exact=exact)
+        contrast_result = global_contrast(model, texts, images, image_keys, exact=exact)
     else:
         loss = cached.part_loss(_scaled_vectors(model, texts, images))
         contrast_result = GlobalContrast(scores=loss.new_zeros(0, 0), loss=loss)

@@ -47,8 +47,8 @@ def negative_weights(
     return torch.where(right.all(1, keepdim=True), partners, weights.masked_fill(right, 0.0))
 
 
-def same_pictures(keys: Int[Tensor, " C"]) -> Bool[Tensor, "C C"]:
-    """Which text and image of different pairs belong together: the pairs' pictures have one key."""
+def same_images(keys: Int[Tensor, " C"]) -> Bool[Tensor, "C C"]:
+    """Which text and image of different pairs belong together: the pairs' images have one key."""
     is_other_pair = ~torch.eye(len(keys), dtype=torch.bool, device=keys.device)
     return (keys[:, None] == keys[None]) & is_other_pair
 

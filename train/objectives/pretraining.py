@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from vlmill.train.loading.images.tokenizer import ImageTokens
 
 from vlmill.models import Beit, Bert, VLInputs, Vlmo
 from vlmill.models.outputs import Encoded, RegionModel
 from vlmill.models.registry import find_variant
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.loading.batch import Batch, HostBatch
-from vlmill.train.loading.pictures.tokenizer import PictureTokens
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
 from vlmill.train.objectives.contrast import contrast_and_matching, contrast_vectors
 from vlmill.train.objectives.losses import (
@@ -71,13 +71,13 @@ def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
 class Options:
     """What some losses need beside model and batch.
 
-    ``picture_tokens`` gives masked picture modelling its targets, ``draw`` VLMo's matching its
-    negatives. ``same_picture_negatives``: other captions of a pair's picture are negatives of it,
+    ``image_tokens`` gives masked image modelling its targets, ``draw`` VLMo's matching its
+    negatives. ``same_picture_negatives``: other captions of a pair's image are negatives of it,
     too. Without ``pack`` padding is computed too. ``cached``: of the step that the batch is a part
     of.
     """
 
-    picture_tokens: PictureTokens | None = None
+    image_tokens: ImageTokens | None = None
     draw: Draw = draw_negatives
     same_picture_negatives: bool = False
     pack: bool = True
@@ -117,13 +117,13 @@ def end_to_end_losses(
 
 
 def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
-    """The inputs with features computed from pictures; texts alone, which come last, have none."""
-    regions, inputs = batch.picture_regions, batch.inputs
+    """The inputs with features computed from images; texts alone, which come last, have none."""
+    regions, inputs = batch.image_regions, batch.inputs
     if regions is None or inputs.masked_regions is None:
         raise ValueError("VL-BERT end to end needs feeding.kind=picture-regions with whole_image")
     pairs, num_shown = regions.region_mask.shape
-    pictures = without_pixels(regions.pictures, regions.boxes, inputs.masked_regions[:pairs])
-    features = model.cnn(pictures, regions.boxes, regions.region_mask, real=inputs.real_regions)
+    images = without_pixels(regions.images, regions.boxes, inputs.masked_regions[:pairs])
+    features = model.cnn(images, regions.boxes, regions.region_mask, real=inputs.real_regions)
     rows = len(inputs.tokens) - pairs
     none = features.new_zeros(rows, num_shown, features.shape[2])
     locations = regions.locations()
@@ -155,14 +155,14 @@ def _compute_encoded_losses(
     return losses
 
 
-def picture_losses(
+def image_losses(
     model: Beit, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
-    if options.picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
-        raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
+    """Masked image modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
+    if options.image_tokens is None or batch.pixels is None or batch.patch_mask is None:
+        raise ValueError("objectives.mim needs images and a picture_tokenizer")
     assert batch.token_pixels is not None and batch.masked_patches is not None
-    targets = options.picture_tokens(batch.token_pixels).flatten()[batch.masked_patches]
+    targets = options.image_tokens(batch.token_pixels).flatten()[batch.masked_patches]
     states = model(batch.pixels, batch.patch_mask.flatten(1))[:, 1:].flatten(0, 1)
     logits = model.visual_logits(states[batch.masked_patches])
     return {"mim": mean_cross_entropy(logits, targets)}
@@ -228,7 +228,7 @@ def vlmo_losses(
         batch.pixel_inputs(masked=False),
         tokens,
         options.draw,
-        picture_keys=None if options.same_picture_negatives else batch.picture_keys,
+        image_keys=None if options.same_picture_negatives else batch.image_keys,
         cached=options.cached,
         match=bool(weights.itm),
         pack=pack,
@@ -254,14 +254,14 @@ class PretrainingStep(nn.Module):
         self,
         model: nn.Module,
         weights: Objectives,
-        picture_tokens: PictureTokens | None = None,
+        image_tokens: ImageTokens | None = None,
         *,
         same_picture_negatives: bool = False,
         pack: bool = True,
     ) -> None:
         super().__init__()
         self.model, self.weights, self.pack = model, weights, pack
-        self.picture_tokens = picture_tokens
+        self.image_tokens = image_tokens
         self.same_picture_negatives = same_picture_negatives
         self.names, self.losses = weighted(weights), find_losses(model)
         self.contrast: StepContrast | None = None
@@ -290,7 +290,7 @@ class PretrainingStep(nn.Module):
             return contrast_vectors(vlmo, inputs, masked_tokens, pack=self.pack), {}
         draw = draw_negatives if numbers is None else make_draw(numbers)
         options = Options(
-            picture_tokens=self.picture_tokens,
+            image_tokens=self.image_tokens,
             draw=draw,
             same_picture_negatives=self.same_picture_negatives,
             pack=self.pack,

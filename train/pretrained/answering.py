@@ -25,14 +25,14 @@ from vlmill.train.tasks.refcoco.task import Refcoco
 from vlmill.train.tasks.vqa.task import Vqa
 
 ANSWER, GROUND = "vqa", "refcoco"
-SOME_BOX = [0.0, 0.0, 1.0, 1.0]  # of every picture: a row must name one, prediction reads none
+SOME_BOX = [0.0, 0.0, 1.0, 1.0]  # of every image: a row must name one, prediction reads none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grounded:
-    """Holds the boxes of a picture by how well an expression fits them, the best first.
+    """Holds the boxes of an image by how well an expression fits them, the best first.
 
-    ``boxes`` are float32 [N, 4], x1, y1, x2, y2 in pixels of the upright picture; ``scores``
+    ``boxes`` are float32 [N, 4], x1, y1, x2, y2 in pixels of the upright image; ``scores``
     float32 [N] the head's logits, falling. N is 0 where the detector found nothing.
     """
 
@@ -42,7 +42,7 @@ class Grounded:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerTask:
-    """Holds what a question to a checkpoint needs beside picture and text: the model, its device,
+    """Holds what a question to a checkpoint needs beside image and text: the model, its device,
     and ``labels``, the file of what its head tells apart, where the checkpoint does not say it.
     """
 
@@ -64,8 +64,8 @@ def required_inputs(loaded: LoadedCheckpoint, task: str) -> tuple[Feeding, int]:
 def answer_questions(
     answer_task: AnswerTask, folder: Path, questions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the likeliest answers to questions, each by the name of its picture in ``tables``;
-    of a picture of which nothing is known, none. ``folder`` is for what is made on the way.
+    """Returns the likeliest answers to questions, each by the name of its image in ``tables``;
+    of an image of which nothing is known, none. ``folder`` is for what is made on the way.
 
     Raises InputError for a checkpoint of another task, and for one that does not say its answers.
     """
@@ -87,7 +87,7 @@ def answer_questions(
 def ground_expressions(
     answer_task: AnswerTask, folder: Path, expressions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, Grounded]:
-    """Returns the boxes of pictures by how well the expressions fit them; names as
+    """Returns the boxes of images by how well the expressions fit them; names as
     :func:`answers_of` has them.
 
     Raises InputError for a checkpoint of another task.

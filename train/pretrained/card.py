@@ -83,7 +83,7 @@ def _opening(summary: FolderSummary, training: Mapping[str, Any]) -> str:
         origin = f"pretrained by the recipe `{recipe}`"
     else:
         origin = f"not trained further (`{recipe}`)"
-    blind = " It was trained without pictures (blind)." if task.get("blind") else ""
+    blind = " It was trained without images (blind)." if task.get("blind") else ""
     size = ""
     if summary.weights is not None:
         types = ", ".join(sorted(summary.weights.dtypes))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlmill.extract.images.plan import plan_images
+
 from vlmill.extract.config import (
     SELECTIONS,
     ExtractConfig,
@@ -15,7 +17,6 @@ from vlmill.extract.config import (
     saved_folder,
 )
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.run.devices import WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, compute_results
 from vlmill.models.detector.config import DetectorConfig
@@ -43,17 +44,17 @@ class RegionDetector:
     config: ExtractConfig
 
     def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
-        """Writes the regions of a table of pictures, as ``extract-rois run`` does; returns what
+        """Writes the regions of a table of images, as ``extract-rois run`` does; returns what
         is wrong with those that have no row, by image_id.
         """
-        plan = plan_pictures([str(images)])
+        plan = plan_images([str(images)])
         job = Job(plan=plan, output=folder, detector=self.detector, config=self.config)
         rows, faults = list[RegionRow](), dict[str, Reason]()
         with start_engine(WorkerSettings(), self.detector, self.config, None) as engine:
             parts = [job.part(index) for index in range(job.num_shards)]
             for extracted in compute_results(engine, job, parts):
                 if isinstance(extracted.result, Rejected):
-                    faults[str(extracted.picture.image_id)] = extracted.result.reason
+                    faults[str(extracted.image.image_id)] = extracted.result.reason
                 else:
                     rows.append(extracted.result)
         table = encode_regions(rows, dtype=self.config.storage.dtype)
@@ -76,10 +77,10 @@ def open_recorded_detector(
     if weights is None and seed is None:
         name = f" ({description})" if description else ""
         raise InputError(f"{who} reads regions; give its detector's file{name}: detector=FILE")
-    for name, what in (("global_cnn", "features of whole pictures"), ("given", "given boxes")):
+    for name, what in (("global_cnn", "features of full images"), ("given", "given boxes")):
         if name in record:
             raise InputError(
-                f"{who} was trained on {what}, which raw pictures do not have; make its regions "
+                f"{who} was trained on {what}, which raw images do not have; make its regions "
                 "with `extract-rois run`, and use `train-vl`"
             )
     if seed is not None:

@@ -1,4 +1,4 @@
-"""Tells which pictures and texts have no numbers, and why; the others have theirs."""
+"""Tells which images and texts have no numbers, and why; the others have theirs."""
 
 import sys
 import warnings
@@ -14,7 +14,7 @@ def without_words(count: int, good: Sequence[int]) -> dict[int, Reason]:
 
 
 def warn_faults(what: str, faults: dict[int, Reason]) -> None:
-    """Warns of pictures or texts that have no numbers: how many, why, and which come first."""
+    """Warns of images or texts that have no numbers: how many, why, and which come first."""
     if not faults:
         return
     counts = reason_counts(Counter(faults.values()))

@@ -1,6 +1,6 @@
-"""Which regions a score rests on: the score of a picture without each of them in turn.
+"""Which regions a score rests on: the score of an image without each of them in turn.
 
-R regions of the picture. The published models say nothing of what they look at; what a score loses
+R regions of the image. The published models say nothing of what they look at; what a score loses
 with a region is a fact about it, whatever their attention weights are.
 """
 
@@ -22,14 +22,14 @@ from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.tasks.retrieval.checks import body_config
-from vlmill.train.tasks.retrieval.inputs import RegionPictures
+from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionEffects:
-    """Holds the ``score`` of a picture with a text, its ``row`` of regions, and float32 [R] what
+    """Holds the ``score`` of an image with a text, its ``row`` of regions, and float32 [R] what
     the score loses ``without`` each.
     """
 
@@ -39,11 +39,11 @@ class RegionEffects:
     arrays: Mapping[str, Any]  # types and widths of the row's arrays
 
 
-def measure_region_effects(model: Pretrained, picture: bytes, text: str) -> RegionEffects:
-    """Scores a text with a picture, whole and without each region.
+def measure_region_effects(model: Pretrained, image: bytes, text: str) -> RegionEffects:
+    """Scores a text with an image, whole and without each region.
 
     Raises InputError for a model that reads no regions, or has no matching head, for a text without
-    a word, and for a picture in which no two regions are found.
+    a word, and for an image in which no two regions are found.
     """
     if not reads_regions(model):
         raise InputError(f"{with_article(model.loaded.variant)} reads no regions")
@@ -51,10 +51,10 @@ def measure_region_effects(model: Pretrained, picture: bytes, text: str) -> Regi
     if not good:
         raise InputError(f"text {text!r} has no word; give one")
     with temporary_folder() as folder, without_progress():
-        faults = model.write_tables([picture], folder)
+        faults = model.write_tables([image], folder)
         reader = RegionReader(folder / "regions")
         if faults or "0" not in reader or reader.num_boxes("0") < 2:
-            raise InputError("no two regions are found in the picture; give another")
+            raise InputError("no two regions are found in the image; give another")
         row = reader["0"]
         count = len(row.boxes)
         rows = [row, *(without(row, region) for region in range(count))]
@@ -65,14 +65,14 @@ def measure_region_effects(model: Pretrained, picture: bytes, text: str) -> Regi
         where = folder / "variants"
         write_shard(where, REGIONS, table, producer=reader.producer, arrays=reader.arrays)
         has_global_features = bool(get_global_widths(body_config(model.loaded)))
-        pictures = RegionPictures(
+        images = RegionImages(
             RegionReader(where), model.feeding, global_features=has_global_features
         )
         scores = match_scores(
             make_scorer(model.loaded.model, get_max_elements(model.feeding)),
             tokens,
             [variant.image_id for variant in variants],
-            pictures,
+            images,
             device=model.device,
             batch_size=model.batch_size,
         )[:, 0]

@@ -1,6 +1,6 @@
-"""A checkpoint as one object for raw pictures and strings: ``vlmill.load``.
+"""A checkpoint as one object for raw images and strings: ``vlmill.load``.
 
-I pictures, T texts, D width of the vectors. Pictures become a table of images and, of models that
+I images, T texts, D width of the vectors. Images become a table of images and, of models that
 read regions, one of regions, in a temporary folder: from there on they are read and scored by the
 code of ``extract-rois run`` and ``train-vl evaluate``, whose numbers these are.
 """
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vlmill.train.pretrained.images import ImageLike, read_image_bytes, require_list
 
 from vlmill.schemas.console.progress import without_progress
 from vlmill.schemas.errors import InputError, with_article
@@ -40,7 +41,6 @@ from vlmill.train.pretrained.answering import (
 from vlmill.train.pretrained.detector import RegionDetector, open_recorded_detector
 from vlmill.train.pretrained.faults import warn, warn_faults, without_words
 from vlmill.train.pretrained.hub import DETECTOR, fetch_checkpoint
-from vlmill.train.pretrained.pictures import ImageLike, read_image_bytes, require_list
 from vlmill.train.pretrained.places import is_hub, parse_hub_location
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
@@ -50,7 +50,7 @@ from vlmill.train.tasks.retrieval.checks import (
     longest_text,
     select_ranking,
 )
-from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
+from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
@@ -59,14 +59,14 @@ from vlmill.train.tasks.search.queries import write_images
 
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
-PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
+IMAGES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Holds pictures as tables, called by their numbers; ``faults`` are those without a row."""
+    """Holds images as tables, called by their numbers; ``faults`` are those without a row."""
 
-    pictures: RegionPictures | PixelPictures
+    images: RegionImages | PixelImages
     good: list[str]
     faults: dict[str, Reason]
 
@@ -76,7 +76,7 @@ class Pretrained:
     """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` and ``labels`` are
     the files of these.
 
-    What is wrong with some of the pictures or texts is a warning, and NaN in their places.
+    What is wrong with some of the images or texts is a warning, and NaN in their places.
     """
 
     loaded: LoadedCheckpoint
@@ -90,7 +90,7 @@ class Pretrained:
         return f"<{self.loaded.variant} of {self.loaded.path} on {self.device}>"
 
     def open_detector(self) -> None:
-        """Opens the detector, of a model that reads regions; else the first picture does.
+        """Opens the detector, of a model that reads regions; else the first image does.
 
         Raises InputError where its file is missing, and for another detector than the model's.
         """
@@ -102,34 +102,34 @@ class Pretrained:
                 f"{with_article(self.loaded.variant)}, which reads no regions; leave it away"
             )
 
-    def score(self, pictures: Sequence[ImageLike], texts: Sequence[str]) -> Floats:
-        """Scores every picture with every text, float32 [I, T]: logits of the matching head, or
+    def score(self, images: Sequence[ImageLike], texts: Sequence[str]) -> Floats:
+        """Scores every image with every text, float32 [I, T]: logits of the matching head, or
         cosines where the model has a contrastive head.
 
         Raises InputError for a model without either head.
         """
-        (scores,) = self.score_each([(pictures, texts)])
+        (scores,) = self.score_each([(images, texts)])
         return scores
 
     def score_each(
         self, requests: Sequence[tuple[Sequence[ImageLike], Sequence[str]]]
     ) -> list[Floats]:
-        """Scores as :meth:`score` the pictures and texts of several, each with their own; what
-        sees a picture or a text alone, as a detector does, sees those of all at once.
+        """Scores as :meth:`score` the images and texts of several, each with their own; what
+        sees an image or a text alone, as a detector does, sees those of all at once.
         """
-        pictures = [self._contents(members) for members, _ in requests]
+        images = [self._contents(members) for members, _ in requests]
         texts = [require_list(members, "texts") for _, members in requests]
-        contents = list(chain(*pictures))
+        contents = list(chain(*images))
         if select_ranking(self.loaded) == "contrast":
-            image_vectors = split_rows(self._image_vectors(contents), pictures)
+            image_vectors = split_rows(self._image_vectors(contents), images)
             words = split_rows(self.encode_texts(list(chain(*texts))), texts)
             return [
                 image_block @ text_block.T
                 for image_block, text_block in zip(image_vectors, words, strict=True)
             ]
         scores, tokens = list[Floats](), list[tuple[list[Ids], list[int]]]()
-        positions = list[tuple[int, int]]()  # of each picture: whose, and which row of theirs
-        for members, request_texts in zip(pictures, texts, strict=True):
+        positions = list[tuple[int, int]]()  # of each image: whose, and which row of theirs
+        for members, request_texts in zip(images, texts, strict=True):
             every, good = self.tokens(request_texts)
             warn_faults("texts", without_words(len(request_texts), good))
             positions += [(len(scores), row) for row in range(len(members))]
@@ -139,8 +139,8 @@ class Pretrained:
             make_scorer(self.loaded.model, get_max_elements(self.feeding)),
             dict[int, Reason](),
         )
-        for start in range(0, len(contents), PICTURES_AT_ONCE):
-            with self._tables(contents[start : start + PICTURES_AT_ONCE]) as tables:
+        for start in range(0, len(contents), IMAGES_AT_ONCE):
+            with self._tables(contents[start : start + IMAGES_AT_ONCE]) as tables:
                 good_ones = [(name, *positions[start + int(name)]) for name in tables.good]
                 for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
                     names, _, rows = zip(*request_entries, strict=True)
@@ -148,7 +148,7 @@ class Pretrained:
                         scorer,
                         tokens[request][0],
                         names,
-                        tables.pictures,
+                        tables.images,
                         device=self.device,
                         batch_size=self.batch_size,
                     )
@@ -157,14 +157,14 @@ class Pretrained:
         warn_faults("pictures", faults)
         return scores
 
-    def encode_images(self, pictures: Sequence[ImageLike]) -> Floats:
-        """Returns unit vectors of pictures, float32 [I, D]. Raises InputError for a model that
-        reads texts and pictures together.
+    def encode_images(self, images: Sequence[ImageLike]) -> Floats:
+        """Returns unit vectors of images, float32 [I, D]. Raises InputError for a model that
+        reads texts and images together.
         """
-        return self._image_vectors(self._contents(pictures))
+        return self._image_vectors(self._contents(images))
 
     def encode_texts(self, texts: Sequence[str]) -> Floats:
-        """Returns unit vectors of texts, float32 [T, D]; products with pictures' rank."""
+        """Returns unit vectors of texts, float32 [T, D]; products with images' rank."""
         self._require_dual("encode_texts")
         texts = require_list(texts, "texts")
         tokens, good = self.tokens(texts)
@@ -178,27 +178,27 @@ class Pretrained:
         )
         return vectors
 
-    def answer(self, picture: ImageLike, question: str) -> str:
-        """Answers a question about a picture by the likeliest of the checkpoint's answers.
+    def answer(self, image: ImageLike, question: str) -> str:
+        """Answers a question about an image by the likeliest of the checkpoint's answers.
 
-        Raises InputError for a checkpoint that was not fine-tuned for VQA, for a picture that
+        Raises InputError for a checkpoint that was not fine-tuned for VQA, for an image that
         cannot be read, and for a question without a word.
         """
-        return unwrap_result(self.answer_each([(picture, question)]))
+        return unwrap_result(self.answer_each([(image, question)]))
 
     def answer_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[str | InputError]:
-        """Answers questions as :meth:`answer` does, each about its picture; an error in the place
+        """Answers questions as :meth:`answer` does, each about its image; an error in the place
         of one that cannot be answered.
         """
         return self._run_task(ANSWER, answer_questions, requests)
 
-    def ground(self, picture: ImageLike, expression: str) -> Grounded:
-        """Finds what an expression names in a picture: the detector's boxes, the best first.
+    def ground(self, image: ImageLike, expression: str) -> Grounded:
+        """Finds what an expression names in an image: the detector's boxes, the best first.
 
-        Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for a
-        picture that cannot be read, and for an expression without a word.
+        Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for an
+        image that cannot be read, and for an expression without a word.
         """
-        return unwrap_result(self._run_task(GROUND, ground_expressions, [(picture, expression)]))
+        return unwrap_result(self._run_task(GROUND, ground_expressions, [(image, expression)]))
 
     def _run_task(
         self,
@@ -208,7 +208,7 @@ class Pretrained:
         ],
         requests: Sequence[tuple[ImageLike, str]],
     ) -> list[Result | InputError]:
-        """Asks things, each about its picture, by the head of ``task``."""
+        """Asks things, each about its image, by the head of ``task``."""
         feeding, longest = required_inputs(self.loaded, task)
         errors = dict[int, InputError]()
         for index, (_, text) in enumerate(requests):
@@ -233,7 +233,7 @@ class Pretrained:
         for name in names:
             if name not in results:
                 why = faults.get(name, "nothing is known of it")
-                unread = f"nothing can be said of the picture: {why}; give another"
+                unread = f"nothing can be said of the image: {why}; give another"
                 errors[int(name)] = InputError(unread)
         return [
             errors[index] if index in errors else results[str(index)]
@@ -249,13 +249,13 @@ class Pretrained:
     def _regions(self) -> RegionDetector:
         return open_recorded_detector(self.loaded, self.detector, str(self.device))
 
-    def _contents(self, pictures: Sequence[ImageLike]) -> list[bytes]:
-        return [read_image_bytes(picture) for picture in require_list(pictures, "pictures")]
+    def _contents(self, images: Sequence[ImageLike]) -> list[bytes]:
+        return [read_image_bytes(image) for image in require_list(images, "pictures")]
 
     def _require_dual(self, what: str) -> None:
         if find_embedding_mode(self.loaded) != "dual":
             raise InputError(
-                f"{what}: {with_article(self.loaded.variant)} reads a text and a picture "
+                f"{what}: {with_article(self.loaded.variant)} reads a text and an image "
                 "together, and has no vector of one alone; use score, or "
                 "`train-vl embed` for vectors of pairs"
             )
@@ -281,14 +281,14 @@ class Pretrained:
         self._require_dual("encode_images")
         vectors = np.full((len(contents), self.loaded.config.width), np.nan, dtype=np.float32)
         faults = dict[int, Reason]()
-        for start in range(0, len(contents), PICTURES_AT_ONCE):
-            block = contents[start : start + PICTURES_AT_ONCE]
+        for start in range(0, len(contents), IMAGES_AT_ONCE):
+            block = contents[start : start + IMAGES_AT_ONCE]
             with temporary_folder() as folder:
                 write_images(folder, block)
                 embedded = image_vectors(
                     self.loaded.model,
                     [str(index) for index in range(len(block))],
-                    PixelPictures(ImageReader(folder), self.feeding),
+                    PixelImages(ImageReader(folder), self.feeding),
                     device=self.device,
                     batch_size=self.batch_size,
                 )
@@ -300,35 +300,35 @@ class Pretrained:
 
     @contextmanager
     def _tables(self, contents: Sequence[bytes]) -> Iterator[Tables]:
-        """Has the pictures as the tables that the model reads, for as long as they are needed."""
+        """Has the images as the tables that the model reads, for as long as they are needed."""
         names = [str(index) for index in range(len(contents))]
         with temporary_folder() as folder:
             faults = self.write_tables(contents, folder)
-            pictures: RegionPictures | PixelPictures
+            images: RegionImages | PixelImages
             if self.feeding.kind == "pixels":
-                pictures = PixelPictures(ImageReader(folder / "images"), self.feeding)
+                images = PixelImages(ImageReader(folder / "images"), self.feeding)
             else:
                 has_global_features = bool(get_global_widths(body_config(self.loaded)))
                 reader = RegionReader(folder / "regions")
-                pictures = RegionPictures(reader, self.feeding, global_features=has_global_features)
-            faults |= pictures.missing([name for name in names if name not in faults])
+                images = RegionImages(reader, self.feeding, global_features=has_global_features)
+            faults |= images.missing([name for name in names if name not in faults])
             left = [name for name in names if name not in faults]
-            faults |= {name: why for name in left if (why := pictures.fault(name)) is not None}
+            faults |= {name: why for name in left if (why := images.fault(name)) is not None}
             good = [name for name in names if name not in faults]
-            yield Tables(pictures=pictures, good=good, faults=faults)
+            yield Tables(images=images, good=good, faults=faults)
 
     def write_tables(
         self, contents: Sequence[bytes], folder: Path, feeding: Feeding | None = None
     ) -> dict[str, Reason]:
-        """Writes the tables of pictures and, where the model reads them, of regions; returns what
+        """Writes the tables of images and, where the model reads them, of regions; returns what
         the detector could not read. ``feeding`` is the task's; without, that of pairs.
         """
         feeding = feeding or self.feeding
         write_images(folder / "images", contents)
         if feeding.kind == "pixels":
-            pictures = PixelPictures(ImageReader(folder / "images"), feeding)
+            images = PixelImages(ImageReader(folder / "images"), feeding)
             names = [str(index) for index in range(len(contents))]
-            return {name: why for name in names if (why := pictures.fault(name)) is not None}
+            return {name: why for name in names if (why := images.fault(name)) is not None}
         return self._regions.write_regions(folder / "images", folder / "regions")
 
 

@@ -1,4 +1,4 @@
-"""Pictures as users have them become the bytes that every stage decodes."""
+"""Images as users have them become the bytes that every stage decodes."""
 
 import io
 import os
@@ -8,47 +8,47 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from vlmill.schemas.images.decode import Bounds, upright
+from vlmill.train.loading.images.crop import BOUNDS
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.pictures.decode import Bounds, upright
 from vlmill.schemas.rejects import Rejected
-from vlmill.train.loading.pictures.crop import BOUNDS
 from vlmill.train.pretrained.faults import warn
 
 ImageLike = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 3] or [H, W]
 
 
-def read_image_bytes(picture: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
-    """Returns a picture's bytes: a file's own, of an image or an array those of a PNG of its
-    pixels, upright. Of a file that cannot be read none, which is that picture's fault.
+def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
+    """Returns an image's bytes: a file's own, of an image or an array those of a PNG of its
+    pixels, upright. Of a file that cannot be read none, which is that image's fault.
 
-    Raises InputError for what is no picture.
+    Raises InputError for what is no image.
     """
-    if isinstance(picture, bytes):
-        return picture
-    if isinstance(picture, str | os.PathLike):
-        path = picture if isinstance(picture, str | Path) else Path(picture)
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | os.PathLike):
+        path = image if isinstance(image, str | Path) else Path(image)
         try:
             return to_path(path).read_bytes()
         except OSError as error:
-            warn(f"picture {picture}: {error.strerror or error}")
+            warn(f"image {image}: {error.strerror or error}")
             return b""
-    if isinstance(picture, np.ndarray):
-        grey_or_rgb = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)
-        if picture.dtype != np.uint8 or not grey_or_rgb or not picture.size:
+    if isinstance(image, np.ndarray):
+        grey_or_rgb = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
+        if image.dtype != np.uint8 or not grey_or_rgb or not image.size:
             raise InputError(
-                f"a picture is an array {picture.dtype} {list(picture.shape)}; want uint8 "
+                f"an image is an array {image.dtype} {list(image.shape)}; want uint8 "
                 "[height, width, 3] in red, green, blue, or [height, width]"
             )
-        picture = Image.fromarray(picture)
-    if not isinstance(picture, Image.Image):
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
         raise InputError(
-            f"a picture is a {type(picture).__name__}; give a path, bytes, a PIL image or an array"
+            f"an image is a {type(image).__name__}; give a path, bytes, a PIL image or an array"
         )
     content = io.BytesIO()
     try:
-        upright(picture, bounds).image.save(content, "PNG", compress_level=1)
+        upright(image, bounds).image.save(content, "PNG", compress_level=1)
     except (Rejected, OSError):  # a file that pillow has opened, and that is cut
         return b""
     return content.getvalue()

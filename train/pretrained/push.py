@@ -173,7 +173,7 @@ def find_call(loaded: LoadedCheckpoint) -> str | None:
 
 
 def find_input_kind(loaded: LoadedCheckpoint, call: str) -> str:
-    """Says what the model of a method is fed of pictures: "regions" or "pixels"."""
+    """Says what the model of a method is fed of images: "regions" or "pixels"."""
     by_call = {"answer": ANSWER, "ground": GROUND}
     feeding = required_inputs(loaded, by_call[call])[0] if call in by_call else find_feeding(loaded)
     return feeding.kind

@@ -160,14 +160,14 @@ def recipe_named(name: str) -> Recipe:
 def require_sources(
     recipe: Recipe, *, pairs: str | None, regions: str | None, images: str | None
 ) -> None:
-    """Raises InputError where the recipe reads texts, regions or pictures and none are named."""
+    """Raises InputError where the recipe reads texts, regions or images and none are named."""
     feeds = [stage.feeding for stage in recipe.stages]
     if pairs is None and any(feeding.kind != "pictures" for feeding in feeds):
         raise InputError(f"--pairs is missing: {recipe.name} learns from texts")
     if regions is None and any(feeding.reads_regions for feeding in feeds):
         raise InputError(f"--regions is missing: {recipe.name} learns from regions")
-    if images is None and any(feeding.reads_pictures for feeding in feeds):
-        raise InputError(f"--images is missing: {recipe.name} learns from pictures")
+    if images is None and any(feeding.reads_images for feeding in feeds):
+        raise InputError(f"--images is missing: {recipe.name} learns from images")
 
 
 def change_recipe(recipe: R, assignments: Sequence[str]) -> R:

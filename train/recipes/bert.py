@@ -1,6 +1,6 @@
 """BERT (Devlin et al., arXiv:1810.04805) on texts alone: its first task, masked words.
 
-What the models on regions start from. Every row of ``--pairs`` is a text, with a picture or
+What the models on regions start from. Every row of ``--pairs`` is a text, with an image or
 without. The second task, next sentences, needs documents and is left out.
 """
 

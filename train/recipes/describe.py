@@ -88,18 +88,18 @@ def activations(network: Network, stage: TrainingStage, max_text_tokens: int) ->
     """Numbers that the layers keep of one pair: inputs and outputs of their linear layers."""
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or max_text_tokens
-    picture = 0
+    image = 0
     if feeding.has_regions:
-        picture = feeding.max_regions + (feeding.whole_image != "none")
+        image = feeding.max_regions + (feeding.whole_image != "none")
         if feeding.max_elements is not None:
-            picture = min(picture, feeding.max_elements - 1)
-            text = max(feeding.max_elements - picture, 2)
+            image = min(image, feeding.max_elements - 1)
+            text = max(feeding.max_elements - image, 2)
     elif feeding.kind != "text":
-        picture = (feeding.image_size // PATCH_SIZE) ** 2 + 1
+        image = (feeding.image_size // PATCH_SIZE) ** 2 + 1
     extra_text_tokens = (
         feeding.text_rows * feeding.text_row_tokens // stage.batch_size
     )  # texts alone
-    rows = {"texts": text, "pictures": picture, "both": text + picture + extra_text_tokens}
+    rows = {"texts": text, "pictures": image, "both": text + image + extra_text_tokens}
     passes = JOINT_PASSES + 1 if isinstance(stage, Stage) and stage.objectives.itc else 1
     values = sum(
         rows[stack.rows] * stack.num_layers * stack.layer.activations for stack in network.stacks
@@ -133,7 +133,7 @@ def _describe_source(name: str, rule: MixedSource | None) -> str:
     if rule is None:
         return name
     max_captions = rule.captions_per_picture
-    captions = f", {max_captions} captions a picture" if max_captions else ""
+    captions = f", {max_captions} captions an image" if max_captions else ""
     return f"{name} ({rule.weight:g} times{captions})"
 
 

@@ -17,7 +17,7 @@ def imagebert_feeding() -> Feeding:
 
 
 def vilbert_feeding() -> Feeding:
-    """Captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec. 3.2) and the picture.
+    """Captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec. 3.2) and the image.
 
     The distribution over the detector's classes is the target (sec. 3.1).
     """
@@ -25,7 +25,7 @@ def vilbert_feeding() -> Feeding:
 
 
 def vilbert_retrieval_feeding() -> Feeding:
-    """Fine-tuned on texts of 30 tokens, 99 regions and the picture [code]."""
+    """Fine-tuned on texts of 30 tokens, 99 regions and the image [code]."""
     return replace(vilbert_feeding(), max_tokens=30, max_regions=99)
 
 
@@ -117,7 +117,7 @@ def vlmo_text_feeding() -> Feeding:
     return Feeding(kind="text", max_tokens=196)
 
 
-def vlmo_pictures_feeding(*, image_size: int = 224, token_size: int = 112) -> Feeding:
+def vlmo_images_feeding(*, image_size: int = 224, token_size: int = 112) -> Feeding:
     """Stage 1 is BEiT's: one crop for the model and, at half the size, for the tokenizer [code]."""
     return Feeding(
         kind="pictures",

@@ -87,7 +87,7 @@ def imagebert_cc_sbu() -> Recipe:
 
 
 def imagebert_cc_sbu_global() -> Recipe:
-    """Table 4: row 3 with features of whole pictures beside the regions (sec. 5.3).
+    """Table 4: row 3 with features of full images beside the regions (sec. 5.3).
 
     A token for each network [choice], of the widths of DenseNet-121, ResNet-152 and GoogLeNet.
     """
@@ -96,7 +96,7 @@ def imagebert_cc_sbu_global() -> Recipe:
         recipe,
         name="imagebert-cc-sbu-global",
         model=imagebert_base(global_widths=GLOBAL_WIDTHS),
-        about="ImageBERT on Conceptual Captions and SBU, with features of whole pictures",
+        about="ImageBERT on Conceptual Captions and SBU, with features of full images",
         needs=(
             "regions with global_feature: extract-rois run --global-cnn "
             "densenet121,resnet152,googlenet; --init from BERT: train-vl convert --family bert "
@@ -125,5 +125,5 @@ def imagebert_small_recipe() -> Recipe:
 
 
 def imagebert_hour_recipe() -> Recipe:
-    """Some 20 minutes of one core: R@1 of 0.93 among 500 generated pictures, by 24,000 pairs."""
+    """Some 20 minutes of one core: R@1 of 0.93 among 500 generated images, by 24,000 pairs."""
     return hour_recipe(imagebert_small_recipe(), steps=4_500)

@@ -30,7 +30,7 @@ def interbert_stage() -> Stage:
         epochs=20,  # sec. 4.2
         epoch_steps="floor",  # [code]
         batch_size=512,  # sec. 4.2
-        negative_text_share=1.0,  # [code]: captions are replaced, not pictures
+        negative_text_share=1.0,  # [code]: captions are replaced, not images
         hard_negative_share=0.2,  # sec. 3.2: of the negatives, from TF-IDF's hard ones
         feeding=interbert_feeding(),
         masking=interbert_masking(),

@@ -53,14 +53,14 @@ class Masking:
 class Feeding:
     """What a stage's model is fed of a pair; the papers' numbers stand in ``feeding.py``."""
 
-    # Text with regions, text with pixels, text alone, pictures alone, or text with pictures and the
+    # Text with regions, text with pixels, text alone, images alone, or text with images and the
     # boxes of their regions (VL-BERT end to end).
     kind: Literal["regions", "pixels", "text", "pictures", "picture-regions"] = "regions"
     max_tokens: int | None = None  # [CLS] and [SEP] counted; null: as many as the model takes
-    max_regions: int = 100  # the first of a picture in ``region_order``
+    max_regions: int = 100  # the first of an image in ``region_order``
     # Whose boxes they are: ``--regions``, ``--annotated-regions``, or both, the annotated ones
     # behind the detected ones and first to stay (``max_regions``); ``joined-in-training`` has the
-    # detected ones alone wherever it is measured, and for the whole picture's feature (RefCOCO+),
+    # detected ones alone wherever it is measured, and for the full image's feature (RefCOCO+),
     # and these are the first to stay.
     # ``examples``: those of the objects that the examples themselves name (VCR), of which only
     # pixels tell more: no table of regions is read.
@@ -74,23 +74,23 @@ class Feeding:
     max_elements: int | None = None  # the most tokens and regions together (VL-BERT)
     # The detector's class, or its distribution over classes where the regions have it.
     region_targets: Literal["class", "distribution"] = "class"
-    flip: float = 0.0  # share of pictures that are mirrored; of regions, their boxes alone
-    text_rows: int = 0  # texts without a picture that come with the pairs of a step (VL-BERT)
+    flip: float = 0.0  # share of images that are mirrored; of regions, their boxes alone
+    text_rows: int = 0  # texts without an image that come with the pairs of a step (VL-BERT)
     text_row_tokens: int = 64  # their length in pieces, without [CLS] and [SEP]
     # Pixels: side, share of the area that a crop takes, RandAugment, jitter of colours, and the
-    # side of the second picture, for the tokenizer of pictures (null: none).
+    # side of the second image, for the tokenizer of images (null: none).
     image_size: int = 224
     crop: tuple[float, float] = (0.5, 1.0)
     augment: bool = True
     jitter: float = 0.0
     token_size: int | None = None
-    # Pictures with regions keep their shape: so many pixels, unless the other side passed the most.
+    # Images with regions keep their shape: so many pixels, unless the other side passed the most.
     short_side: int = 600
     long_side: int = 1000
 
     @property
     def has_regions(self) -> bool:
-        """Whether a picture comes with regions, from whichever table."""
+        """Whether an image comes with regions, from whichever table."""
         return self.kind in ("regions", "picture-regions")
 
     @property
@@ -104,7 +104,7 @@ class Feeding:
         return self.kind == "regions"
 
     @property
-    def reads_pictures(self) -> bool:
+    def reads_images(self) -> bool:
         """Whether the table of images is read."""
         return self.kind in ("pixels", "pictures", "picture-regions")
 
@@ -141,7 +141,7 @@ class Objectives:
     """
 
     mlm: float = 1.0  # masked language modelling
-    text_mlm: float = 0.0  # the same on texts without a picture, a mean of its own
+    text_mlm: float = 0.0  # the same on texts without an image, a mean of its own
     moc: float = 1.0  # masked object classification: the detector's class
     mrkl: float = 0.0  # masked regions by the detector's distribution, KL divergence
     mrce: float = 0.0  # the same by cross-entropy, where the distribution is whole (VL-BERT)
@@ -229,10 +229,10 @@ class Loading:
     """In which order pairs come, as far as speed decides it."""
 
     # Pairs among which an epoch's order is random at once. What a window reads lies together, and
-    # should fit into memory beside the model (16,384 pictures of 100 float16 regions are 6.7 GB),
-    # or is read picture by picture.
+    # should fit into memory beside the model (16,384 images of 100 float16 regions are 6.7 GB),
+    # or is read image by image.
     window: int = 16_384
-    # Larger data are cut into runs of so many pairs whose pictures lie side by side; a window is as
+    # Larger data are cut into runs of so many pairs whose images lie side by side; a window is as
     # many runs from anywhere.
     block: int = 64
     # So many steps are formed at once, of pairs of like lengths, and shuffled. For VLMo on GPUs,
@@ -258,7 +258,7 @@ class MixedSource:
     # Visits of a pair: 2 visits each twice, 0.25 a quarter of them, 2.5 each twice and half of them
     # once more.
     weight: float = 1.0
-    # So many captions of a picture are drawn in the place of all (of each visit, with a weight).
+    # So many captions of an image are drawn in the place of all (of each visit, with a weight).
     captions_per_picture: int | None = None
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from vlmill.models.bert.config import BertConfig, BertTextConfig
 from vlmill.models.imagebert.config import ImageBertRetrievalConfig
 from vlmill.models.interbert.config import (
-    InterBertPicturesConfig,
+    InterBertImagesConfig,
     InterBertTasksConfig,
     InterBertTextConfig,
 )
@@ -164,7 +164,7 @@ def _text_classifier(config: BertTextConfig | InterBertTextConfig) -> Network:
     )
 
 
-def _picture_classifier(config: VilbertClassifierConfig | InterBertPicturesConfig) -> Network:
+def _image_classifier(config: VilbertClassifierConfig | InterBertImagesConfig) -> Network:
     trunk, sizes = measure_network(config.trunk), config.trunk
     pooled = sizes.co_width if isinstance(sizes, VilbertConfig) else sizes.pooled_width
     width = config.num_pictures * pooled
@@ -187,11 +187,11 @@ NETWORKS: dict[type[Any], Callable[[Any], Network]] = {
     **TRUNKS,
     BertTextConfig: _text_classifier,
     ImageBertRetrievalConfig: _imagebert_retrieval,
-    InterBertPicturesConfig: _picture_classifier,
+    InterBertImagesConfig: _image_classifier,
     InterBertTasksConfig: _interbert_tasks,
     InterBertTextConfig: _text_classifier,
     Vilbert12in1Config: _vilbert_12in1,
-    VilbertClassifierConfig: _picture_classifier,
+    VilbertClassifierConfig: _image_classifier,
     VilbertTasksConfig: _vilbert_tasks,
     VlBertRefcocoConfig: _vlbert_refcoco,
     VlBertVcrConfig: _vlbert_vcr,

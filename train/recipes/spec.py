@@ -36,7 +36,7 @@ class TrainingStage:
     # The parameters that are trained: their names hold one of these. All if empty.
     trained: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
-    # Sources that are visited more or less often, or with fewer captions of a picture.
+    # Sources that are visited more or less often, or with fewer captions of a image.
     mixture: tuple[MixedSource, ...] = ()
     # The splits that it trains on and validates on, whatever their case; pairs without a split
     # count as train. If empty: by the table of names (`vlmill.schemas.splits`).
@@ -116,10 +116,10 @@ class TrainingStage:
 class Stage(TrainingStage):
     """A stage of pretraining."""
 
-    negative_share: float = 0.5  # pairs whose caption or picture is replaced
+    negative_share: float = 0.5  # pairs whose caption or image is replaced
     negative_text_share: float = 0.5  # of those, the caption (ViLBERT, VL-BERT, InterBERT: all)
     hard_negative_share: float = 0.2  # of those, drawn from --negatives where the pair has some
-    # Whether another caption of a pair's picture is a negative of it, in contrast and among the
+    # Whether another caption of a pair's image is a negative of it, in contrast and among the
     # hard negatives that are drawn by it (VLMo's code).
     same_picture_negatives: bool = False
     objectives: Objectives = Objectives()
@@ -157,7 +157,7 @@ class RunSettings:
     model: Any  # a configuration of its class
     stages: tuple[TrainingStage, ...]
     about: str = ""  # what the run is and on what data, in a line
-    needs: str = ""  # what has to be given for it beyond pairs and their pictures
+    needs: str = ""  # what has to be given for it beyond pairs and their images
     vocabulary_size: int = 30_522  # of the vocabulary that is trained where no --vocab is given
     # Starts new weights as if the regions' features had mean 0 and variance 1
     # (`ImageBert.standardise_regions`).
@@ -178,7 +178,7 @@ class RunSettings:
     # Validations in turn that may be no better than the best before them: then the run ends. 0: it
     # never ends early.
     patience: int = 0
-    # Share of the pictures that may be undecodable: others take their pairs' places. More of them
+    # Share of the images that may be undecodable: others take their pairs' places. More of them
     # end the run.
     max_bad: float = 0.01
     # Decay of a moving average of the weights, for evaluation: the share of its value that it keeps
@@ -192,7 +192,7 @@ class RunSettings:
 
     @property
     def samples_of_pair(self) -> int:
-        """How many texts with a picture a pair, or an example, becomes in a step."""
+        """How many texts with an image a pair, or an example, becomes in a step."""
         return 1
 
     @property
@@ -202,7 +202,7 @@ class RunSettings:
 
     @property
     def max_text_tokens(self) -> int:
-        """Tokens that the model takes; a model of pictures alone takes no text, however short."""
+        """Tokens that the model takes; a model of images alone takes no text, however short."""
         training = get_training(self.variant)
         if not training.reads_text:
             return FEWEST_TOKENS
@@ -267,7 +267,7 @@ class Recipe(RunSettings):
     command = "pretrain"
 
     stages: tuple[Stage, ...]
-    # The file of the network whose tokens masked picture modelling guesses.
+    # The file of the network whose tokens masked image modelling guesses.
     picture_tokenizer: str | None = None
 
     @classmethod

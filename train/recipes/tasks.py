@@ -81,7 +81,7 @@ class TaskRecipe(RunSettings):
     # One run for each of them, in a folder of its own, and the spread of their results; if empty,
     # one run with ``seed``.
     seeds: tuple[int, ...] = ()
-    blind: bool = False  # no picture is shown: what the texts alone tell
+    blind: bool = False  # no image is shown: what the texts alone tell
 
     @classmethod
     def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:

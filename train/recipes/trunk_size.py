@@ -25,7 +25,7 @@ class Layer(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Layers of one kind over the rows of texts, of pictures, or of both."""
+    """Layers of one kind over the rows of texts, of images, or of both."""
 
     rows: Literal["texts", "pictures", "both"]
     num_layers: int
@@ -173,10 +173,10 @@ def _vilbert(config: VilbertConfig) -> Network:
     other_parameters = _tables(config) + config.num_tasks * width + poolers
     other_parameters += _region_embedding(config.region_width, visual)
     other_parameters += _pair_heads(config, visual, config.co_width)
-    picture_layer = _post_norm(visual, config.visual_intermediate_width)
+    image_layer = _post_norm(visual, config.visual_intermediate_width)
     stacks = (
         Stack("texts", config.num_layers, _post_norm(width, config.intermediate_width)),
-        Stack("pictures", config.visual_num_layers, picture_layer),
+        Stack("pictures", config.visual_num_layers, image_layer),
         Stack("both", len(config.text_co_layers), _co_attention(config)),
     )
     return Network(other_parameters, stacks)

@@ -32,7 +32,7 @@ class VariantTraining:
     # the outermost in. Empty: itself.
     body: str = ""
     makes_features: bool = False  # whether that network makes them
-    # The head that says how well a text and a picture fit, and the method that asks it, of what the
+    # The head that says how well a text and an image fit, and the method that asks it, of what the
     # body has pooled.
     match_head: str = "match_head"
     match_logit: str = "match_logit"
@@ -63,7 +63,7 @@ class VariantTraining:
 PLAIN = VariantTraining()
 TRAININGS: dict[str, VariantTraining] = {
     "beit": VariantTraining(
-        losses="vlmill.train.objectives.pretraining.picture_losses",
+        losses="vlmill.train.objectives.pretraining.image_losses",
         reads_text=False,
         kind="pictures",
         objectives=("mim",),

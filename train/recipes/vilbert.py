@@ -61,7 +61,7 @@ def vilbert() -> Recipe:
 
 
 def vilbert_paper() -> Recipe:
-    """The same by the paper's text: Adam at one rate, and pictures replaced as often as captions.
+    """The same by the paper's text: Adam at one rate, and images replaced as often as captions.
 
     Weight decay and warm-up are BERT's [choice]; the paper names neither.
     """
@@ -133,5 +133,5 @@ def vilbert_small_recipe() -> Recipe:
 
 
 def vilbert_hour_recipe() -> Recipe:
-    """Some 60 minutes of one core: R@1 of 0.95 among 500 generated pictures, by 24,000 pairs."""
+    """Some 60 minutes of one core: R@1 of 0.95 among 500 generated images, by 24,000 pairs."""
     return hour_recipe(vilbert_small_recipe(), steps=9_000)

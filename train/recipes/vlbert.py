@@ -204,5 +204,5 @@ def vl_bert_small_recipe() -> Recipe:
 
 
 def vl_bert_hour_recipe() -> Recipe:
-    """Some 25 minutes of one core: R@1 of 0.93 among 500 generated pictures, by 24,000 pairs."""
+    """Some 25 minutes of one core: R@1 of 0.93 among 500 generated images, by 24,000 pairs."""
     return hour_recipe(vl_bert_small_recipe(), steps=9_000)

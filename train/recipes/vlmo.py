@@ -1,4 +1,4 @@
-"""VLMo (Bao et al., arXiv:2111.02358): pictures, then texts, then pairs, each a recipe of its own.
+"""VLMo (Bao et al., arXiv:2111.02358): images, then texts, then pairs, each a recipe of its own.
 
 The first is BEiT (arXiv:2106.08254, sec. 3.1), and the others start from the run before: ``--init``
 of its output. Numbers stand in VLMo's section 4.1 where no other source is named.
@@ -27,8 +27,8 @@ from vlmill.models.vlmo.config import (
 )
 from vlmill.train.recipes.feeding import (
     vlmo_feeding,
+    vlmo_images_feeding,
     vlmo_masking,
-    vlmo_pictures_feeding,
     vlmo_text_feeding,
 )
 from vlmill.train.recipes.parts import Loading, Objectives, Optimizer
@@ -78,7 +78,7 @@ TRAINED_ON_TEXT = (
     "relative.table",
     "encoder.norm.",
 )
-# Pairs from anywhere: a picture's captions, 50 in Visual Genome, lie side by side in the table, and
+# Pairs from anywhere: an image's captions, 50 in Visual Genome, lie side by side in the table, and
 # those of one batch are candidates of each other.
 EVERYWHERE = Loading(block=1)
 NOTHING = {"mlm": 0.0, "moc": 0.0, "mrfr": 0.0, "itm": 0.0}
@@ -121,7 +121,7 @@ def vlmo_images(size: str) -> Recipe:
         epochs=150,  # BEiT, sec. 3.1
         batch_size=2048,
         negative_share=0.0,
-        feeding=vlmo_pictures_feeding(),
+        feeding=vlmo_images_feeding(),
         objectives=Objectives(**NOTHING, mim=1.0),
         optimizer=Optimizer(
             lr=1.5e-3,
@@ -195,7 +195,7 @@ def vlmo_pairs(size: str) -> Recipe:
 
 
 def vlmo_small_recipe() -> Recipe:
-    """Minutes on a CPU, from pairs and pictures. Pictures are hardly cropped and neither mirrored
+    """Minutes on a CPU, from pairs and images. Images are hardly cropped and neither mirrored
     nor recoloured, for captions may say left and red."""
     model = vlmo_small()
     return small_recipe(

@@ -55,7 +55,7 @@ class RunBatches:
         )
 
     def validation_batches(self, run: StageRun) -> StageBatches:
-        """The held-out pairs as the stage reads them, but for random changes to pictures."""
+        """The held-out pairs as the stage reads them, but for random changes to images."""
         plain = dataclasses.replace(run, stage=as_measured(run.stage))
         return self._make_batches(plain, HELD_OUT, self.sources.splits.validation, training=False)
 
@@ -67,8 +67,8 @@ class RunBatches:
         return len(stage_rows(table, as_measured(run.stage), splits[run.number]))
 
     def collect_keys(self, run: StageRun) -> tuple[Keys, Keys]:
-        """The hashes of the pairs and of the pictures that the stage is trained on, all that its
-        epochs visit; of a stage of pictures alone no pairs.
+        """The hashes of the pairs and of the images that the stage is trained on, all that its
+        epochs visit; of a stage of images alone no pairs.
         """
         stage, table = run.stage, SampleTable(self.output / PREPARED)
         splits = self.sources.splits.training[run.number]
@@ -82,10 +82,10 @@ class RunBatches:
 
     @cached_property
     def tolerance(self) -> Tolerance:
-        """How many of the pictures that are trained on may be undecodable."""
+        """How many of the images that are trained on may be undecodable."""
         rows = SampleTable(self.output / PREPARED).image_rows
         count = len(np.unique(rows[rows != ABSENT])) if self.sources.images is not None else 0
-        return Tolerance(pictures=count, share=self.recipe.max_bad)
+        return Tolerance(images=count, share=self.recipe.max_bad)
 
     def _make_batches(
         self, run: StageRun, folder: str, splits: Sequence[Splits], *, training: bool

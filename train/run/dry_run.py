@@ -48,7 +48,7 @@ def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
             inputs.visited,
             total,
             Path(scratch) / "pairs",
-            whole_pictures=counts_captions(recipe),
+            full_images=counts_captions(recipe),
         )
         # Hard negatives cost a step no more than others, and their table is large.
         few = dataclasses.replace(inputs, pairs=str(Path(scratch) / "pairs"), negatives=None)
@@ -71,17 +71,15 @@ def only_process(recipe: RunSettings) -> Accelerator:
 
 
 def counts_captions(recipe: Recipe) -> bool:
-    """Whether the length of an epoch depends on how many captions each picture has."""
+    """Whether the length of an epoch depends on how many captions each image has."""
     return any(mixed.captions_per_picture for stage in recipe.stages for mixed in stage.mixture)
 
 
-def write_sample(
-    pairs: PairTable, total: int, folder: Path, *, whole_pictures: bool = False
-) -> int:
+def write_sample(pairs: PairTable, total: int, folder: Path, *, full_images: bool = False) -> int:
     """Writes every so-many-th of ``total`` pairs to ``folder``, as far as training reads them, and
     the first of each source and split, so that none is missing; returns how many.
 
-    With ``whole_pictures`` all pairs of about every so-many-th picture, by the hash of its id, and
+    With ``full_images`` all pairs of about every so-many-th image, by the hash of its id, and
     of texts alone by theirs. Memory: the sample.
     """
     every, offset, rows = max(1, -(-total // SAMPLE_PAIRS)), 0, list[dict[str, Any]]()
@@ -92,7 +90,7 @@ def write_sample(
         new = [position for kind, position in firsts.items() if kind not in met]
         met |= firsts.keys()
         positions = {*range(-offset % every, batch.num_rows, every), *new}
-        if whole_pictures and every > 1:
+        if full_images and every > 1:
             ids = pc.coalesce(batch.column("image_id"), batch.column("pair_id")).to_pylist()
             also = {ids[position] for position in new}
             positions = {i for i, name in enumerate(ids) if name in also or not key64(name) % every}
@@ -154,8 +152,8 @@ def estimate_cost(runner: Runner, sources: Sources, num_pairs: int, share: float
     visited = get_flag(sources.inputs.visited)
     counts: Mapping[str, Any] = {
         visited: visited != "--images" and f"{num_pairs:,} {visited[2:]}",
-        "--regions": regions and f"{len(regions):,} pictures",
-        "--images": images and f"{len(images):,} pictures",
+        "--regions": regions and f"{len(regions):,} images",
+        "--images": images and f"{len(images):,} images",
         "--negatives": sources.inputs.negatives or sources.inputs.neighbours,
         **{
             name: count

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from vlmill.train.loading.images.tokenizer import FIELD, ImageTokenizer, read_image_tokenizer
+
 from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
@@ -11,12 +13,11 @@ from vlmill.schemas.readers.joining import Indexed
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, require_detector
 from vlmill.train.loading.features import are_ranked
-from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
 from vlmill.train.loading.store.pairs import (
     Examples,
+    ImagesAlone,
     PairsFacts,
     PairTable,
-    PicturesAlone,
     get_flag,
     pairs_facts,
 )
@@ -25,14 +26,14 @@ from vlmill.train.loading.store.splits import SplitPlan, plan_splits
 from vlmill.train.recipes import Recipe, RunSettings, require_sources
 from vlmill.train.recipes.variants import get_training
 
-NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
+NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_images=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """The tables and files of a run, as given on the command line.
 
-    Without ``pairs``, which only runs on pictures alone can do without, the images are visited.
+    Without ``pairs``, which only runs on images alone can do without, the images are visited.
     Fine-tuning visits the ``examples`` of its task.
     """
 
@@ -43,7 +44,7 @@ class Inputs:
     images: str | None = None
     negatives: str | None = None
     neighbours: str | None = None
-    missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their picture
+    missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their image
     init: str | None = None
     vocab: str | None = None
 
@@ -55,7 +56,7 @@ class Inputs:
         if self.pairs is not None:
             return self.pairs
         assert self.images is not None  # `require_sources`
-        return PicturesAlone(self.images)
+        return ImagesAlone(self.images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Sources:
     pairs: PairsFacts
     splits: SplitPlan
     init: LoadedCheckpoint | None
-    picture_tokenizer: PictureTokenizer | None = None
+    picture_tokenizer: ImageTokenizer | None = None
 
     @property
     def reader(self) -> RegionReader:
@@ -89,7 +90,7 @@ class Sources:
 
     @property
     def other_tables(self) -> tuple[Indexed, ...]:
-        """What has to have a pair's picture beside the regions."""
+        """What has to have a pair's image beside the regions."""
         return tuple(table for table in (self.annotated, self.images) if table is not None)
 
     @property
@@ -107,7 +108,7 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
                 f"stages.{number}.feeding.boxes={stage.feeding.boxes}: pretraining reads --regions "
                 "alone; leave it at detected"
             )
-    regions, images = open_pictures(inputs, recipe)
+    regions, images = open_images(inputs, recipe)
     facts = NO_REGIONS
     if regions is not None and inputs.regions is not None:
         facts = region_facts(inputs.regions)
@@ -140,7 +141,7 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
         needs = {
             "regions": feeding.reads_regions and feeding.boxes != "annotated",
             "annotated_regions": feeding.reads_regions and feeding.boxes != "detected",
-            "images": feeding.reads_pictures,
+            "images": feeding.reads_images,
         }
         for name, read in needs.items():
             if read and getattr(inputs, name) is None:
@@ -149,7 +150,7 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
                     f"stages.{number}.feeding.kind={feeding.kind}"
                     + (f" with boxes={feeding.boxes}" if feeding.reads_regions else "")
                 )
-    regions, images = open_pictures(inputs, recipe)
+    regions, images = open_images(inputs, recipe)
     if init is not None and inputs.vocab is not None:
         raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
     facts = NO_REGIONS
@@ -171,15 +172,15 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
     )
 
 
-def _open_tokenizer(recipe: Recipe) -> PictureTokenizer | None:
+def _open_tokenizer(recipe: Recipe) -> ImageTokenizer | None:
     if not any(stage.objectives.mim for stage in recipe.stages):
         return None
     if recipe.picture_tokenizer is None:
         raise InputError(
-            f"{FIELD} is missing: {recipe.name} guesses tokens of pictures; add {FIELD}=FILE with "
+            f"{FIELD} is missing: {recipe.name} guesses tokens of images; add {FIELD}=FILE with "
             "the weights of DALL-E's encoder or of BEiT's tokenizer"
         )
-    return read_picture_tokenizer(recipe.picture_tokenizer)
+    return read_image_tokenizer(recipe.picture_tokenizer)
 
 
 def same_words(init: LoadedCheckpoint, recipe: RunSettings) -> bool:
@@ -187,7 +188,7 @@ def same_words(init: LoadedCheckpoint, recipe: RunSettings) -> bool:
     return get_training(init.variant).reads_text or init.variant == recipe.variant
 
 
-def open_pictures(
+def open_images(
     inputs: Inputs, recipe: RunSettings
 ) -> tuple[RegionReader | None, ImageReader | None]:
     """Open the tables that the stages read of those that are given."""
@@ -196,7 +197,7 @@ def open_pictures(
     region_feeds = [feeding for feeding in feeds if feeding.reads_regions]
     if region_feeds:
         regions = open_regions(inputs, region_feeds[0].boxes)
-    if inputs.images is not None and any(feeding.reads_pictures for feeding in feeds):
+    if inputs.images is not None and any(feeding.reads_images for feeding in feeds):
         images = ImageReader(inputs.images)
     return regions, images
 
@@ -263,7 +264,7 @@ def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
             )
     read = {
         "--regions": (inputs.regions, any(feed.reads_regions for feed in feeds)),
-        "--images": (inputs.images, any(feed.reads_pictures for feed in feeds)),
+        "--images": (inputs.images, any(feed.reads_images for feed in feeds)),
         "--negatives": (inputs.negatives, _draws_hard_negatives(recipe)),
     }
     for flag, (argument, used) in read.items():

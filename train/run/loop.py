@@ -89,7 +89,7 @@ class Events:
 
     ``after_step`` follows every update (the moving average). ``validate`` measures the held-out
     pairs, and ``enough`` says whether they have got no better for so long that the stage ends.
-    ``reject`` is told the parts of a step of pictures, or why there are none, and
+    ``reject`` is told the parts of a step of images, or why there are none, and
     gives the number of undecodable ones that the run has met. ``stopping`` tells whether to save
     and leave.
     """
@@ -172,17 +172,17 @@ def set_rate(optimizer: Optimizer, within: int, run: StageRun) -> float:
 def next_parts(
     step: int, batches: Iterator[HostBatch], stage: TrainingStage, events: Events
 ) -> tuple[list[HostBatch], int]:
-    """The parts of a step, and how many undecodable pictures the run has met up to it.
+    """The parts of a step, and how many undecodable images the run has met up to it.
 
-    What one process finds wrong with its pictures is raised in all, so that none waits for it.
+    What one process finds wrong with its images is raised in all, so that none waits for it.
     """
     try:
         parts = [next(batches) for _ in range(stage.accumulation)]
     except InputError as error:
-        if stage.feeding.reads_pictures:
+        if stage.feeding.reads_images:
             events.reject(step, error)
         raise
-    return parts, events.reject(step, parts) if stage.feeding.reads_pictures else 0
+    return parts, events.reject(step, parts) if stage.feeding.reads_images else 0
 
 
 def train_step(

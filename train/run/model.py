@@ -22,7 +22,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import load_features
-from vlmill.train.loading.store.pairs import PicturesAlone, pair_rows
+from vlmill.train.loading.store.pairs import ImagesAlone, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
 from vlmill.train.recipes import RECIPES, Recipe, RunSettings
@@ -214,7 +214,7 @@ def make_tokenizer(recipe: RunSettings, sources: Sources, chosen: Rows = FOR_TRA
         return read_vocabulary(sources.inputs.vocab)
 
     pairs = sources.inputs.visited
-    if isinstance(pairs, PicturesAlone):  # nothing is read of texts
+    if isinstance(pairs, ImagesAlone):  # nothing is read of texts
         return train_vocabulary([], recipe.vocabulary_size)
 
     def texts() -> Iterator[str]:

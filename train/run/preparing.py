@@ -25,7 +25,7 @@ from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.loading.store.files import Preparation, read_preparation, write_preparation
-from vlmill.train.loading.store.pairs import PicturesAlone, get_flag
+from vlmill.train.loading.store.pairs import ImagesAlone, get_flag
 from vlmill.train.loading.store.prepare import (
     AS_IT_IS,
     PreparationInputs,
@@ -34,7 +34,7 @@ from vlmill.train.loading.store.prepare import (
 )
 from vlmill.train.loading.store.splits import Rows, describe_plan, drawn_below
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.store.usable import PairSelection, require_pictures, sample_ids, unit_keys
+from vlmill.train.loading.store.usable import PairSelection, require_images, sample_ids, unit_keys
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.inputs import Sources
@@ -72,7 +72,7 @@ def prepare(
     with rejects:
         counts = prepare_samples(output / PREPARED, what, rejects)
     assert rejects.shard is not None
-    require_pictures(counts, sources.inputs.missing, get_flag(what.pairs))
+    require_images(counts, sources.inputs.missing, get_flag(what.pairs))
     _require_pairs(counts, what)
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, rows=measured, negatives=None, neighbours=None)
@@ -97,13 +97,13 @@ def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
 
 
 def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None:
-    """Tells what there is to validate on, and whether its pictures are trained on as well."""
-    pictures = np.unique(measured.image_keys[measured.image_rows != ABSENT])
+    """Tells what there is to validate on, and whether its images are trained on as well."""
+    images = np.unique(measured.image_keys[measured.image_rows != ABSENT])
     why = "; there is no validation split: held out by the hash of their ids" if drawn else ""
-    print_status(f"validates on {len(measured)} pairs of {len(pictures)} pictures{why}")
-    if both := np.intersect1d(learnt.image_keys, pictures).size:
+    print_status(f"validates on {len(measured)} pairs of {len(images)} images{why}")
+    if both := np.intersect1d(learnt.image_keys, images).size:
         print_status(
-            f"warning: {both} of the {len(pictures)} pictures that are validated on are trained on "
+            f"warning: {both} of the {len(images)} images that are validated on are trained on "
             "with other captions"
         )
 
@@ -165,7 +165,7 @@ def _what_to_prepare(
 
 
 def longest_alone(recipe: RunSettings) -> int | None:
-    """Tokens of a text without a picture: [CLS] and [SEP] are no part of a row of joined ones."""
+    """Tokens of a text without an image: [CLS] and [SEP] are no part of a row of joined ones."""
     rows = [
         feed.text_row_tokens + 2 if feed.text_rows else feed.max_tokens or recipe.max_text_tokens
         for feed in (stage.feeding for stage in recipe.stages)
@@ -180,7 +180,7 @@ def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> PairSelec
     return PairSelection(
         pairs=sources.inputs.visited,
         rows=rows,
-        pictures=sources.joined_images,
+        images=sources.joined_images,
         other_tables=() if sources.regions is None else sources.other_tables,
         takes_pairs=any(feed.kind != "text" for feed in feeds),
         takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
@@ -192,11 +192,11 @@ def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> PairSelec
 def _require_pairs(counts: Counter[str], what: PreparationInputs) -> None:
     if counts["kept"]:
         return
-    if isinstance(what.pairs, PicturesAlone):
-        raise InputError(f"--images {what.pairs.images} has no picture to train on")
-    ids = f": {sample_ids(what)}" if counts[Reason.NO_REGIONS] or counts[Reason.NO_PICTURE] else ""
+    if isinstance(what.pairs, ImagesAlone):
+        raise InputError(f"--images {what.pairs.images} has no image to train on")
+    ids = f": {sample_ids(what)}" if counts[Reason.NO_REGIONS] or counts[Reason.NO_IMAGE] else ""
     flag = get_flag(what.pairs)
-    requirement = "whose pictures are in --regions" if what.takes_pairs else "that have a text"
+    requirement = "whose images are in --regions" if what.takes_pairs else "that have a text"
     raise InputError(
         f"{flag} has no {flag[2:-1]} to train on ({reason_counts(counts) or 'it is empty'}){ids}; "
         f"give {flag[2:]} {requirement}"

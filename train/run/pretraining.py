@@ -9,9 +9,9 @@ import torch
 from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from vlmill.train.loading.images.tokenizer import ImageTokenizer, blank_tokens
 
 from vlmill.train.loading.masking.words import Lexicon
-from vlmill.train.loading.pictures.tokenizer import PictureTokenizer, blank_tokens
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.stage_batches import StageBatches
 from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
@@ -26,7 +26,7 @@ class Pretraining:
     """Learns the objectives of a recipe's stages."""
 
     tokenizer: Tokenizer
-    picture_tokenizer: PictureTokenizer | None = None
+    picture_tokenizer: ImageTokenizer | None = None
     criterion: Criterion = dataclasses.field(default_factory=Criterion)
 
     def batches(self, run: StageRun, *, training: bool, **common: Any) -> StageBatches:

@@ -1,4 +1,4 @@
-"""The undecodable pictures that a run has met: counted in its log, and rows of its rejects."""
+"""The undecodable images that a run has met: counted in its log, and rows of its rejects."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ UNDECODABLE = "undecodable.jsonl"  # until they are rows of the rejects table
 
 
 class Rejecting:
-    """Collects the undecodable pictures that the batches of all processes name.
+    """Collects the undecodable images that the batches of all processes name.
 
     Every process knows all of them. The first one writes each when it is met, with its step, so
     that a run that is resumed ``after`` a step knows those up to it.
@@ -52,10 +52,10 @@ class Rejecting:
             )
 
     def note(self, step: int, read: Sequence[HostBatch] | InputError) -> int:
-        """Takes in what the parts of a step name; returns how many pictures the run has met.
+        """Takes in what the parts of a step name; returns how many images the run has met.
 
         All processes take part, also one that could read no parts. Raises InputError, in all of
-        them, where undecodable pictures are too many, and what any of them could not read.
+        them, where undecodable images are too many, and what any of them could not read.
         """
         local_faults = [read] if isinstance(read, InputError) else _collect_faults(read)
         faults = self._gather_faults(local_faults)
@@ -83,7 +83,7 @@ class Rejecting:
         return everyones
 
     def add_to(self, rejects: Shard) -> Shard:
-        """Writes the shard of rejects again, with a row for each picture; returns the new one."""
+        """Writes the shard of rejects again, with a row for each image; returns the new one."""
         if not self.met:
             return rejects
         folder = self._path.parent

@@ -4,6 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from vlmill.train.loading.images.tokenizer import FIELD
+
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.plain_fields import flatten, to_plain
@@ -11,7 +13,6 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
-from vlmill.train.loading.pictures.tokenizer import FIELD
 from vlmill.train.loading.vocabulary import vocabulary_files
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.inputs import Sources
@@ -52,7 +53,7 @@ def _table_digest(reader: RegionReader | ImageReader | None, what: str) -> str |
     if reader is None:
         return None
     size = sum(path.stat().st_size for path in reader.paths)
-    return f"{len(reader)} pictures, {size} bytes, {what}"
+    return f"{len(reader)} images, {size} bytes, {what}"
 
 
 def _digest(paths: list[Path], flag: str) -> str | None:

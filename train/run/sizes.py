@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 from tokenizers import Tokenizer
+from vlmill.train.loading.images.tokenizer import ImageTokenizer
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import check_global_features
-from vlmill.train.loading.pictures.tokenizer import PictureTokenizer
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.inputs import Sources
@@ -25,7 +25,7 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
 def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     init, training = sources.init, get_training(recipe.variant)
     if sources.picture_tokenizer is not None:
-        return _picture_config(recipe, sources.picture_tokenizer)
+        return _image_config(recipe, sources.picture_tokenizer)
     sizes = {"vocab_size": tokenizer.get_vocab_size()}
     config = continued_config(recipe, init)
     if sources.regions is None:
@@ -55,7 +55,7 @@ def continued_config(recipe: Recipe, init: LoadedCheckpoint | None) -> Any:
     return init.config if init.variant == recipe.variant else None
 
 
-def _picture_config(recipe: Recipe, tokenizer: PictureTokenizer) -> Any:
+def _image_config(recipe: Recipe, tokenizer: ImageTokenizer) -> Any:
     for number, stage in enumerate(recipe.stages):
         size = (stage.feeding.token_size or 0) // tokenizer.stride
         if size != recipe.model.side:

@@ -32,9 +32,9 @@ def sample(source: str) -> dict[str, str]:
 
 HELP = {
     SCORE: (
-        "Scores of pictures with texts",
-        "Form: files, and `texts` once or more. Gives `scores`, a list for each picture; null "
-        "where a picture or text cannot be read.",
+        "Scores of images with texts",
+        "Form: files, and `texts` once or more. Gives `scores`, a list for each image; null "
+        "where an image or text cannot be read.",
         sample('client.score(["picture.jpg"], ["a red kite", "two dogs"])'),
     ),
     ATTEND: (
@@ -44,8 +44,8 @@ HELP = {
         sample('client.said("/v1/attend", ["picture.jpg"], {"text": ["a red kite"]})["losses"]'),
     ),
     EMBED: (
-        "Vectors of pictures and texts",
-        "Form: files, `texts`, or both. Gives `pictures` and `texts`, unit vectors whose products "
+        "Vectors of images and texts",
+        "Form: files, `texts`, or both. Gives `images` and `texts`, unit vectors whose products "
         "rank; null for what cannot be read.",
         sample('client.embed(["picture.jpg"], ["a red kite"])'),
     ),
@@ -56,7 +56,7 @@ HELP = {
         sample('client.search(text="a red kite", top=3)'),
     ),
     ANSWER: (
-        "The answer to a question about a picture",
+        "The answer to a question about an image",
         "Form: one file and `question`. Gives `answer`.",
         sample('client.answer("picture.jpg", "what is this?")'),
     ),
@@ -66,17 +66,17 @@ HELP = {
 def score_question(form: Form) -> Question:
     """Reads what is to be scored. Raises Refused."""
     texts = form.words.get("texts", [])
-    if not form.pictures or not texts:
-        raise bad_request("want at least one picture and one of texts")
-    return Question(method=SCORE, pictures=contents(form), texts=few(texts))
+    if not form.images or not texts:
+        raise bad_request("want at least one image and one of texts")
+    return Question(method=SCORE, images=contents(form), texts=few(texts))
 
 
 def embed_question(form: Form) -> Question:
     """Reads what is to be embedded. Raises Refused."""
     texts = form.words.get("texts", [])
-    if not form.pictures and not texts:
-        raise bad_request("want pictures, texts, or both")
-    return Question(method=EMBED, pictures=contents(form), texts=few(texts))
+    if not form.images and not texts:
+        raise bad_request("want images, texts, or both")
+    return Question(method=EMBED, images=contents(form), texts=few(texts))
 
 
 def search_question(form: Form) -> Question:
@@ -88,26 +88,26 @@ def search_question(form: Form) -> Question:
     if not 1 <= number <= MOST_TOP:
         raise bad_request(f"top: want a number from 1 to {MOST_TOP}")
     texts = form.words.get("text", [])
-    if len(texts) + len(form.pictures) != 1:
-        raise bad_request("want one text or one picture")
-    return Question(method=SEARCH, pictures=contents(form), texts=texts, top=number)
+    if len(texts) + len(form.images) != 1:
+        raise bad_request("want one text or one image")
+    return Question(method=SEARCH, images=contents(form), texts=texts, top=number)
 
 
 def answer_question(form: Form) -> Question:
-    """Reads what is asked about a picture. Raises Refused."""
-    picture = form.picture()
-    return Question(method=ANSWER, pictures=[picture.content], texts=[form.get_word("question")])
+    """Reads what is asked about a image. Raises Refused."""
+    image = form.image()
+    return Question(method=ANSWER, images=[image.content], texts=[form.get_word("question")])
 
 
 def attend_question(form: Form) -> Question:
-    """Reads a picture and a text. Raises Refused."""
-    picture = form.picture()
-    return Question(method=ATTEND, pictures=[picture.content], texts=[form.get_word("text")])
+    """Reads an image and a text. Raises Refused."""
+    image = form.image()
+    return Question(method=ATTEND, images=[image.content], texts=[form.get_word("text")])
 
 
 def contents(form: Form) -> list[bytes]:
-    """Returns the pictures' bytes."""
-    return [picture.content for picture in form.pictures]
+    """Returns the images' bytes."""
+    return [image.content for image in form.images]
 
 
 def few(texts: Sequence[str]) -> Sequence[str]:
@@ -128,8 +128,8 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
 }
 
 
-class Pictures:
-    """Reads the pictures that a search finds, for people who look at its answers."""
+class Images:
+    """Reads the images that a search finds, for people who look at its answers."""
 
     def __init__(self, images: Path) -> None:
         self.reader, self.lock = ImageReader(images), threading.Lock()
@@ -140,11 +140,11 @@ class Pictures:
             (row,) = self.reader.find([image_id])
             data = None if row == ABSENT else self.reader.read_bytes(int(row))
         if data is None:
-            raise RequestRefused(404, "no_picture", "--images has no picture of this image_id")
+            raise RequestRefused(404, "no_picture", "--images has no image of this image_id")
         try:
             return thumbnail(data)
         except Rejected as why:
-            raise RequestRefused(404, why.reason.value, "the picture cannot be read") from None
+            raise RequestRefused(404, why.reason.value, "the image cannot be read") from None
 
 
 def model_service(
@@ -156,14 +156,14 @@ def model_service(
 ) -> tuple[Shell, Guard]:
     """Makes the service.
 
-    ``images`` is the table of the pictures that a search finds, ``classes`` and ``attributes`` are
+    ``images`` is the table of the images that a search finds, ``classes`` and ``attributes`` are
     the names of regions: what the page shows. Raises InputError for a table that cannot be read.
     """
     shell = Shell(settings=settings)
-    shown_images = None if images is None else Pictures(images)
+    shown_images = None if images is None else Images(images)
 
     def about() -> Mapping[str, Any]:
-        limits = {"bytes": settings.max_bytes, "pictures": settings.max_pictures}
+        limits = {"bytes": settings.max_bytes, "pictures": settings.max_images}
         title = f"A model: {shell.about['variant']}"
         names = {"classes": list(classes), "attributes": list(attributes)}
         page_data = {"has_pictures": shown_images is not None, **names}
@@ -204,8 +204,8 @@ def model_service(
     for method in READERS:
         add(method)
 
-    @application.get("/v1/picture", summary="A small JPEG of a picture that a search has found")
-    async def picture(request: Request, image_id: str = "") -> Response:
+    @application.get("/v1/picture", summary="A small JPEG of an image that a search has found")
+    async def image(request: Request, image_id: str = "") -> Response:
         require_query(request, ("image_id",))
         if shown_images is None:
             raise RequestRefused(404, "no_pictures", "the service was started without --images")

@@ -17,7 +17,7 @@ from vlmill.train.pretrained.places import is_hub, parse_hub_location
 BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
 
 SERVE_HELP = """\
-Answer requests for scores, vectors, nearest pictures and answers, over HTTP.
+Answer requests for scores, vectors, nearest images and answers, over HTTP.
 
 examples:
   train-vl serve --checkpoint demo/trained --port 0
@@ -54,14 +54,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=path_or_url,
         metavar="IMAGES",
-        help="the table of the index's pictures, which the page then shows",
+        help="the table of the index's images, which the page then shows",
     )
     add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
     add(
         "--batch-size",
         type=int_at_least(1),
         default=64,
-        help="computed at once (default: 64): pictures and texts, pairs of them where pairs are "
+        help="computed at once (default: 64): images and texts, pairs of them where pairs are "
         "scored; requests are put together as far as that takes about a second",
     )
     add_service_arguments(parser)

@@ -1,6 +1,6 @@
 """A worker's model: questions are answered by the object that ``vlmill.load`` gives.
 
-Those of a batch that want the same of it are answered together: a detector sees the pictures of all
+Those of a batch that want the same of it are answered together: a detector sees the images of all
 of them, and so do the networks that make vectors and answers.
 """
 
@@ -63,7 +63,7 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # answers say what is wrong with which picture
+            warnings.simplefilter("ignore")  # answers say what is wrong with which image
             return answer_all(methods, questions)
 
     loaded = model.loaded
@@ -124,7 +124,7 @@ def holds(check: Callable[[], object]) -> bool:
 
 
 def embeds(model: Pretrained) -> bool:
-    """Says whether pictures and texts have vectors by themselves."""
+    """Says whether images and texts have vectors by themselves."""
     try:
         return find_embedding_mode(model.loaded) == "dual"
     except InputError:
@@ -132,24 +132,24 @@ def embeds(model: Pretrained) -> bool:
 
 
 def score(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
-    """Scores every picture with every text; null where one of the two cannot be read."""
-    scores = model.score_each([(question.pictures, question.texts) for question in questions])
+    """Scores every image with every text; null where one of the two cannot be read."""
+    scores = model.score_each([(question.images, question.texts) for question in questions])
     return [{"scores": plain(rows)} for rows in scores]
 
 
 def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
-    """Scores texts with their pictures, and tells what each score loses without each region."""
-    return [rest_on(model, question.pictures[0], question.texts[0]) for question in questions]
+    """Scores texts with their images, and tells what each score loses without each region."""
+    return [rest_on(model, question.images[0], question.texts[0]) for question in questions]
 
 
-def rest_on(model: Pretrained, picture: bytes, text: str) -> Answer:
+def rest_on(model: Pretrained, image: bytes, text: str) -> Answer:
     """Tells on which regions a score rests."""
     try:
-        effects = measure_region_effects(model, picture, text)
+        effects = measure_region_effects(model, image, text)
     except InputError:
         return NoAnswer(
             reason="unreadable",
-            message="the text has no word, or no two regions are found in the picture",
+            message="the text has no word, or no two regions are found in the image",
         )
     (row,) = encode_regions([effects.row], dtype=effects.arrays["features"]["dtype"]).to_pylist()
     return {
@@ -161,10 +161,10 @@ def rest_on(model: Pretrained, picture: bytes, text: str) -> Answer:
 
 
 def embed(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
-    """Embeds pictures and texts; null for one that cannot be read."""
-    pictures = [question.pictures for question in questions]
+    """Embeds images and texts; null for one that cannot be read."""
+    images = [question.images for question in questions]
     texts = [question.texts for question in questions]
-    image_vectors = split_rows(model.encode_images(list(chain(*pictures))), pictures)
+    image_vectors = split_rows(model.encode_images(list(chain(*images))), images)
     words = split_rows(model.encode_texts(list(chain(*texts))), texts)
     return [
         {"pictures": vectors(image_rows), "texts": vectors(text_rows)}
@@ -178,10 +178,10 @@ def vectors(rows: Floats) -> list[list[float | None] | None]:
 
 
 def answer(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
-    """Answers questions about their pictures."""
-    results = model.answer_each([(item.pictures[0], item.texts[0]) for item in questions])
+    """Answers questions about their images."""
+    results = model.answer_each([(item.images[0], item.texts[0]) for item in questions])
     unread = NoAnswer(
-        reason="unreadable", message="the picture cannot be read, or the question has no word"
+        reason="unreadable", message="the image cannot be read, or the question has no word"
     )
     return [unread if isinstance(item, InputError) else {"answer": item} for item in results]
 
@@ -202,14 +202,14 @@ def searcher(model: Pretrained, folder: Path) -> Method:
             position: text for n, (position, text) in enumerate(texts.items()) if n in set(worded)
         }
         query_images = {
-            str(position): question.pictures[0]
+            str(position): question.images[0]
             for position, question in enumerate(questions)
             if not question.texts
         }
         queries: dict[int, Query] = dict(
             zip(worded_texts, asker.texts(list(worded_texts.values())), strict=True)
         )
-        queries |= {int(query.name): query for query in asker.pictures(query_images)}
+        queries |= {int(query.name): query for query in asker.images(query_images)}
         blocks = dict[int, list[int]]()  # asked at once: the nearest one, the nearest ten
         for position in queries:
             blocks.setdefault(questions[position].top, []).append(position)
@@ -228,7 +228,7 @@ def searcher(model: Pretrained, folder: Path) -> Method:
 def format_answer(answered: AnsweredQuery) -> Answer:
     """Says what was found for a query."""
     if answered.query.error is not None:
-        return NoAnswer(reason=answered.query.error, message="the picture cannot be read")
+        return NoAnswer(reason=answered.query.error, message="the image cannot be read")
     return {"answers": [dict(row) for row in answered.answers]}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 SCORE, EMBED, SEARCH, ANSWER = "score", "embed", "search", "answer"
 ATTEND = "attend"
-TIMES_SCORED = 36  # a picture's score without each of its regions: about as many
+TIMES_SCORED = 36  # an image's score without each of its regions: about as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,20 +21,20 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One request: what is wanted (SCORE, ...) of which pictures and texts."""
+    """One request: what is wanted (SCORE, ...) of which images and texts."""
 
     method: str
-    pictures: Sequence[bytes] = ()
+    images: Sequence[bytes] = ()
     texts: Sequence[str] = ()
     top: int = 10
 
     @property
     def weight(self) -> int:
-        """Its part of a batch: pictures with texts that are scored, or pictures and texts."""
+        """Its part of a batch: images with texts that are scored, or images and texts."""
         if self.method == SCORE:
-            return len(self.pictures) * len(self.texts)
+            return len(self.images) * len(self.texts)
         if self.method == EMBED:
-            return len(self.pictures) + len(self.texts)
+            return len(self.images) + len(self.texts)
         return TIMES_SCORED if self.method == ATTEND else 1
 
 

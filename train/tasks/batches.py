@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from vlmill.train.loading.images.boxed import hidden_image
+from vlmill.train.loading.images.crop import evaluation_image
 
 from vlmill.schemas.readers.region_rows import RegionRow
 from vlmill.train.loading.arrays import Arrays, Ids
@@ -18,8 +20,6 @@ from vlmill.train.loading.joined import joined_regions
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
-from vlmill.train.loading.pictures.boxed import hidden_picture
-from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample, SampledRegions, placed_boxes, take_regions
 from vlmill.train.loading.stage_batches import Rows, StageBatches
@@ -34,8 +34,8 @@ NOBODY: Ids = np.empty(0, dtype=np.int64)
 class TaskBatches(StageBatches):
     """The batches of a task.
 
-    In ``training`` pictures are mirrored, cropped and augmented as the stage's feeding says; else
-    they are whole. A ``blind`` model is shown none of a picture.
+    In ``training`` images are mirrored, cropped and augmented as the stage's feeding says; else
+    they are whole. A ``blind`` model is shown none of a image.
     """
 
     task: LearntTask
@@ -73,14 +73,14 @@ class TaskBatches(StageBatches):
         *,
         second: bool = False,
     ) -> Sample | Undecodable:
-        """A row's text, or another one, with its picture, or its ``second`` one."""
+        """A row's text, or another one, with its image, or its ``second`` one."""
         sample = Sample(
             pair_id=self.table.pair_id(row),
             source=self.table.source(row),
             text=self.text(row) if text is None else text,
             row=row,
         )
-        return self.pictured(sample, row, draws, second=second)
+        return self.imaged(sample, row, draws, second=second)
 
     def text(self, row: int) -> MaskedTokens:
         """The text of a row, nothing masked."""
@@ -96,7 +96,7 @@ class TaskBatches(StageBatches):
     def make_batch(
         self, rows: Sequence[int], among: Ids = NOBODY
     ) -> tuple[HostBatch | None, tuple[Undecodable, ...]]:
-        """A batch of these rows as they are, and the pictures that it lacks; None of no row.
+        """A batch of these rows as they are, and the images that it lacks; None of no row.
 
         ``among`` are all that are measured with them.
         """
@@ -146,7 +146,7 @@ class TaskBatches(StageBatches):
         return self.task.hide_regions(regions) if self.blind else regions
 
     def _mirrors(self, draws: Uniforms) -> bool:
-        """Whether a picture is mirrored: by chance, in training alone."""
+        """Whether an image is mirrored: by chance, in training alone."""
         flip = self.stage.feeding.flip
         return self.training and bool(flip) and draws.random() < flip
 
@@ -154,19 +154,19 @@ class TaskBatches(StageBatches):
         boxed = super()._boxed(image, regions)
         if not self.blind:
             return boxed
-        return boxed | {"picture": hidden_picture(boxed["picture"])}
+        return boxed | {"picture": hidden_image(boxed["picture"])}
 
     def _pixels(self, image_row: int, image_id: str, draws: Uniforms) -> Arrays:
         if self.training and not self.blind:
             return super()._pixels(image_row, image_id, draws)
-        return {"pixels": self._whole_picture(image_row, image_id)}
+        return {"pixels": self._full_image(image_row, image_id)}
 
-    def _whole_picture(self, image_row: int, image_id: str) -> NDArray[Any]:
+    def _full_image(self, image_row: int, image_id: str) -> NDArray[Any]:
         assert self.images is not None
         size = self.stage.feeding.image_size
         if self.blind:
             return np.full((3, size, size), 128, dtype=np.uint8)
-        return evaluation_picture(self.images.read_bytes(image_row), image_id, size)
+        return evaluation_image(self.images.read_bytes(image_row), image_id, size)
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:

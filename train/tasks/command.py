@@ -22,18 +22,18 @@ examples:
 
 writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json,
 vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json (the first five of every
-query). Texts and pictures are fed as in the checkpoint's training; a converted checkpoint as its
+query). Texts and images are fed as in the checkpoint's training; a converted checkpoint as its
 paper or code says.
 
 retrieval: models of regions, and VLMo without a contrastive head, read every text with every
-picture: time grows with their product. VLMo's contrastive head reads each of them once, and
+image: time grows with their product. VLMo's contrastive head reads each of them once, and
 --rerank has the matching head read the best, of any model with --first-stage; what recall that
-costs at most is printed. A killed evaluation goes on where it was. Pairs and pictures that the
+costs at most is printed. A killed evaluation goes on where it was. Pairs and images that the
 checkpoint was trained on are counted and noted. Memory: the scores (4 bytes a pair, 20 with
 --rerank), the texts and one batch.
 
 Other tasks predict each of --examples, and score the splits whose labels are public. Examples that
-lack their picture are an error unless --missing skip leaves them out. GLUE has no pictures.
+lack their image are an error unless --missing skip leaves them out. GLUE has no images.
 """
 
 
@@ -56,10 +56,10 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("error", "skip"),
         default="error",
-        help="other tasks: examples without their picture are an error, or left out and listed "
+        help="other tasks: examples without their image are an error, or left out and listed "
         "(default: error)",
     )
-    add("--regions", help="region features of their pictures, for models that read them")
+    add("--regions", help="region features of their images, for models that read them")
     add("--annotated-regions", help="regions at boxes that people have drawn (RefCOCO+, VCR)")
     add(
         "--boxes",
@@ -78,7 +78,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         help="vcr: the evaluation of the other sub-task's checkpoint, for figures of both; glue: a "
         "pattern of the other tasks' evaluations, for the averages",
     )
-    add("--images", help="their pictures: what VLMo reads; for the others the report's")
+    add("--images", help="their images: what VLMo reads; for the others the report's")
     add("--split", help="only the pairs or examples of this split (default: all)")
     add("--output", type=path_or_url, required=True, help="folder to write")
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
@@ -87,7 +87,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-regions",
         type=int,
         metavar="N",
-        help="regions of a picture, the first ones (default: as many as in training)",
+        help="regions of an image, the first ones (default: as many as in training)",
     )
     add(
         "--rerank",
@@ -111,7 +111,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--fold-images",
         type=int,
         metavar="N",
-        help="also the mean over consecutive blocks of N pictures (COCO 1K: 1000)",
+        help="also the mean over consecutive blocks of N images (COCO 1K: 1000)",
     )
     add("--fresh", action="store_true", help="replace an earlier evaluation")
     add_lock_seconds(parser)

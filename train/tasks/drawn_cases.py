@@ -1,4 +1,4 @@
-"""Draws examples that are about boxes: the picture with them, and below what was asked and said."""
+"""Draws examples that are about boxes: the image with them, and below what was asked and said."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from vlmill.schemas.console.report import Section, template
 from vlmill.train.tasks.report import NONE, Case, DrawnBox
 
 GLYPH_WIDTH = 0.6  # about, in sizes of the letters
-DRAWN_PX = 480  # the longest side of a picture under its boxes
+DRAWN_PX = 480  # the longest side of an image under its boxes
 COLOURS = {"right": "#2e8540", "chosen": "#d9822b", "other": "#4a7fb5"}
 
 _CASES = template(
@@ -36,7 +36,7 @@ _CASES = template(
 def drawn_section(
     title: str, intro: str, cases: Sequence[Case], uris: Mapping[str, str]
 ) -> Section:
-    """Shows cases with their boxes over pictures; ``uris`` by image_id, without it a frame."""
+    """Shows cases with their boxes over images; ``uris`` by image_id, without it a frame."""
     drawn = [_drawn(case, uris.get(case.image_id, "")) for case in cases]
     return Section(title=title, intro=intro, body=Markup(_CASES.render(cases=drawn)) or NONE)
 
@@ -44,7 +44,7 @@ def drawn_section(
 def _drawn(case: Case, uri: str) -> dict[str, Any]:
     width, height = case.size
     longest = max(width, height, 1)
-    text_px = round(longest / 30, 1)  # a small picture is enlarged, and its letters with it
+    text_px = round(longest / 30, 1)  # a small image is enlarged, and its letters with it
     return {
         "id": case.example_id,
         "uri": uri,
@@ -56,14 +56,14 @@ def _drawn(case: Case, uri: str) -> dict[str, Any]:
         "said": case.prediction,
         "choices": case.choices,
         "about": f"right: {case.right}; score {case.score:.2f}; {case.example_id}"
-        + ("" if uri else f"; picture {case.image_id}"),
+        + ("" if uri else f"; image {case.image_id}"),
         "boxes": [_drawn_box(box, width, text_px) for box in case.boxes],
     }
 
 
 def _drawn_box(box: DrawnBox, width: int, text_px: float) -> dict[str, Any]:
     x1, y1, x2, y2 = (float(corner) for corner in box.box)
-    # A label that began at the box's left would leave the picture.
+    # A label that began at the box's left would leave the image.
     ends = x1 + GLYPH_WIDTH * text_px * len(box.label) > width
     # At the foot of the right box: the chosen one, which has its own on top, may be the same.
     text_y = y2 - 0.2 * text_px if box.kind == "right" else y1 + text_px

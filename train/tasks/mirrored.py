@@ -1,4 +1,4 @@
-"""In the text of a mirrored picture left and right change places (VL-BERT's code)."""
+"""In the text of a mirrored image left and right change places (VL-BERT's code)."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Parts of reports that all tasks share: figures, worst cases, and a picture with its regions'
+"""Parts of reports that all tasks share: figures, worst cases, and an image with its regions'
 weights.
 
-Pure functions from rows to HTML; pictures come as data: URIs.
+Pure functions from rows to HTML; images come as data: URIs.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vlmill.schemas.console.report import (
     Section,
     html_table,
-    picture_cards,
+    image_cards,
     template,
     thumbnail_uri,
 )
@@ -25,7 +25,7 @@ from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.scores import Figures, percent
 
 NONE = Markup("<p>None.</p>")
-CARD_PX = 240  # the longest side of a picture on a card
+CARD_PX = 240  # the longest side of an image on a card
 
 _WEIGHED = template(
     "<figure class='weighed'><svg viewBox='0 0 {{ width }} {{ height }}' role='img' width='640' "
@@ -38,7 +38,7 @@ _WEIGHED = template(
     "<figcaption>{{ caption }}</figcaption></figure>"
 )
 _FOR, _AGAINST = "#d9822b", "#4a7fb5"
-WEIGHED_PX = 640  # the longest side of a picture under its regions
+WEIGHED_PX = 640  # the longest side of an image under its regions
 _FILL, _FAINTEST = 0.45, 0.1  # opacity of the heaviest box's area, and of the lightest one's line
 
 
@@ -62,7 +62,7 @@ def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int =
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBox:
-    """A box [4] over a case's picture, in its pixels: what is ``right``, ``chosen``, or another."""
+    """A box [4] over a case's image, in its pixels: what is ``right``, ``chosen``, or another."""
 
     box: NDArray[np.floating]
     label: str
@@ -73,8 +73,8 @@ class DrawnBox:
 class Case:
     """An example as a report shows it: its score, what was asked, said and right.
 
-    One with ``boxes`` is drawn; ``size`` is its picture's, in their pixels. ``choices`` are listed.
-    ``second_id`` is the picture to the right of ``image_id``'s, where there are two.
+    One with ``boxes`` is drawn; ``size`` is its image's, in their pixels. ``choices`` are listed.
+    ``second_id`` is the image to the right of ``image_id``'s, where there are two.
     """
 
     example_id: str
@@ -90,7 +90,7 @@ class Case:
 
     @property
     def image_ids(self) -> tuple[str, ...]:
-        """Its pictures, none of a text alone."""
+        """Its images, none of a text alone."""
         return tuple(name for name in (self.image_id, self.second_id) if name)
 
 
@@ -102,23 +102,23 @@ def worst_cases(cases: Sequence[Case], count: int) -> list[Case]:
 def cases_section(
     title: str, intro: str, cases: Sequence[Case], uris: Mapping[str, str]
 ) -> Section:
-    """Shows cases with their pictures; ``uris`` by image_id, which stands there where it has
+    """Shows cases with their images; ``uris`` by image_id, which stands there where it has
     none.
     """
     return Section(
         title=title,
         intro=intro,
-        body=picture_cards([_card(case, uris) for case in cases]) if cases else NONE,
+        body=image_cards([_card(case, uris) for case in cases]) if cases else NONE,
     )
 
 
 def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
     case_uris = [uris[name] for name in case.image_ids if name in uris]
-    is_whole = len(case_uris) == len(case.image_ids)  # half of two pictures would be taken for both
+    is_whole = len(case_uris) == len(case.image_ids)  # half of two images would be taken for both
     about = [f"said: {case.prediction}", f"right: {case.right}", f"score {case.score:.2f}"]
     about += [case.example_id]
     if not is_whole:
-        about += [f"picture {name}" for name in case.image_ids]
+        about += [f"image {name}" for name in case.image_ids]
     first, second, *_ = [*(case_uris if is_whole else []), "", ""]
     return {"uri": first, "second": second, "text": case.text, "about": "; ".join(about)}
 
@@ -126,7 +126,7 @@ def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
 def read_thumbnails(
     images: str | Path | None, image_ids: Set[str], *, side: int = CARD_PX
 ) -> dict[str, str]:
-    """Reads thumbnails as data: URIs of the pictures that the table has, under their ids or by
+    """Reads thumbnails as data: URIs of the images that the table has, under their ids or by
     one name, and that can be decoded; ``side`` is the longest in pixels.
     """
     if images is None:
@@ -139,15 +139,15 @@ def read_thumbnails(
             if content is not None:
                 uris[image_id] = thumbnail_uri(content, side=side)
         except Rejected:
-            continue  # shown by its id: a picture that cannot be decoded has none to show
+            continue  # shown by its id: an image that cannot be decoded has none to show
     return uris
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeighedPicture:
-    """A picture's regions and how much a score rests on each: boxes [R, 4] in pixels, weights [R].
+class WeighedImage:
+    """An image's regions and how much a score rests on each: boxes [R, 4] in pixels, weights [R].
 
-    ``width`` and ``height`` are those of the picture that the boxes are of.
+    ``width`` and ``height`` are those of the image that the boxes are of.
     """
 
     image_id: str
@@ -158,12 +158,10 @@ class WeighedPicture:
     caption: str
 
 
-def weighed_section(
-    weighted: Sequence[WeighedPicture], images: str | Path | None = None
-) -> Section:
-    """Draws pictures with their regions, the heavier the more opaque."""
-    uris = read_thumbnails(images, {picture.image_id for picture in weighted}, side=WEIGHED_PX)
-    drawn = [weighed_boxes(picture, uris.get(picture.image_id, "")) for picture in weighted]
+def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None = None) -> Section:
+    """Draws images with their regions, the heavier the more opaque."""
+    uris = read_thumbnails(images, {image.image_id for image in weighted}, side=WEIGHED_PX)
+    drawn = [weighed_boxes(image, uris.get(image.image_id, "")) for image in weighted]
     return Section(
         title="What the answer rests on",
         intro="Each region as opaque as its weight: by how much the score falls without it "
@@ -172,13 +170,13 @@ def weighed_section(
     )
 
 
-def weighed_boxes(picture: WeighedPicture, uri: str) -> Markup:
-    """Draws one picture, with the lightest region first, so that the heaviest lie on top."""
-    largest = float(np.abs(picture.weights).max(initial=0.0)) or 1.0
+def weighed_boxes(image: WeighedImage, uri: str) -> Markup:
+    """Draws one image, with the lightest region first, so that the heaviest lie on top."""
+    largest = float(np.abs(image.weights).max(initial=0.0)) or 1.0
     boxes = []
-    for region in np.argsort(np.abs(picture.weights), kind="stable"):
-        x1, y1, x2, y2 = (round(float(corner), 1) for corner in picture.boxes[region])
-        weight = float(picture.weights[region])
+    for region in np.argsort(np.abs(image.weights), kind="stable"):
+        x1, y1, x2, y2 = (round(float(corner), 1) for corner in image.boxes[region])
+        weight = float(image.weights[region])
         share = abs(weight) / largest
         boxes.append(
             {
@@ -194,12 +192,12 @@ def weighed_boxes(picture: WeighedPicture, uri: str) -> Markup:
         )
     return Markup(
         _WEIGHED.render(
-            width=picture.width,
-            height=picture.height,
+            width=image.width,
+            height=image.height,
             uri=uri,
-            alt=f"Regions of {picture.image_id}",
+            alt=f"Regions of {image.image_id}",
             boxes=boxes,
-            stroke=max(1, round(max(picture.width, picture.height) / 320)),
-            caption=picture.caption,
+            stroke=max(1, round(max(image.width, image.height) / 320)),
+            caption=image.caption,
         )
     )

@@ -93,12 +93,12 @@ class SampleSource(Protocol):
         *,
         second: bool = False,
     ) -> Sample | Undecodable:
-        """A row's text, or another one, with its picture, or its ``second`` one."""
+        """A row's text, or another one, with its image, or its ``second`` one."""
         ...
 
 
 def without_features(regions: SampledRegions) -> SampledRegions:
-    """A picture whose boxes are shown, and nothing of what is in them."""
+    """An image whose boxes are shown, and nothing of what is in them."""
     count = len(regions.boxes)
     masks = MaskedRegions(
         masked=np.zeros(count, dtype=np.bool_), zeroed=np.ones(count, dtype=np.bool_)
@@ -108,7 +108,7 @@ def without_features(regions: SampledRegions) -> SampledRegions:
 
 def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
     """Raises InputError for stored features beside a model that makes its own of pixels, and for
-    pictures beside one that does not.
+    images beside one that does not.
     """
     (stage,) = recipe.stages
     kind = "picture-regions" if from_pixels else "regions"
@@ -193,12 +193,12 @@ class LearntTask(ABC):
         return (rows,)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The samples of an example; its text with its picture, unless a task says otherwise."""
+        """The samples of an example; its text with its image, unless a task says otherwise."""
         sample = batches.example(visit.row, draws)
         return sample if isinstance(sample, Undecodable) else (sample,)
 
     def hide_regions(self, regions: SampledRegions) -> SampledRegions:
-        """What a blind model is shown of a picture: that there is one, not even how many regions
+        """What a blind model is shown of an image: that there is one, not even how many regions
         it has.
         """
         return dataclasses.replace(without_features(regions), num_shown=0)
@@ -217,7 +217,7 @@ class LearntTask(ABC):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """The tensors that a batch of samples gets beside their texts and pictures, on the host.
+        """The tensors that a batch of samples gets beside their texts and images, on the host.
 
         Those whose names begin with `batch.LABEL` are in `Batch.labels` under the rest of it.
         """

@@ -1,4 +1,4 @@
-"""Says which regions of a picture a score rests on."""
+"""Says which regions of an image a score rests on."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ def occlusion_weights(
 
     ``score`` is of the regions that are shown, [R]. Unlike the attention of one layer this is about
     the answer, and the same for every model; it costs R + 1 scores (Zeiler and Fergus,
-    arXiv:1311.2901, sec. 4.2, hide squares of a picture). A single region has the weight 0: no
+    arXiv:1311.2901, sec. 4.2, hide squares of an image). A single region has the weight 0: no
     model is fed none.
     """
     if num_regions < 2:
@@ -30,7 +30,7 @@ def occlusion_weights(
 
 
 def only_rows(batch: Batch, rows: RegionMask) -> Batch:
-    """Returns a batch of one picture with these rows of its regions."""
+    """Returns a batch of one image with these rows of its regions."""
     inputs = batch.inputs
     chosen = torch.from_numpy(rows).to(inputs.region_features.device)
     names = ("region_features", "region_locations", "region_mask", "masked_regions")

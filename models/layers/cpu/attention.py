@@ -4,9 +4,9 @@ B sequences, N queries, M keys, h heads, d width of a head.
 
 PyTorch has no fused kernel for these there, and steps of its own move queries, keys and values
 once more than this does (a seventh of attention's time at 122 positions). The scores of long
-sequences (64 MB for four pictures of 577 patches and 12 heads) leave the cache between any two
+sequences (64 MB for four images of 577 patches and 12 heads) leave the cache between any two
 steps, and products with them run at half of their rate (143 against 302 GFLOP/s). So with a bias,
-as models of pictures have, a few heads of one sequence are taken at a time.
+as models of images have, a few heads of one sequence are taken at a time.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Annotated boxes in the layouts that people have them in: TSV, COCO's JSON, Pascal VOC.
 
-Each reader yields a picture at a time with the objects in it, boxes in pixels of the stored
-picture. YOLO's, in fractions of it, are read by ``yolo_files``.
+Each reader yields an image at a time with the objects in it, boxes in pixels of the stored
+image. YOLO's, in fractions of it, are read by ``yolo_files``.
 """
 
 import xml.etree.ElementTree as ElementTree
@@ -15,14 +15,14 @@ from vlmill.pipelines.manifest.reading.lines import tsv_rows
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.names import PICTURE_ENDINGS
+from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import Reason
 
-PICTURE_FOLDERS = ("images/", "JPEGImages/", "train/", "val/", "test/")
+IMAGE_FOLDERS = ("images/", "JPEGImages/", "train/", "val/", "test/")
 MAX_XML = 1 << 22  # bytes
-MAX_PX = 10_000_000  # of a side or a corner: above it nothing is a picture's
+MAX_PX = 10_000_000  # of a side or a corner: above it nothing is an image's
 COLUMNS = ("image", "x1", "y1", "x2", "y2", "class")  # of a TSV; attributes and split may follow
-VOC_LISTS = ("val", "test", "train", "trainval")  # the first that names a picture counts
+VOC_LISTS = ("val", "test", "train", "trainval")  # the first that names an image counts
 COCO_KEYS = {
     "": frozenset(("info", "images", "licenses", "annotations", "categories", "type")),
     "images": frozenset(
@@ -49,12 +49,12 @@ class AnnotatedObject:
     name: str
     attributes: tuple[str, ...] = ()
     crowd: bool = False
-    fractions: bool = False  # of the picture's sides, in place of pixels
+    fractions: bool = False  # of the image's sides, in place of pixels
 
 
 @dataclass(kw_only=True, slots=True)
 class AnnotatedImage:
-    """Holds a picture's file name and the objects in it, or why there are none."""
+    """Holds an image's file name and the objects in it, or why there are none."""
 
     key: str
     file_name: str
@@ -62,7 +62,7 @@ class AnnotatedImage:
     width: int | None = None
     height: int | None = None
     split: str | None = None
-    folders: tuple[str, ...] = ()  # of --input that may hold the picture, with a last slash
+    folders: tuple[str, ...] = ()  # of --input that may hold the image, with a last slash
 
 
 def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
@@ -76,10 +76,10 @@ def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
     return a, b, c, d
 
 
-def tsv_pictures(source: Source) -> Iterator[AnnotatedImage]:
-    """Reads a TSV with a header: a row an object, those of a picture gathered in any order.
+def tsv_images(source: Source) -> Iterator[AnnotatedImage]:
+    """Reads a TSV with a header: a row an object, those of an image gathered in any order.
 
-    A picture without an object has a row with an empty class. Raises InputError for a header
+    An image without an object has a row with an empty class. Raises InputError for a header
     without the columns.
     """
     rows = tsv_rows(source)
@@ -89,7 +89,7 @@ def tsv_pictures(source: Source) -> Iterator[AnnotatedImage]:
             f"{source.display_name}: the first line must name the columns {', '.join(COLUMNS)} (and "
             "attributes, split), divided by tabs"
         )
-    pictures: dict[str, AnnotatedImage] = {}
+    images: dict[str, AnnotatedImage] = {}
     for number, fields in rows:
         key = f"{source.name}:{number}"
         if isinstance(fields, Drop) or len(fields) != len(header):
@@ -103,7 +103,7 @@ def tsv_pictures(source: Source) -> Iterator[AnnotatedImage]:
             continue
         row = dict(zip(header, fields, strict=True))
         name = row["image"].strip()
-        annotated = pictures.setdefault(
+        annotated = images.setdefault(
             name, AnnotatedImage(key=key, file_name=name, split=row.get("split") or None)
         )
         if row["class"].strip() and not isinstance(annotated.objects, Drop):
@@ -115,7 +115,7 @@ def tsv_pictures(source: Source) -> Iterator[AnnotatedImage]:
                     attributes=tuple(word.strip().lower() for word in words if word.strip()),
                 )
             )
-    yield from pictures.values()
+    yield from images.values()
 
 
 CocoId = int | str
@@ -149,26 +149,26 @@ def coco_categories(source: Source) -> dict[CocoId, str]:
     return dict(sorted(names.items(), key=lambda pair: (isinstance(pair[0], str), pair[0])))
 
 
-def coco_pictures(source: Source) -> Iterator[AnnotatedImage]:
+def coco_images(source: Source) -> Iterator[AnnotatedImage]:
     """Reads COCO's instances: boxes of x, y, width, height, with ``iscrowd``.
 
     Memory: the annotations, some 300 bytes each.
     """
     names = coco_categories(source)
     file = JsonLists(source=source, known=COCO_KEYS)
-    pictures: dict[CocoId | None, AnnotatedImage] = {}
+    images: dict[CocoId | None, AnnotatedImage] = {}
     split, folders = find_split(source.name), coco_folders(source.name)
     for index, element in enumerate(file.elements("images")):
         key, number = f"{source.name}:{index}", coco_id(element, "id")
         if number is None or not isinstance(element.get("file_name"), str):
-            drop = Drop(Reason.BAD_ROW, "a picture without id or file_name")
+            drop = Drop(Reason.BAD_ROW, "an image without id or file_name")
             yield AnnotatedImage(key=key, file_name="", objects=drop)
             continue
-        if number in pictures:
-            drop = Drop(Reason.ID_CONFLICT, f"the id of {pictures[number].file_name}: {number}")
+        if number in images:
+            drop = Drop(Reason.ID_CONFLICT, f"the id of {images[number].file_name}: {number}")
             yield AnnotatedImage(key=key, file_name="", objects=drop)
             continue
-        pictures[number] = AnnotatedImage(
+        images[number] = AnnotatedImage(
             key=key,
             file_name=element["file_name"],
             width=parse_side(element.get("width")),
@@ -177,9 +177,9 @@ def coco_pictures(source: Source) -> Iterator[AnnotatedImage]:
             folders=folders,
         )
     for index, element in enumerate(file.elements("annotations")):
-        picture = pictures.get(coco_id(element, "image_id"))
-        if picture is None or isinstance(picture.objects, Drop):
-            drop = Drop(Reason.BAD_REFERENCE, "an annotation of a picture that is not listed")
+        image = images.get(coco_id(element, "image_id"))
+        if image is None or isinstance(image.objects, Drop):
+            drop = Drop(Reason.BAD_REFERENCE, "an annotation of an image that is not listed")
             yield AnnotatedImage(
                 key=f"{source.name}:annotations:{index}", file_name="", objects=drop
             )
@@ -188,7 +188,7 @@ def coco_pictures(source: Source) -> Iterator[AnnotatedImage]:
         if not isinstance(box, Drop):
             box = (box[0], box[1], box[0] + box[2], box[1] + box[3])
         words, category = element.get("attributes"), coco_id(element, "category_id")
-        picture.objects.append(
+        image.objects.append(
             AnnotatedObject(
                 box=box,
                 name=names.get(category, "") if category is not None else "",
@@ -196,11 +196,11 @@ def coco_pictures(source: Source) -> Iterator[AnnotatedImage]:
                 crowd=bool(element.get("iscrowd")),
             )
         )
-    yield from pictures.values()
+    yield from images.values()
 
 
 def coco_folders(name: str) -> tuple[str, ...]:
-    """Returns the folders of the pictures of a COCO file: ``train2017/`` beside or above
+    """Returns the folders of the images of a COCO file: ``train2017/`` beside or above
     ``instances_train2017.json``, and its own.
     """
     path = PurePosixPath(name)
@@ -216,7 +216,7 @@ def find_split(name: str) -> str | None:
 
 
 def parse_side(value: Any) -> int | None:
-    """Returns the side of a picture, a positive whole number; None for anything else."""
+    """Returns the side of an image, a positive whole number; None for anything else."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 < value < MAX_PX else None
 
@@ -227,7 +227,7 @@ def digits(text: str) -> int | None:
 
 
 def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
-    """Returns VOC's lists of pictures (``ImageSets/Main/val.txt``), and the split of each of their
+    """Returns VOC's lists of images (``ImageSets/Main/val.txt``), and the split of each of their
     names; ``trainval`` counts for ``train`` where nothing finer is said.
     """
     paths = [
@@ -241,7 +241,7 @@ def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
     return paths, splits
 
 
-def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedImage:
+def voc_image(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedImage:
     """Reads a Pascal VOC file, whose pixels count from 1 and whose last ones are inside."""
     folder = path.relative_to(root).parent
     annotated = AnnotatedImage(
@@ -280,10 +280,10 @@ def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedI
 
 
 def with_endings(file_name: str, folders: Sequence[str] = ()) -> tuple[str, ...]:
-    """Returns the names that a picture's file may have in ``folders`` and ``PICTURE_FOLDERS``; one
+    """Returns the names that an image's file may have in ``folders`` and ``IMAGE_FOLDERS``; one
     without an ending may have each.
     """
     names = [file_name]
-    if Path(file_name).suffix.lower() not in PICTURE_ENDINGS:
-        names = [f"{file_name}{ending}" for ending in PICTURE_ENDINGS]
-    return tuple(f"{folder}{name}" for name in names for folder in ("", *folders, *PICTURE_FOLDERS))
+    if Path(file_name).suffix.lower() not in IMAGE_ENDINGS:
+        names = [f"{file_name}{ending}" for ending in IMAGE_ENDINGS]
+    return tuple(f"{folder}{name}" for name in names for folder in ("", *folders, *IMAGE_FOLDERS))

@@ -1,21 +1,21 @@
-"""Published boxes: from x, y, width, height of the stored picture to ours of the upright one."""
+"""Published boxes: from x, y, width, height of the stored image to ours of the upright one."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import ListedImage
-from vlmill.pipelines.manifest.reading.sources import Folder
-from vlmill.schemas.pictures.decode import Bounds, open_image
-from vlmill.schemas.pictures.orientation import (
+from vlmill.schemas.images.decode import Bounds, open_image
+from vlmill.schemas.images.orientation import (
     LYING,
     UPRIGHT,
     read_orientation,
     turn_boxes,
     turn_size,
 )
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.entries import ListedImage
+from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.rejects import Reason, Rejected
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, edges
@@ -23,12 +23,12 @@ _BOUNDS = Bounds(max_pixels=178_000_000, max_bytes=None)
 
 
 SWAPPED, OTHER_SIZE = "size_swapped", "size_differs"
-SLACK_PX = 1.0  # by which a box of a picture of the right size may reach out
+SLACK_PX = 1.0  # by which a box of an image of the right size may reach out
 
 
 class Frame(NamedTuple):
-    """A picture's stored size in pixels, how it is to be turned, and what is wrong with the size
-    that was published: it is the other way round, or that of another picture.
+    """An image's stored size in pixels, how it is to be turned, and what is wrong with the size
+    that was published: it is the other way round, or that of another image.
     """
 
     width: int
@@ -38,20 +38,20 @@ class Frame(NamedTuple):
 
     @property
     def upright_size(self) -> tuple[int, int]:
-        """Width and height of the upright picture."""
+        """Width and height of the upright image."""
         return turn_size(self.width, self.height, self.orientation)
 
 
-def read_frame(folder: Folder, picture: ListedImage) -> Frame | None:
-    """The published size of a picture, with the orientation that its file says, if it is there.
+def read_frame(folder: Folder, image: ListedImage) -> Frame | None:
+    """The published size of an image, with the orientation that its file says, if it is there.
 
     None where no size was published and there is no readable file. A published size of which the
-    sides are those of the upright picture: the boxes are, too, and nothing is turned. One that is
+    sides are those of the upright image: the boxes are, too, and nothing is turned. One that is
     the other way round without such a reason is a fault, and the file's own is taken; so is any
-    other size, as of a picture that was scaled: its boxes are then not where they should be.
+    other size, as of an image that was scaled: its boxes are then not where they should be.
     """
-    content = picture.content if picture.content is not None else folder.picture(picture.paths)
-    published = (picture.width, picture.height) if picture.width and picture.height else None
+    content = image.content if image.content is not None else folder.image(image.paths)
+    published = (image.width, image.height) if image.width and image.height else None
     if isinstance(content, Drop):
         return Frame(*published) if published else None
     try:
@@ -69,7 +69,7 @@ def read_frame(folder: Folder, picture: ListedImage) -> Frame | None:
 
 
 def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:
-    """What to note of a picture's size: its fault, or that its boxes would only fit the other way
+    """What to note of an image's size: its fault, or that its boxes would only fit the other way
     round, which is all that can be seen without the file.
     """
     if frame is None or frame.fault is not None:
@@ -92,9 +92,9 @@ def edges(values: Sequence[object]) -> Box | Drop:
 
 
 def clip_box(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
-    """A stored picture's box inside of it, turned upright, and whether it had to be cut.
+    """A stored image's box inside of it, turned upright, and whether it had to be cut.
 
-    A Drop if nothing of it lies in the picture.
+    A Drop if nothing of it lies in the image.
     """
     x1, y1, x2, y2 = box
     if frame is not None:
@@ -102,7 +102,7 @@ def clip_box(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
         y1, y2 = (min(max(y, 0.0), float(frame.height)) for y in (y1, y2))
     if x2 <= x1 or y2 <= y1:
         size = f" of {frame.width} x {frame.height}" if frame is not None else ""
-        return Drop(Reason.EMPTY_BOX, f"{', '.join(f'{v:g}' for v in box)} in a picture{size}")
+        return Drop(Reason.EMPTY_BOX, f"{', '.join(f'{v:g}' for v in box)} in an image{size}")
     cut = (x1, y1, x2, y2) != box
     if frame is None or frame.orientation == UPRIGHT:
         return (x1, y1, x2, y2), cut

@@ -1,4 +1,4 @@
-"""MAttNet's published detections of RefCOCO's pictures, as ``regions`` without features."""
+"""MAttNet's published detections of RefCOCO's images, as ``regions`` without features."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ Detection = tuple[Box, int, float]
 def detection_entries(
     source: Source, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
 ) -> Iterator[Entry]:
-    """Yields a row of ``regions`` for each picture of ``sizes``; one may have no boxes."""
+    """Yields a row of ``regions`` for each image of ``sizes``; one may have no boxes."""
     detections: dict[int, list[Detection]] = {image_id: [] for image_id in sizes}
     for index, record in enumerate(JsonLists(source=source, known={"": KEYS}).elements()):
         detection = parse_detection(record, sizes, get_frame)
@@ -36,14 +36,14 @@ def detection_entries(
 def parse_detection(
     record: Any, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
 ) -> tuple[int, Detection] | Drop:
-    """Reads a detection as its picture's number and what was detected."""
+    """Reads a detection as its image's number and what was detected."""
     try:
         image_id, bbox = record["image_id"], record["box"]
         category_id, score = record["category_id"], record["score"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"a detection without {error}")
     if type(image_id) is not int or image_id not in sizes:
-        return Drop(Reason.BAD_REFERENCE, f"picture {image_id!s:.40} is not listed")
+        return Drop(Reason.BAD_REFERENCE, f"image {image_id!s:.40} is not listed")
     if type(category_id) is not int or not 0 <= category_id < 1 << 15:
         return Drop(Reason.BAD_ROW, f"category {category_id!s:.40}")
     if not isinstance(score, int | float) or not 0 <= score <= 1:
@@ -56,7 +56,7 @@ def parse_detection(
 
 
 def regions_row(image_id: int, frame: Frame, detections: Sequence[Detection]) -> dict[str, Any]:
-    """Returns a picture's detections as a row of ``regions``, in the order of their file."""
+    """Returns an image's detections as a row of ``regions``, in the order of their file."""
     width, height = frame.upright_size
     return {
         "image_id": f"coco/{image_id:012d}",

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from vlmill.pipelines.manifest.reading.columns import (
-    PICTURES,
+    IMAGES,
     guess_column,
     split_column,
     text_columns,
@@ -46,9 +46,9 @@ def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) ->
     """Returns the columns that the flags name, or that have usual names. Raises InputError."""
     names, display_name = schema.names, source.display_name
     texts = text_columns(names, args.text_column, display_name)
-    usual = PICTURES if any(name in names for name in PICTURES) else FILE_NAMES
+    usual = IMAGES if any(name in names for name in IMAGES) else FILE_NAMES
     if args.image_column is None and not any(name in names for name in usual):
-        usual = PICTURES  # whose names the message gives
+        usual = IMAGES  # whose names the message gives
     image = guess_column(names, usual, args.image_column, "--image-column", display_name)
     if args.id_column is not None:
         guess_column(names, (), args.id_column, "--id-column", display_name)

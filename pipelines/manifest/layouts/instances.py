@@ -1,4 +1,4 @@
-"""Annotated objects of COCO's pictures, as RefCOCO's ``instances.json`` has them."""
+"""Annotated objects of COCO's images, as RefCOCO's ``instances.json`` has them."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,9 +35,9 @@ KNOWN = {
         ("id", "image_id", "category_id", "bbox", "segmentation", "iscrowd", "area")
     ),
 }
-REMEMBERED = 100_000  # frames of pictures, some 200 bytes each
+REMEMBERED = 100_000  # frames of images, some 200 bytes each
 Frames = Callable[[int], Frame]
-"""The size of a picture by its number, and how it is turned."""
+"""The size of an image by its number, and how it is turned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +51,14 @@ class Instance:
 
 
 def parse_size(record: Any) -> tuple[int, tuple[int, int]] | Drop:
-    """Reads an entry of ``images``: a picture's number, and its width and height in pixels."""
+    """Reads an entry of ``images``: an image's number, and its width and height in pixels."""
     try:
         image_id, width, height = record["id"], record["width"], record["height"]
     except (KeyError, TypeError) as error:
-        return Drop(Reason.BAD_ROW, f"a picture without {error}")
+        return Drop(Reason.BAD_ROW, f"an image without {error}")
     numbers = [whole_number(value) for value in (image_id, width, height)]
     if not all(numbers):  # none of them is 0 either
-        return Drop(Reason.BAD_ROW, f"picture {image_id!r} of {width!r} x {height!r}"[:200])
+        return Drop(Reason.BAD_ROW, f"image {image_id!r} of {width!r} x {height!r}"[:200])
     return image_id, (width, height)
 
 
@@ -76,7 +76,7 @@ def parse_instance(
     if not 0 <= category_id < MAX_CATEGORY:
         return Drop(Reason.LABEL_UNKNOWN, f"annotation {ann_id}: category {category_id}")
     if image_id not in sizes:
-        return Drop(Reason.BAD_REFERENCE, f"annotation {ann_id}: picture {image_id} is not listed")
+        return Drop(Reason.BAD_REFERENCE, f"annotation {ann_id}: image {image_id} is not listed")
     box = edges(bbox) if isinstance(bbox, list) else Drop(Reason.BAD_ROW, "no bbox")
     if isinstance(box, Drop):
         return Drop(box.reason, f"annotation {ann_id}: {box.detail}")
@@ -96,7 +96,7 @@ def read_instances(
     for index, record in enumerate(file.elements("images")):
         size = parse_size(record)
         if not isinstance(size, Drop) and size[0] in sizes:
-            size = came_earlier(f"picture {size[0]}", same=sizes[size[0]] == size[1])
+            size = came_earlier(f"image {size[0]}", same=sizes[size[0]] == size[1])
         if isinstance(size, Drop):
             yield Entry(key=f"{source.name}:images:{index}", group="", rows=size)
         else:
@@ -113,7 +113,7 @@ def read_instances(
 
 
 def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
-    """Returns the corners of x, y, width, height inside the upright picture, and if cut."""
+    """Returns the corners of x, y, width, height inside the upright image, and if cut."""
     box = edges(bbox)
     return box if isinstance(box, Drop) else clip_box(box, frame)
 
@@ -121,8 +121,8 @@ def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
 def box_entries(
     instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], get_frame: Frames
 ) -> Iterator[Entry]:
-    """Yields a row of ``boxes`` for each picture: all annotated objects, which are the candidates
-    of who does not detect. Those without area in their picture are left out and noted.
+    """Yields a row of ``boxes`` for each image: all annotated objects, which are the candidates
+    of who does not detect. Those without area in their image are left out and noted.
     """
     instances_by_image: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
     for instance in instances:
@@ -148,8 +148,8 @@ def box_entries(
 
 
 def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
-    """Returns the frames of pictures by their numbers; files that are there say how to turn."""
-    if not folder.has_pictures((FOLDER,)):
+    """Returns the frames of images by their numbers; files that are there say how to turn."""
+    if not folder.has_images((FOLDER,)):
         return lambda image_id: Frame(*sizes[image_id])
 
     @functools.lru_cache(REMEMBERED)
@@ -162,7 +162,7 @@ def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
 
 
 def make_listed_image(image_id: int, size: tuple[int, int]) -> ListedImage:
-    """Names a picture: all are of train2014, and ``file_name`` of a ref is no file."""
+    """Names an image: all are of train2014, and ``file_name`` of a ref is no file."""
     name = f"COCO_train2014_{image_id:012d}.jpg"
     return ListedImage(
         image_id=f"coco/{image_id:012d}", paths=(f"{FOLDER}/{name}",), width=size[0], height=size[1]

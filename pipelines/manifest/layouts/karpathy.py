@@ -13,7 +13,7 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
 ARCHIVE = "caption_datasets.zip"  # in which the files are published
-FOLD = 1_000  # test pictures
+FOLD = 1_000  # test images
 KNOWN = {
     "": frozenset(("dataset", "images")),
     "images": frozenset(
@@ -25,15 +25,15 @@ SENTENCE = frozenset(("tokens", "raw", "imgid", "sentid"))
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFile:
-    """A split file, and how its pictures are named. ``groups`` joins splits that are counted
-    together; ``folds``: test pairs say which block of a thousand pictures they are of.
+    """A split file, and how its images are named. ``groups`` joins splits that are counted
+    together; ``folds``: test pairs say which block of a thousand images they are of.
     """
 
     source: Source
     name: str
     pair_prefix: str
     groups: Mapping[str, str]
-    picture: Callable[[Mapping[str, Any]], ListedImage | Drop]
+    image: Callable[[Mapping[str, Any]], ListedImage | Drop]
     folds: bool
 
 
@@ -41,7 +41,7 @@ def karpathy_reading(
     file: SplitFile,
     *,
     captions: Mapping[str, int],
-    pictures: int,
+    images: int,
     folders: tuple[str, ...],
     messages: tuple[str, ...] = (),
 ) -> Reading:
@@ -53,8 +53,8 @@ def karpathy_reading(
     return Reading(
         sources=(file.source,),
         entries=lambda: karpathy_entries(file),
-        expected={**expected, IMAGE_STAGE: Expected(rows=pictures, source=ARCHIVE)},
-        picture_folders=folders,
+        expected={**expected, IMAGE_STAGE: Expected(rows=images, source=ARCHIVE)},
+        image_folders=folders,
         messages=messages,
     )
 
@@ -65,9 +65,9 @@ def karpathy_entries(file: SplitFile) -> Iterator[Entry]:
     for number, element in enumerate(JsonLists(source=file.source, known=KNOWN).elements("images")):
         key = f"{file.source.name}:{number}"
         fault = _fault(element)
-        picture = Drop(Reason.BAD_ROW, fault) if fault else file.picture(element)
-        if isinstance(picture, Drop):
-            yield Entry(key=key, group=f"{file.source.name} ?", rows=picture)
+        image = Drop(Reason.BAD_ROW, fault) if fault else file.image(element)
+        if isinstance(image, Drop):
+            yield Entry(key=key, group=f"{file.source.name} ?", rows=image)
             continue
         split = element["split"]
         fold = num_test // FOLD if file.folds and split == "test" else None
@@ -77,7 +77,7 @@ def karpathy_entries(file: SplitFile) -> Iterator[Entry]:
             if isinstance(sentence, dict):
                 file.source.remarks.check(sentence, SENTENCE)
             caption = (f"{key}.{index}", index, sentence)
-            yield _entry(file, group, caption, picture, split, fold, claims)
+            yield _entry(file, group, caption, image, split, fold, claims)
 
 
 def _fault(image: object) -> str | None:
@@ -92,7 +92,7 @@ def _entry(
     file: SplitFile,
     group: str,
     caption: tuple[str, int, object],
-    picture: ListedImage,
+    image: ListedImage,
     split: str,
     fold: int | None,
     claims: Claims,
@@ -103,13 +103,13 @@ def _entry(
     if number is None:
         return Entry(key=key, group=group, rows=Drop(Reason.BAD_ROW, "a sentence without sentid"))
     text = validate_text(raw)
-    drop = text if isinstance(text, Drop) else claims.claim(number, f"{picture.image_id}\0{text}")
+    drop = text if isinstance(text, Drop) else claims.claim(number, f"{image.image_id}\0{text}")
     if drop is not None:
         return Entry(key=key, group=group, rows=drop)
     assert isinstance(text, str)
     pair = {
         "pair_id": f"{file.pair_prefix}/{number}",
-        "image_id": picture.image_id,
+        "image_id": image.image_id,
         "text": text,
         "language": "en",
         "source": file.name,
@@ -119,4 +119,4 @@ def _entry(
         "caption_no": index if fold is not None else None,
     }
     notes = note_repairs(text, str(raw))
-    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), images=(image,), notes=notes)

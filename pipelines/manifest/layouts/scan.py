@@ -1,7 +1,7 @@
-"""SCAN's files of Flickr30k (Lee et al. 2018): captions in order, and a list of their pictures.
+"""SCAN's files of Flickr30k (Lee et al. 2018): captions in order, and a list of their images.
 
-``train_caps.txt``, ``dev_caps.txt`` and ``test_caps.txt`` have five lines for each picture and no
-ids. ``train_ids.txt``, ... beside them say of which picture, once for each picture or for each
+``train_caps.txt``, ``dev_caps.txt`` and ``test_caps.txt`` have five lines for each image and no
+ids. ``train_ids.txt``, ... beside them say of which image, once for each image or for each
 line: by its place in Karpathy's file, whose names ``id_mapping.json`` has, or by its own name.
 """
 
@@ -18,13 +18,13 @@ from vlmill.schemas.rejects import Reason
 
 SPLITS = ("train", "dev", "test")
 MAPPING = "id_mapping.json"
-NUM_CAPTIONS = 5  # of a picture
-NUM_PLACES = 31_014  # pictures of Karpathy's file; the lowest photo id is above
+NUM_CAPTIONS = 5  # of an image
+NUM_PLACES = 31_014  # images of Karpathy's file; the lowest photo id is above
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanFile:
-    """A split's captions, and the file name of each picture or why it has none."""
+    """A split's captions, and the file name of each image or why it has none."""
 
     split: str
     captions: Source
@@ -35,7 +35,7 @@ class ScanFile:
 def scan_files(folder: Folder) -> tuple[list[ScanFile], Source | None]:
     """Finds the splits that are there, and the file of names if there is one.
 
-    Raises InputError for captions without their list of pictures, or with one of another length.
+    Raises InputError for captions without their list of images, or with one of another length.
     """
     captions = {split: folder.find(f"{split}_caps.txt") for split in SPLITS}
     there = {split: source for split, source in captions.items() if source is not None}
@@ -51,19 +51,19 @@ def _open_split(
     if ids is None:
         raise InputError(
             f"{captions.display_name} has captions without ids; put {split}_ids.txt beside it, which says "
-            "of which picture each five lines are"
+            "of which image each five lines are"
         )
     id_lines = [line if isinstance(line, Drop) else line.strip() for _, line in read_lines(ids)]
     count = sum(1 for _ in read_lines(captions))
     if len(id_lines) == count:  # one for each caption
         if any(id_line != id_lines[i - i % NUM_CAPTIONS] for i, id_line in enumerate(id_lines)):
             raise InputError(
-                f"{ids.display_name}: the lines of a picture must be {NUM_CAPTIONS} in a row"
+                f"{ids.display_name}: the lines of an image must be {NUM_CAPTIONS} in a row"
             )
         id_lines = id_lines[::NUM_CAPTIONS]
     if count != NUM_CAPTIONS * len(id_lines):
         raise InputError(
-            f"{captions.display_name} has {count} lines and {ids.display_name} {len(id_lines)} pictures, want "
+            f"{captions.display_name} has {count} lines and {ids.display_name} {len(id_lines)} images, want "
             f"{NUM_CAPTIONS} lines for each: fetch both again"
         )
     image_names = [_name(id_line, names, ids) for id_line in id_lines]
@@ -71,7 +71,7 @@ def _open_split(
 
 
 def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str | Drop:
-    """The file name of a picture that a line of ``ids`` names."""
+    """The file name of an image that a line of ``ids`` names."""
     if isinstance(line, Drop):
         return line
     if names is not None and line in names:
@@ -84,12 +84,12 @@ def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str
                 f"{ids.display_name}: {line} is a place in Karpathy's file; put {MAPPING}, which has the "
                 "names, or dataset_flickr30k.json itself into the folder"
             )
-        return Drop(Reason.BAD_REFERENCE, f"picture {line} is not in {MAPPING}")
+        return Drop(Reason.BAD_REFERENCE, f"image {line} is not in {MAPPING}")
     return f"{line}.jpg"
 
 
 def _names_by_position(mapping: Source) -> dict[str, str]:
-    """The pictures' file names by their places in Karpathy's file. Raises InputError."""
+    """The images' file names by their places in Karpathy's file. Raises InputError."""
     with mapping.open() as file:
         content = file.read(MAX_ELEMENT)
     try:
@@ -102,6 +102,6 @@ def _names_by_position(mapping: Source) -> dict[str, str]:
 
 
 def scan_captions(file: ScanFile) -> Iterator[tuple[int, str | Drop, int, str | Drop]]:
-    """Yields the captions of a split: line from 0, picture's file name, its number, text."""
+    """Yields the captions of a split: line from 0, image's file name, its number, text."""
     for row, text in read_lines(file.captions):
         yield row, file.names[row // NUM_CAPTIONS], row % NUM_CAPTIONS, text

@@ -1,4 +1,4 @@
-"""VCR's tagged objects: a file of boxes and polygons beside each picture."""
+"""VCR's tagged objects: a file of boxes and polygons beside each image."""
 
 import math
 from collections.abc import Sequence
@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from vlmill.schemas.images.orientation import LYING, UPRIGHT, turn_boxes
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import ListedImage
 from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_frame, size_notes
 from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.sources import Folder, Remarks
-from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turn_boxes
 from vlmill.schemas.rejects import Reason
 
-PICTURES_FOLDER = "vcr1images"
+IMAGES_FOLDER = "vcr1images"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objects:
-    """A picture's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2, and
+    """An image's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2, and
     ``notes`` what was mended in them.
     """
 
@@ -33,14 +33,14 @@ class Objects:
 
 
 def parse_objects(metadata: Any) -> Objects | Drop:
-    """Reads a picture's metadata file."""
+    """Reads an image's metadata file."""
     try:
         width, height = int(metadata["width"]), int(metadata["height"])
         boxes = [[float(value) for value in box] for box in metadata["boxes"]]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         return Drop(Reason.BAD_ROW, f"metadata: {error!r}")
     if width < 1 or height < 1:
-        return Drop(Reason.BAD_ROW, f"metadata: a picture of {width} x {height}")
+        return Drop(Reason.BAD_ROW, f"metadata: an image of {width} x {height}")
     for box in boxes:
         if not 4 <= len(box) <= 5 or not all(map(math.isfinite, box)):
             return Drop(Reason.BAD_ROW, f"metadata: a box of {box}, want x1, y1, x2, y2, score")
@@ -73,7 +73,7 @@ def is_polygons(segms: Any, num_objects: int) -> bool:
 
 
 def clip_objects(objects: Objects, frame: Frame) -> Objects | Drop:
-    """Returns the objects with boxes cut to the stored picture; a Drop if one lies beyond it."""
+    """Returns the objects with boxes cut to the stored image; a Drop if one lies beyond it."""
     boxes = [clip_box(box, Frame(frame.width, frame.height)) for box in objects.boxes]
     clipped_boxes = [box for box in boxes if not isinstance(box, Drop)]
     if beyond := [box for box in boxes if isinstance(box, Drop)]:
@@ -85,7 +85,7 @@ def clip_objects(objects: Objects, frame: Frame) -> Objects | Drop:
 
 
 def turn_objects(objects: Objects, frame: Frame) -> Objects:
-    """Returns the objects of a picture as boxes and polygons of the upright one."""
+    """Returns the objects of an image as boxes and polygons of the upright one."""
     if frame.orientation == UPRIGHT:
         return objects
     size = (frame.width, frame.height)
@@ -111,9 +111,9 @@ def turn_objects(objects: Objects, frame: Frame) -> Objects:
     return replace(objects, boxes=boxes, segms=segms, width=turned_size[0], height=turned_size[1])
 
 
-def read_objects(folder: Folder, file: str, picture: str) -> Objects | Drop:
-    """Reads a metadata file below the folder of pictures; its boxes turned with the picture."""
-    content = folder.picture((f"{PICTURES_FOLDER}/{file}",))
+def read_objects(folder: Folder, file: str, image: str) -> Objects | Drop:
+    """Reads a metadata file below the folder of images; its boxes turned with the image."""
+    content = folder.image((f"{IMAGES_FOLDER}/{file}",))
     if isinstance(content, Drop):
         return content
     try:
@@ -122,18 +122,18 @@ def read_objects(folder: Folder, file: str, picture: str) -> Objects | Drop:
         return Drop(Reason.BAD_ROW, f"{file}: no JSON ({error})")
     if isinstance(objects, Drop):
         return objects
-    frame = read_frame(folder, picture_named("", picture, objects))
+    frame = read_frame(folder, image_named("", image, objects))
     if frame is None:
         return objects
     cut = clip_objects(objects, frame)
     return cut if isinstance(cut, Drop) else turn_objects(cut, frame)
 
 
-def picture_named(image_id: str, file: str, objects: Objects) -> ListedImage:
-    """Names a picture below the folder of pictures."""
+def image_named(image_id: str, file: str, objects: Objects) -> ListedImage:
+    """Names an image below the folder of images."""
     return ListedImage(
         image_id=image_id,
-        paths=(f"{PICTURES_FOLDER}/{file}",),
+        paths=(f"{IMAGES_FOLDER}/{file}",),
         width=objects.width,
         height=objects.height,
         uri=file,

@@ -30,7 +30,7 @@ ANNOTATION_KEYS = {
 class Annotation:
     """What was answered to a question; ``answers`` as the annotators typed them.
 
-    ``image_id`` is the picture's number, None where the file does not say it.
+    ``image_id`` is the image's number, None where the file does not say it.
     """
 
     image_id: int | None

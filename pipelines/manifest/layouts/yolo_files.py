@@ -1,4 +1,4 @@
-"""YOLO's annotated boxes: a text file a picture, a line an object, in fractions of the picture."""
+"""YOLO's annotated boxes: a text file an image, a line an object, in fractions of the image."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from vlmill.pipelines.manifest.layouts.box_files import (
     numbers,
 )
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.names import PICTURE_ENDINGS
+from vlmill.schemas.names import IMAGE_ENDINGS
 
 YOLO_NAMES = ("data.yaml", "dataset.yaml", "classes.txt", "obj.names")
 MAX_NAMES = 1 << 22  # bytes
@@ -62,11 +62,11 @@ def names_text(path: Path) -> str:
         raise InputError(f"{path}: no UTF-8 ({error}); save it as UTF-8") from None
 
 
-def yolo_picture(path: Path, root: Path, names: Mapping[int, str]) -> AnnotatedImage:
+def yolo_image(path: Path, root: Path, names: Mapping[int, str]) -> AnnotatedImage:
     """Reads a YOLO file: a line an object, its class and, in fractions, centre, width and height
     or a polygon.
     """
-    name = picture_of_labels(path, root)
+    name = image_of_labels(path, root)
     annotated = AnnotatedImage(
         key=path.relative_to(root).as_posix(),
         file_name=name,
@@ -101,17 +101,17 @@ def yolo_box(fields: list[str]) -> tuple[float, float, float, float] | Drop:
 
 
 def yolo_backgrounds(root: Path, texts: Sequence[Path]) -> Iterator[AnnotatedImage]:
-    """Yields the pictures beside YOLO's files that have none: there is nothing in them."""
-    known = {picture_of_labels(path, root) for path in texts}
+    """Yields the images beside YOLO's files that have none: there is nothing in them."""
+    known = {image_of_labels(path, root) for path in texts}
     for folder in sorted({Path(name).parent for name in known}):
         for path in sorted((root / folder).glob("*")):
             name = (folder / path.stem).as_posix()
-            if path.suffix.lower() in PICTURE_ENDINGS and name not in known:
+            if path.suffix.lower() in IMAGE_ENDINGS and name not in known:
                 split = find_split(folder.as_posix())
                 yield AnnotatedImage(key=f"{name}{path.suffix}", file_name=name, split=split)
 
 
-def picture_of_labels(path: Path, root: Path) -> str:
-    """Returns the picture of a YOLO file without its ending: where ``labels`` is ``images``."""
+def image_of_labels(path: Path, root: Path) -> str:
+    """Returns the image of a YOLO file without its ending: where ``labels`` is ``images``."""
     parts = path.relative_to(root).with_suffix("").parts
     return "/".join("images" if part == "labels" else part for part in parts)

@@ -37,12 +37,12 @@ from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 OWN_HELP = """\
-Your own captions and pictures as the tables `pairs` and `images`, with which everything else
-begins. FILE has a row for each caption and names its picture; a picture may have any number of
+Your own captions and images as the tables `pairs` and `images`, with which everything else
+begins. FILE has a row for each caption and names its image; an image may have any number of
 captions. TSV is read without quoting, CSV with it; of JSON lines the keys are the columns.
 
-image_id is the value of --image-column. With --image-root DIR, the picture is DIR/<value>, or that
-with .jpg, .jpeg, .png or another image's ending behind it; a row whose picture is missing, cannot
+image_id is the value of --image-column. With --image-root DIR, the image is DIR/<value>, or that
+with .jpg, .jpeg, .png or another image's ending behind it; a row whose image is missing, cannot
 be read, is animated, or would lie outside DIR is rejected. Without --image-root only `pairs` is
 written.
 """
@@ -66,8 +66,8 @@ A column called split says which rows are trained on (train, no split), which ar
 
 writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json. Every row of FILE is a pair or a reject with its reason. The same command continues
-a killed run, to the same bytes. Memory: some 300 bytes for each row, and the pictures of 16 rows;
-FILE and the pictures may be larger than memory.
+a killed run, to the same bytes. Memory: some 300 bytes for each row, and the images of 16 rows;
+FILE and the images may be larger than memory.
 """
 
 
@@ -83,12 +83,12 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--text-column", required=True, metavar="C", help="the column of captions")
     p.add_argument(
-        "--image-column", required=True, metavar="C", help="the column of pictures: image_id"
+        "--image-column", required=True, metavar="C", help="the column of images: image_id"
     )
     p.add_argument(
         "--id-column", metavar="C", help="pair_id (default: a hash of image_id and caption)"
     )
-    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="the pictures' folder")
+    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="the images' folder")
     p.add_argument(
         "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
     )
@@ -143,12 +143,12 @@ def run_own(args: argparse.Namespace) -> int:
         write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
-    pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
+    images = f", {counts[IMAGES.name]} images" if job.image_root is not None else ""
     print_reading_hint(job.output, PAIRS.name)
     if "split" in job.columns:
         print(format_splits(job.columns["split"], count_splits(job.output)))
     rejects = rejects_said(reject_counts(job.output))
-    print(f"{done}: {counts[PAIRS.name]} pairs{pictures}, {rejects}: {job.output}")
+    print(f"{done}: {counts[PAIRS.name]} pairs{images}, {rejects}: {job.output}")
     return 0 if counts[PAIRS.name] or not job.rows else 1
 
 
@@ -188,9 +188,9 @@ def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
 
 
 def inputs_of_job(job: OwnJob) -> list[Input]:
-    """Records the file of captions and the folder of pictures."""
-    pictures = () if job.image_root is None else (path_input("--image-root", job.image_root),)
-    return [file_input("--input", job.table.path), *pictures]
+    """Records the file of captions and the folder of images."""
+    images = () if job.image_root is None else (path_input("--image-root", job.image_root),)
+    return [file_input("--input", job.table.path), *images]
 
 
 def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:

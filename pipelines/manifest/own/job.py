@@ -1,8 +1,8 @@
-"""Anyone's own captions, and the pictures that they name, as ``pairs`` and ``images``.
+"""Anyone's own captions, and the images that they name, as ``pairs`` and ``images``.
 
 A part is a number of consecutive rows and becomes one shard of each table; the rejects shard
 appears last, so a part that has it is finished. What a row is depends on the rows before it (is it
-a duplicate? is it the first to name its picture?) and never on whether a picture could be read:
+a duplicate? is it the first to name its image?) and never on whether an image could be read:
 that is how a killed run knows all it needs from the table alone.
 """
 
@@ -14,11 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vlmill.pipelines.manifest.reading.images import image_row
+
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.part import Part, finished_part
-from vlmill.pipelines.manifest.reading.pictures import picture_row
 from vlmill.pipelines.manifest.reading.rows import TableFile, compute_sha256, read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.schemas.console.progress import Progress
@@ -29,13 +30,13 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 
 JOB = "manifest own"
 ROWS, IMAGE_STAGE = "rows", "pictures"  # stages of the funnel
-CHUNK = 16  # rows whose pictures are in memory together
+CHUNK = 16  # rows whose images are in memory together
 _WEB = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnJob:
-    """What decides the output. ``column_indices`` are the columns of text, picture, id and split; the last
+    """What decides the output. ``column_indices`` are the columns of text, image, id and split; the last
     two may be absent. ``rows`` and ``digest`` are those of the whole file.
     """
 
@@ -60,8 +61,8 @@ class OwnJob:
     @property
     def tables(self) -> tuple[Table, ...]:
         """Returns the tables that the job writes, in the order in which a part's shards appear."""
-        pictures = () if self.image_root is None else (IMAGES,)
-        return (*pictures, PAIRS, REJECTS)
+        images = () if self.image_root is None else (IMAGES,)
+        return (*images, PAIRS, REJECTS)
 
     def settings(self) -> dict[str, Any]:
         """Returns what has to be the same for a killed run to be continued."""
@@ -88,7 +89,7 @@ class OwnJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A row that is a pair if its picture is one; ``first`` to name this picture."""
+    """A row that is a pair if its image is one; ``first`` to name this image."""
 
     pair: dict[str, Any]
     first: bool
@@ -96,11 +97,11 @@ class Caption:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What the rows so far have claimed: some 300 bytes for each pair with its picture."""
+    """What the rows so far have claimed: some 300 bytes for each pair with its image."""
 
     contents: dict[bytes, bytes] = field(default_factory=dict)  # id of a pair -> its content
     texts: set[bytes] = field(default_factory=set)
-    pictures: set[bytes] = field(default_factory=set)
+    images: set[bytes] = field(default_factory=set)
 
     def judge(self, job: OwnJob, fields: Sequence[str | None]) -> Caption | Drop:
         """Says what a row is, after all rows before it."""
@@ -121,8 +122,8 @@ class Ledger:
         if repeated is not None:
             return repeated
         key = _key(image_id)
-        first = key not in self.pictures
-        self.pictures.add(key)
+        first = key not in self.images
+        self.images.add(key)
         pair = {
             "pair_id": pair_id or content,
             "image_id": image_id,
@@ -138,10 +139,10 @@ class Ledger:
         key, value = _key(pair_id), bytes.fromhex(content)
         if key in self.contents:
             if self.contents[key] == value:
-                return Drop(Reason.DUPLICATE, "the same caption of the same picture came earlier")
+                return Drop(Reason.DUPLICATE, "the same caption of the same image came earlier")
             return Drop(Reason.ID_CONFLICT, f"{pair_id} came earlier with another content")
         if value in self.texts:
-            return Drop(Reason.DUPLICATE, "the same caption of the same picture came earlier")
+            return Drop(Reason.DUPLICATE, "the same caption of the same image came earlier")
         self.contents[key] = value
         self.texts.add(value)
         return None
@@ -182,7 +183,7 @@ class Run:
             (number, row if isinstance(row, Drop) else self.ledger.judge(self.job, row))
             for number, row in chunk
         ]
-        pictures = self._pictures([c for _, c in judged if isinstance(c, Caption)])
+        images = self._images([c for _, c in judged if isinstance(c, Caption)])
         rejected = 0
         for number, caption in judged:
             key = f"{self.job.table.path.name}:{number}"
@@ -198,19 +199,19 @@ class Run:
                 rejected += 1
                 continue
             part.add(PAIRS, caption.pair)
-            if caption.first and image_id in pictures:
-                part.add(IMAGES, pictures[image_id])
+            if caption.first and image_id in images:
+                part.add(IMAGES, images[image_id])
         return rejected
 
-    def _pictures(self, captions: Sequence[Caption]) -> dict[str, dict[str, Any]]:
-        """Read the pictures that no row of this process has named before."""
+    def _images(self, captions: Sequence[Caption]) -> dict[str, dict[str, Any]]:
+        """Read the images that no row of this process has named before."""
         root = self.job.image_root
         if root is None:
             return {}
         names = dict.fromkeys(c.pair["image_id"] for c in captions)
         new = [name for name in names if _key(name) not in self._verdicts]
         rows: dict[str, dict[str, Any]] = {}
-        for name, row in zip(new, self._pool.map(lambda n: picture_row(root, n), new), strict=True):
+        for name, row in zip(new, self._pool.map(lambda n: image_row(root, n), new), strict=True):
             self._verdicts[_key(name)] = row if isinstance(row, Drop) else None
             if not isinstance(row, Drop):
                 rows[name] = row

@@ -40,7 +40,7 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.names import PICTURE_ENDINGS
+from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 
@@ -48,8 +48,8 @@ DISTANCES = (0, 4)
 SHARED = """\
 
 Rows come in the order of the published files. Texts: Unicode NFC, runs of white space as one blank;
-nothing else is changed. A picture that is missing or broken is a row of rejects, its pairs stay
-(--require-images drops them). `images` is written if pictures are in DIR or --images names them.
+nothing else is changed. An image that is missing or broken is a row of rejects, its pairs stay
+(--require-images drops them). `images` is written if images are in DIR or --images names them.
 Files may be packed: .gz, or inside a .zip or .tar in DIR. The counts are compared with the
 published ones: a difference is a warning. The same command continues a killed run, to the same
 bytes; with flags of Apache Beam (--runner=...) the runner's workers make the parts.
@@ -66,14 +66,14 @@ docs/data-sets.md: where the files come from, what each row becomes, licences.
 
 # Flags that name files and folders and may come again.
 PATH_FLAGS = (
-    ("--images", "DIR", "a folder, zip or tar of pictures, before those in --input"),
+    ("--images", "DIR", "a folder, zip or tar of images, before those in --input"),
     (
         "--exclude",
         "FILE",
-        "drop rows of these pictures: image_ids or aliases one a line, a Parquet with image_id, or "
+        "drop rows of these images: image_ids or aliases one a line, a Parquet with image_id, or "
         "a folder of images and aliases",
     ),
-    ("--exclude-hash", "IMAGES", "drop rows of pictures that look like those of this table"),
+    ("--exclude-hash", "IMAGES", "drop rows of images that look like those of this table"),
     ("--compare", "FILE", "as --exclude, but only count and report"),
     ("--compare-hash", "IMAGES", "as --exclude-hash, but only count and report"),
 )
@@ -100,7 +100,7 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
             help=f"{description} (repeatable)",
         )
     p.add_argument(
-        "--require-images", action="store_true", help="drop rows whose picture cannot be read"
+        "--require-images", action="store_true", help="drop rows whose image cannot be read"
     )
     add_fetch(p)
     p.add_argument(
@@ -108,7 +108,7 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
         type=int,
         choices=DISTANCES,
         default=0,
-        help="bits in which perceptual hashes of one picture may differ (default: 0)",
+        help="bits in which perceptual hashes of one image may differ (default: 0)",
     )
     add_excluded_splits(p)
     p.add_argument(
@@ -146,7 +146,7 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
 def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> None:
     """Writes the parts that are not there, then funnel, report and manifest."""
     inputs = inputs_of_job(args)
-    if job.reading.repeated_bytes and job.with_pictures:
+    if job.reading.repeated_bytes and job.with_images:
         job = replace(job, placeholders=find_placeholders(job.folder, job.reading, job.fetched))
     if args.beam_flags:
         from vlmill.pipelines.manifest.on_beam import published_parts  # takes seconds to load
@@ -182,16 +182,16 @@ def open_parts(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Pro
 
 @contextmanager
 def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
-    """Gives the job, with ``--fetch`` with the pictures that were downloaded for it."""
+    """Gives the job, with ``--fetch`` with the images that were downloaded for it."""
     if not args.fetch:
         yield job
         return
     from vlmill.pipelines.manifest.published.fetched import (
-        fetched_pictures,  # loads what a crawl needs
+        fetched_images,  # loads what a crawl needs
     )
 
     manners, retry = build_policy(args), args.retry_failed
-    with fetched_pictures(job.reading, job.folder, job.output, manners, retry=retry) as fetched:
+    with fetched_images(job.reading, job.folder, job.output, manners, retry=retry) as fetched:
         yield replace(job, fetched=fetched)
 
 
@@ -209,7 +209,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     for note, number in manifest["notes"].items():
         print_status(format_note(note, number))
     for name, kind, number, done in manifest["overlaps"]:
-        print_status(f"shared with {name} by {kind}: {number} pictures, {done}")
+        print_status(f"shared with {name} by {kind}: {number} images, {done}")
     rows = {t: 0 for t in (*(t.name for t in data_set.tables), IMAGES.name)}
     for shard in manifest["shards"]:
         rows[shard.table] = rows.get(shard.table, 0) + shard.rows
@@ -252,11 +252,11 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
     folder = Folder(args.input, args.images)
     reading = data_set.open(folder, args)
     folder.is_flat = is_flat(folder, reading)
-    pictures = args.fetch or reading.own_pictures or folder.has_pictures(reading.picture_folders)
+    images = args.fetch or reading.own_images or folder.has_images(reading.image_folders)
     for flag in ("require_images", "exclude_hash", "compare_hash"):
-        if getattr(args, flag) and not pictures:
+        if getattr(args, flag) and not images:
             raise InputError(
-                f"--{flag.replace('_', '-')}: no pictures are in --input {args.input}; "
+                f"--{flag.replace('_', '-')}: no images are in --input {args.input}; "
                 "say where they are, --images DIR"
             )
     overlaps = read_overlaps(folder, args)  # before the settings, which ask for the lists' sizes
@@ -266,7 +266,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
         reading=reading,
         folder=folder,
         output=args.output,
-        tables=order_tables(reading.tables or data_set.tables, pictures),
+        tables=order_tables(reading.tables or data_set.tables, images),
         overlaps=overlaps,
         producer={"job": f"manifest {name}", **settings},
         require_images=args.require_images,
@@ -278,13 +278,13 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
 
 def is_flat(folder: Folder, reading: Reading) -> bool:
     """Whether images that the first entries name are in the folder itself."""
-    if reading.own_pictures or folder.has_pictures(reading.picture_folders):
+    if reading.own_images or folder.has_images(reading.image_folders):
         return False
-    files = folder.files(*PICTURE_ENDINGS)
+    files = folder.files(*IMAGE_ENDINGS)
     return bool(files) and folder.has_any(first_paths(reading.entries()))
 
 
-def order_tables(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:
+def order_tables(tables: Sequence[Table], images: bool) -> tuple[Table, ...]:
     """Returns the tables of a run in the order in which a part's shards appear: rejects last."""
     data_tables = tuple(table for table in tables if table is not IMAGES)
-    return (*((IMAGES,) if pictures else ()), *data_tables, ALIASES, REJECTS)
+    return (*((IMAGES,) if images else ()), *data_tables, ALIASES, REJECTS)

@@ -45,7 +45,7 @@ def _warning(count: Count) -> str:
             f"({count.source}) is second hand"
         )
     if count.group == IMAGE_STAGE:
-        return f"warning: {count.rows} pictures are named, the published set has {count.published}"
+        return f"warning: {count.rows} images are named, the published set has {count.published}"
     return f"warning: {count.group} has {count.rows} rows, the published file {count.published}"
 
 
@@ -74,7 +74,7 @@ def counts_table(counts: list[Count]) -> list[list[str]]:
 # Notes of what may make rows wrong, which are warnings.
 WARNED = {
     SWAPPED: "width and height are published the other way round, or the boxes would only fit so",
-    OTHER_SIZE: "the stored picture has another size than the published one, which boxes are of: "
+    OTHER_SIZE: "the stored image has another size than the published one, which boxes are of: "
     "was it scaled? Get the published files",
 }
 

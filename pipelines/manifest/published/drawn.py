@@ -1,4 +1,4 @@
-"""Examples drawn on their pictures: annotated boxes, what an expression names, a question tags."""
+"""Examples drawn on their images: annotated boxes, what an expression names, a question tags."""
 
 import io
 import json
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from vlmill.schemas.images.decode import Bounds, open_image, upright
+from vlmill.schemas.images.drawing import Corners, draw_boxes
 
-from vlmill.pipelines.manifest.report import first_pictures, first_rows, spread_shards
-from vlmill.schemas.console.report import picture_cards, picture_uri
-from vlmill.schemas.pictures.decode import Bounds, open_image, upright
-from vlmill.schemas.pictures.drawing import Corners, draw_boxes
+from vlmill.pipelines.manifest.report import first_images, first_rows, spread_shards
+from vlmill.schemas.console.report import image_cards, image_uri
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, Table
 
@@ -25,45 +25,45 @@ Draw = Callable[[Row], CardContent]
 
 
 def draw_cards(folder: Path, table: Table) -> Markup | None:
-    """Some rows of a table whose boxes are known here, on their pictures; None if none can be."""
+    """Some rows of a table whose boxes are known here, on their images; None if none can be."""
     if table.name not in {*DRAW_FUNCTIONS, BOXES.name}:
         return None
     shards = [first_rows(path) for path in spread_shards(folder, table.name)]
     image_ids = {row["image_id"] for rows in shards for row in rows}
-    pictures = dict(first_pictures(folder, image_ids))
+    images = dict(first_images(folder, image_ids))
     annotated = partial(_annotated, names=_names(folder))
     draw = DRAW_FUNCTIONS.get(table.name, annotated)
-    cards = [card for rows in shards for card in _cards(draw, rows, pictures, len(shards))]
-    return picture_cards(cards[:MAX_CARDS]) if cards else None
+    cards = [card for rows in shards for card in _cards(draw, rows, images, len(shards))]
+    return image_cards(cards[:MAX_CARDS]) if cards else None
 
 
 def _cards(
-    draw: Draw, rows: Sequence[Row], pictures: Mapping[str, bytes], num_shards: int
+    draw: Draw, rows: Sequence[Row], images: Mapping[str, bytes], num_shards: int
 ) -> list[dict[str, str]]:
-    """Cards of a shard's rows: of each picture one, and of each shard its share."""
+    """Cards of a shard's rows: of each image one, and of each shard its share."""
     cards: dict[str, dict[str, str]] = {}
     cards_per_shard = -(-MAX_CARDS // num_shards)
     for row in rows:
         image_id = row["image_id"]
-        if len(cards) < cards_per_shard and image_id in pictures and image_id not in cards:
+        if len(cards) < cards_per_shard and image_id in images and image_id not in cards:
             boxes, text, about = draw(row)
-            uri = _drawing(pictures[image_id], boxes)
+            uri = _drawing(images[image_id], boxes)
             if uri is not None:
                 cards[image_id] = {"uri": uri, "text": text, "about": about}
     return list(cards.values())
 
 
 def _drawing(content: bytes, boxes: Sequence[tuple[Corners, str]]) -> str | None:
-    """Returns the upright picture with its boxes as a data: URI; None if it cannot be decoded."""
+    """Returns the upright image with its boxes as a data: URI; None if it cannot be decoded."""
     try:
         with open_image(content, _BOUNDS) as stored:
-            picture = upright(stored, _BOUNDS).image.convert("RGB")
+            image = upright(stored, _BOUNDS).image.convert("RGB")
     except Rejected:
         return None
     out = io.BytesIO()
-    drawing = draw_boxes(picture, boxes, size=picture.size, max_side_px=SIDE_PX)
+    drawing = draw_boxes(image, boxes, size=image.size, max_side_px=SIDE_PX)
     drawing.save(out, "JPEG", quality=85)
-    return picture_uri(out.getvalue(), "image/jpeg")
+    return image_uri(out.getvalue(), "image/jpeg")
 
 
 def _expression(row: Row) -> CardContent:

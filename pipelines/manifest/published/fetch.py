@@ -8,11 +8,11 @@ from vlmill.pipelines.fetching.flags import add_allow_address, add_policy_flags
 
 
 def add_fetch(p: argparse.ArgumentParser) -> None:
-    """Declares the flags that download pictures."""
+    """Declares the flags that download images."""
     p.add_argument(
         "--fetch",
         action="store_true",
-        help="download pictures that are not there, politely, into DIR/work/fetched",
+        help="download images that are not there, politely, into DIR/work/fetched",
     )
     p.add_argument(
         "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"
@@ -30,7 +30,7 @@ def format_fetch_counts(counts: Mapping[str, Any], published: int) -> str:
     """What was fetched beside the published number of rows, in a line."""
     failed = counts["failed"]
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in failed.items())
-    summary = f"fetched: {counts['fetched']:,} pictures of {counts['urls']:,} URLs"
+    summary = f"fetched: {counts['fetched']:,} images of {counts['urls']:,} URLs"
     published_note = f" ({published:,} rows are published)" if published else ""
     return f"{summary}{published_note}; {sum(failed.values()):,} failed{f': {reasons}' if reasons else ''}"
 

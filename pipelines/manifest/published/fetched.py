@@ -1,4 +1,4 @@
-"""Downloads the pictures of which a data set has URLs, with the crawl's client and manners.
+"""Downloads the images of which a data set has URLs, with the crawl's client and manners.
 
 They lie in archives below the output (``work/fetched``), beside the journals that know what came of
 each URL: a killed run goes on, and what failed can be tried again. The tables are written when all
@@ -52,12 +52,12 @@ _lock = threading.Lock()  # of the journals, which several threads ask
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedImages:
-    """The pictures that were fetched, by their URLs."""
+    """The images that were fetched, by their URLs."""
 
     fetching: Fetching
 
-    def picture(self, url: str) -> bytes | Drop:
-        """What came of a URL, or why it gave no picture."""
+    def image(self, url: str) -> bytes | Drop:
+        """What came of a URL, or why it gave no image."""
         target, drop = resolve("", url), Drop(Reason.BAD_URL, "no http(s) URL")
         for _ in range(self.fetching.policy.max_redirects + 1):
             if target is None or (row := self._row(target)) is None:
@@ -106,10 +106,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def fetched_pictures(
+def fetched_images(
     reading: Reading, folder: Folder, output: Path, manners: PolitenessPolicy, *, retry: bool
 ) -> Iterator[FetchedImages]:
-    """Fetches every picture of which there is a URL and no file, unless that was done before; gives
+    """Fetches every image of which there is a URL and no file, unless that was done before; gives
     them while the block runs.
 
     ``retry`` asks again for what failed. Shards in ``output`` were written before all was fetched,
@@ -160,11 +160,11 @@ def _summarize_outcomes(written: CrawlSummary) -> dict[str, Any]:
 
 
 def _lines(reading: Reading, folder: Folder) -> Iterator[Line]:
-    """Yields the URL of each picture of which no file is there."""
-    may_be_there = folder.has_pictures(reading.picture_folders)
+    """Yields the URL of each image of which no file is there."""
+    may_be_there = folder.has_images(reading.image_folders)
     for entry in reading.entries():
-        for picture in entry.pictures if not isinstance(entry.rows, Drop) else ():
-            if picture.url is None or picture.content is not None:
+        for image in entry.images if not isinstance(entry.rows, Drop) else ():
+            if image.url is None or image.content is not None:
                 continue
-            if not may_be_there or folder.picture_size(picture.paths) is None:
-                yield parse_url_line(picture.url, follow=-1)
+            if not may_be_there or folder.image_size(image.paths) is None:
+                yield parse_url_line(image.url, follow=-1)

@@ -1,7 +1,7 @@
-"""Pictures that a data set shares with others, as test splits: found by id and by hash.
+"""Images that a data set shares with others, as test splits: found by id and by hash.
 
-Each list that a user gives is compared with every picture's id and aliases; a match is counted, and
-excludes the rows that name the picture unless the list is only compared.
+Each list that a user gives is compared with every image's id and aliases; a match is counted, and
+excludes the rows that name the image unless the list is only compared.
 """
 
 from collections import Counter
@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from vlmill.pipelines.pages.images import examine_image
+from vlmill.schemas.images.hashes import Neighbours
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
-from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import readable
 from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.ids import key64
-from vlmill.schemas.pictures.hashes import Neighbours
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, IMAGES
@@ -31,7 +31,7 @@ MAX_PIXELS = 178_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class IdList:
-    """Pictures by any of their names, as 64-bit keys; ``excludes`` their rows, or only counts."""
+    """Images by any of their names, as 64-bit keys; ``excludes`` their rows, or only counts."""
 
     name: str
     keys: frozenset[int]
@@ -40,7 +40,7 @@ class IdList:
 
 @dataclass(frozen=True, kw_only=True)
 class HashList:
-    """Pictures by SHA-256 and by perceptual hash, within ``distance`` bits."""
+    """Images by SHA-256 and by perceptual hash, within ``distance`` bits."""
 
     name: str
     sha256: frozenset[str]
@@ -51,9 +51,9 @@ class HashList:
 
 @dataclass(kw_only=True)
 class Overlaps:
-    """The lists, and how many pictures (``rows`` too) of the data set were found in each.
+    """The lists, and how many images (``rows`` too) of the data set were found in each.
 
-    ``train_only``: rows of splits that are not trained on stay, whatever list has their picture.
+    ``train_only``: rows of splits that are not trained on stay, whatever list has their image.
     """
 
     ids: tuple[IdList, ...] = ()
@@ -61,7 +61,7 @@ class Overlaps:
     train_only: bool = False
     match_counts: Counter[tuple[str, str]] = field(
         default_factory=Counter
-    )  # (list, by what) -> pictures
+    )  # (list, by what) -> images
     _counted: set[int] = field(default_factory=set)
 
     @property
@@ -71,17 +71,17 @@ class Overlaps:
 
     @property
     def by_hash(self) -> bool:
-        """Whether pictures are compared by their content."""
+        """Whether images are compared by their content."""
         return bool(self.hashes)
 
     def judge(self, entry: Entry) -> Drop | None:
-        """Why an entry is excluded by a name of its pictures, None if it is not."""
-        drops = [drop for picture in entry.pictures if (drop := self.judge_picture(picture))]
+        """Why an entry is excluded by a name of its images, None if it is not."""
+        drops = [drop for image in entry.images if (drop := self.judge_image(image))]
         return drops[0] if drops and not self.stays(entry) else None
 
-    def judge_picture(self, picture: ListedImage) -> Drop | None:
-        """The list that excludes a picture by one of its names, None if there is none."""
-        matches = [*self._matches(picture)]  # all of them are counted
+    def judge_image(self, image: ListedImage) -> Drop | None:
+        """The list that excludes an image by one of its names, None if there is none."""
+        matches = [*self._matches(image)]  # all of them are counted
         drops = (
             Drop(Reason.EXCLUDED, f"{name}, in {image_list.name}")
             for image_list, name in matches
@@ -90,11 +90,11 @@ class Overlaps:
         return next(drops, None)
 
     def stays(self, entry: Entry) -> bool:
-        """Whether an entry's rows stay whatever list has their pictures."""
+        """Whether an entry's rows stay whatever list has their images."""
         return self.train_only and _held_out(entry)
 
-    def _matches(self, picture: ListedImage) -> Iterator[tuple[IdList, str]]:
-        names = (picture.image_id, *picture.aliases)
+    def _matches(self, image: ListedImage) -> Iterator[tuple[IdList, str]]:
+        names = (image.image_id, *image.aliases)
         keys = [key64(name) for name in names]
         for image_list in self.ids:
             for name, key in zip(names, keys, strict=True):
@@ -103,14 +103,14 @@ class Overlaps:
                     yield image_list, name
                     break
 
-    def _count(self, name: str, kind: str, picture: int) -> None:
-        mark = hash((name, picture))
+    def _count(self, name: str, kind: str, image: int) -> None:
+        mark = hash((name, image))
         if mark not in self._counted:
             self._counted.add(mark)
             self.match_counts[name, kind] += 1
 
     def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> Drop | None:
-        """The list that excludes a picture by its content, None if there is none."""
+        """The list that excludes an image by its content, None if there is none."""
         for image_list in self.hashes:
             same = row["sha256"] in image_list.sha256
             near = image_list.hashes is not None and image_list.hashes.near(phash)
@@ -128,9 +128,9 @@ def _held_out(entry: Entry) -> bool:
 
 
 def id_list(path: Path, *, flag: str, excludes: bool) -> IdList:
-    """Returns a list of pictures: text with an id a line, our tables, or a Parquet with image_id.
+    """Returns a list of images: text with an id a line, our tables, or a Parquet with image_id.
 
-    A folder's table of aliases adds the other names of its pictures. Raises InputError.
+    A folder's table of aliases adds the other names of its images. Raises InputError.
     """
     keys = frozenset(map(key64, _read_ids(path, flag)))
     return IdList(name=f"{path.name or path}", keys=keys, excludes=excludes)
@@ -176,17 +176,17 @@ def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
 
 
 def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashList:
-    """The pictures of a table of images by their content, decoded here. Raises InputError."""
+    """The images of a table of images by their content, decoded here. Raises InputError."""
     digests, hashes = set[str](), list[int]()
     for batch in iter_batches(path, IMAGES, columns=["bytes"], batch_rows=64, flag=flag):
         for content in batch.column(0).to_pylist():
             facts = (
-                examine_picture(content, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True)
+                examine_image(content, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True)
                 if content is not None
                 else None
             )
             if facts is None or isinstance(facts, Drop):
-                continue  # a picture that nobody can decode looks like no other
+                continue  # an image that nobody can decode looks like no other
             assert facts.phash is not None
             digests.add(facts.image_id)
             hashes.append(facts.phash)
@@ -201,7 +201,7 @@ def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashLi
 
 
 def overlap_rows(overlaps: Overlaps) -> list[tuple[str, str, int, str]]:
-    """What was found, for the report: list, by what, pictures, and what became of their rows."""
+    """What was found, for the report: list, by what, images, and what became of their rows."""
     excluding = {image_list.name: image_list.excludes for image_list in overlaps.ids}
     excluding |= {image_list.name: image_list.excludes for image_list in overlaps.hashes}
     rows: list[tuple[str, str, int, str]] = []

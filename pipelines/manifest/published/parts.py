@@ -2,7 +2,7 @@
 
 A part becomes one shard of each table; its rejects shard appears last, so a part that has it is
 finished. The file of entries is read from its beginning on every run, also on one that continues a
-killed run: what an entry is may depend on earlier ones, and reading is cheap. Pictures are read and
+killed run: what an entry is may depend on earlier ones, and reading is cheap. Images are read and
 shards written only for parts that are not there yet.
 """
 
@@ -14,13 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vlmill.pipelines.manifest.published.images import published_row, write_image
+
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.counting.kept import NumberStore, ValueStore
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, ListedImage, Reading, Rows
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.published.overlaps import Overlaps
-from vlmill.pipelines.manifest.published.pictures import published_row, write_picture
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import Shard, shard_name
@@ -31,8 +32,8 @@ from vlmill.schemas.tables import IMAGES, REJECTS, Table
 if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.fetched import FetchedImages
 
-ROWS, EXCLUDE, REQUIRE = "rows", "exclude", "require_images"  # stages, with PICTURES
-CHUNK_WITH_PICTURES, CHUNK = 64, 1_000  # entries in memory together
+ROWS, EXCLUDE, REQUIRE = "rows", "exclude", "require_images"  # stages, with IMAGES
+CHUNK_WITH_IMAGES, CHUNK = 64, 1_000  # entries in memory together
 
 
 class Reject(NamedTuple):
@@ -53,21 +54,21 @@ class Job:
     tables: tuple[Table, ...]  # in the order in which a part's shards appear
     overlaps: Overlaps
     producer: Mapping[str, Any]
-    placeholders: frozenset[str] = frozenset()  # SHA-256 of pictures that are none
-    fetched: "FetchedImages | None" = None  # pictures that were downloaded for this run
+    placeholders: frozenset[str] = frozenset()  # SHA-256 of images that are none
+    fetched: "FetchedImages | None" = None  # images that were downloaded for this run
     require_images: bool = False
     rows_per_shard: int = 100_000
     workers: int = 1
 
     @property
-    def with_pictures(self) -> bool:
+    def with_images(self) -> bool:
         """Whether the table of images is written."""
         return IMAGES in self.tables
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was read: entries by group, pictures that they name, and notes."""
+    """What was read: entries by group, images that they name, and notes."""
 
     groups: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -84,9 +85,9 @@ def make_funnel(job: Job, tally: Tally) -> list[dict[str, Any]]:
     for stage in (*stages, *((REQUIRE,) if job.require_images else ())):
         funnel.append(funnel_stage(stage, "published rows", entered, dropped[stage]))
         entered = funnel[-1]["out"]
-    if job.with_pictures:
-        pictures = tally.groups[IMAGE_STAGE] - tally.num_required
-        funnel.append(funnel_stage(IMAGE_STAGE, IMAGE_STAGE, pictures, dropped[IMAGE_STAGE]))
+    if job.with_images:
+        images = tally.groups[IMAGE_STAGE] - tally.num_required
+        funnel.append(funnel_stage(IMAGE_STAGE, IMAGE_STAGE, images, dropped[IMAGE_STAGE]))
     return funnel
 
 
@@ -99,13 +100,13 @@ def _unpack(values: tuple[str, str | None]) -> Drop:
 
 
 class Run:
-    """The state of one run over all entries: what was counted, and which pictures came."""
+    """The state of one run over all entries: what was counted, and which images came."""
 
     def __init__(self, job: Job, pool: ThreadPoolExecutor) -> None:
         self.job, self._pool = job, pool
         self.tally = Tally()
         self._named = NumberStore()
-        self._verdicts = ValueStore(_pack, _unpack)  # of pictures whose rows are dropped
+        self._verdicts = ValueStore(_pack, _unpack)  # of images whose rows are dropped
         self._own_verdicts: dict[int, Drop] = {}  # of those that one entry alone names
         self._has_verdicts = False
         self._last: ListedImage | None = None  # named before: its entries often stand together
@@ -117,13 +118,13 @@ class Run:
         tally.num_entries += len(entries)
         tally.groups.update([entry.group for entry in entries])
         first = [self._first(entry) for entry in entries]
-        new_images = [picture for pictures in first for picture in pictures]
+        new_images = [image for images in first for image in images]
         tally.groups[IMAGE_STAGE] += len(new_images)
-        rows_by_id = self._pictures(new_images, part is not None)
+        rows_by_id = self._images(new_images, part is not None)
         if part is None and not self._judges:
             return sum(isinstance(entry.rows, Drop) for entry in entries)
         rejected = 0
-        for entry, pictures in zip(entries, first, strict=True):
+        for entry, images in zip(entries, first, strict=True):
             rows = self._judged(entry)
             if isinstance(rows, Reject):
                 rejected += 1
@@ -133,12 +134,12 @@ class Run:
             elif part is not None:
                 for table, row in rows:
                     part.add(table, row)
-            for picture in pictures:
-                image_row = rows_by_id.get(picture.image_id)
+            for image in images:
+                image_row = rows_by_id.get(image.image_id)
                 if self._is_required(image_row):
                     tally.num_required += 1
                 elif part is not None:
-                    write_picture(picture, image_row, part)
+                    write_image(image, image_row, part)
         return rejected
 
     def _is_required(self, row: dict[str, Any] | Drop | None) -> bool:
@@ -147,20 +148,20 @@ class Run:
         return lost and self.job.require_images
 
     def _first(self, entry: Entry) -> Sequence[ListedImage]:
-        """The entry's pictures that no entry before it has named."""
+        """The entry's images that no entry before it has named."""
         if entry.notes:
             self.tally.notes.update(entry.notes)
         if isinstance(entry.rows, Drop):
             return ()
         new_images = []
-        for picture in entry.pictures:
-            if not picture.alone:
-                if picture is self._last:
+        for image in entry.images:
+            if not image.alone:
+                if image is self._last:
                     continue
-                self._last = picture
-                if self._named.claim(key64(picture.image_id), 0) is not None:
+                self._last = image
+                if self._named.claim(key64(image.image_id), 0) is not None:
                     continue
-            new_images.append(picture)
+            new_images.append(image)
         return new_images
 
     def _judged(self, entry: Entry) -> Rows | Reject:
@@ -182,46 +183,46 @@ class Run:
 
     def _find_verdicts(self, entry: Entry) -> list[Drop]:
         drops = []
-        for picture in entry.pictures if self._has_verdicts else ():
-            verdicts = self._own_verdicts if picture.alone else self._verdicts
-            if (verdict := verdicts.get(key64(picture.image_id))) is not None:
+        for image in entry.images if self._has_verdicts else ():
+            verdicts = self._own_verdicts if image.alone else self._verdicts
+            if (verdict := verdicts.get(key64(image.image_id))) is not None:
                 drops.append(verdict)
         return drops
 
-    def _pictures(
-        self, pictures: Sequence[ListedImage], is_written: bool
+    def _images(
+        self, images: Sequence[ListedImage], is_written: bool
     ) -> dict[str, dict[str, Any] | Drop]:
-        """The rows of pictures that are named for the first time; of a part that is there only
+        """The rows of images that are named for the first time; of a part that is there only
         where later entries depend on them.
         """
         job = self.job
         hashed = job.overlaps.by_hash
-        if not job.with_pictures or not (is_written or job.require_images or hashed):
+        if not job.with_images or not (is_written or job.require_images or hashed):
             return {}
         rows: dict[str, dict[str, Any] | Drop] = {}
         self._own_verdicts = {}
-        for picture, row in zip(pictures, self._pool.map(self._read, pictures), strict=True):
+        for image, row in zip(images, self._pool.map(self._read, images), strict=True):
             verdict = None
             if isinstance(row, Drop) and job.require_images:
-                verdict = Drop(row.reason, f"{picture.image_id}: {row.detail or ''}")
-            excluded = job.overlaps.judge_picture(picture) if job.overlaps.ids else None
+                verdict = Drop(row.reason, f"{image.image_id}: {row.detail or ''}")
+            excluded = job.overlaps.judge_image(image) if job.overlaps.ids else None
             if not isinstance(row, Drop) and hashed:
-                verdict = job.overlaps.judge_hash(picture.image_id, row.pop("phash"), row)
+                verdict = job.overlaps.judge_hash(image.image_id, row.pop("phash"), row)
                 excluded = excluded or verdict
             if verdict is not None:
-                self._has_verdicts, key = True, key64(picture.image_id)
-                if picture.alone:
+                self._has_verdicts, key = True, key64(image.image_id)
+                if image.alone:
                     self._own_verdicts[key] = verdict
                 else:
                     self._verdicts.put(key, verdict)
-            # A picture of training may be one of validation, too, whose rows stay.
+            # An image of training may be one of validation, too, whose rows stay.
             drop = excluded if not job.overlaps.train_only else None
-            rows[picture.image_id] = drop or row
+            rows[image.image_id] = drop or row
         return rows
 
-    def _read(self, picture: ListedImage) -> dict[str, Any] | Drop:
+    def _read(self, image: ListedImage) -> dict[str, Any] | Drop:
         job = self.job
-        row = published_row(job.folder, job.fetched, picture, hashed=job.overlaps.by_hash)
+        row = published_row(job.folder, job.fetched, image, hashed=job.overlaps.by_hash)
         if not isinstance(row, Drop) and row["sha256"] in job.placeholders:
             detail = f"the same bytes as under many other ids: {row['sha256']}"
             return Drop(Reason.PLACEHOLDER, detail)
@@ -231,13 +232,13 @@ class Run:
 class Parts:
     """The parts of a data set in their order: each is made, or passed over to come to later ones.
 
-    Passing costs reading the entries, and their pictures where later entries depend on them.
+    Passing costs reading the entries, and their images where later entries depend on them.
     """
 
     def __init__(self, job: Job, pool: ThreadPoolExecutor, progress: Progress) -> None:
         self.job, self.run, self._progress = job, Run(job, pool), progress
         self._entries = job.reading.entries()
-        self._chunk_size = CHUNK_WITH_PICTURES if job.with_pictures else CHUNK
+        self._chunk_size = CHUNK_WITH_IMAGES if job.with_images else CHUNK
         self._head = list(islice(self._entries, self._chunk_size))
         self.index = 0  # of the part that comes next
 

@@ -1,7 +1,7 @@
 """Placeholders: the same bytes under many ids, as "photo unavailable" of a dead link.
 
 They are looked for before anything is written, so that all of them are rejected and not only those
-behind the twentieth. Only pictures are read of whose size there are many.
+behind the twentieth. Only images are read of whose size there are many.
 """
 
 import hashlib
@@ -31,43 +31,43 @@ def is_unavailable(content: bytes) -> bool:
     return hashlib.sha1(content, usedforsecurity=False).hexdigest() == UNAVAILABLE_SHA1
 
 
-def compute_min_ids(num_pictures: int) -> int:
-    """Returns how many ids the bytes of a placeholder have at least, in a set of so many pictures:
+def compute_min_ids(num_images: int) -> int:
+    """Returns how many ids the bytes of a placeholder have at least, in a set of so many images:
     21, in small ones half of all.
     """
-    return min(MOST_IDS + 1, max(LEAST_IDS, -(-num_pictures // 2)))
+    return min(MOST_IDS + 1, max(LEAST_IDS, -(-num_images // 2)))
 
 
 def find_placeholders(
     folder: Folder, reading: Reading, fetched: "FetchedImages | None" = None
 ) -> frozenset[str]:
-    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched pictures; of few
-    pictures also of bytes that three or more ids have, half of all.
+    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched images; of few
+    images also of bytes that three or more ids have, half of all.
     """
-    with Progress(total=None, unit="picture", label="placeholders") as progress:
-        sizes, counts = NumberStore(), Counter[int]()  # of pictures that are there
-        for picture in _pictures(reading):
-            size = folder.picture_size(picture.paths)
+    with Progress(total=None, unit="image", label="placeholders") as progress:
+        sizes, counts = NumberStore(), Counter[int]()  # of images that are there
+        for image in _images(reading):
+            size = folder.image_size(image.paths)
             progress.advance()
             if size is not None:
-                sizes.put(key64(picture.image_id), size)
+                sizes.put(key64(image.image_id), size)
                 counts[size] += 1
         min_ids = compute_min_ids(counts.total())
         common = {size for size, count in counts.items() if count >= min_ids}
         digests = Counter[str]()
-        for picture in _pictures(reading) if common else ():
-            if sizes.get(key64(picture.image_id)) in common:
-                content = folder.picture(picture.paths)
+        for image in _images(reading) if common else ():
+            if sizes.get(key64(image.image_id)) in common:
+                content = folder.image(image.paths)
                 if not isinstance(content, Drop):
                     digests[hashlib.sha256(content).hexdigest()] += 1
     repeated = frozenset(digest for digest, count in digests.items() if count >= min_ids)
     return repeated if fetched is None else repeated | fetched.find_repeated(MOST_IDS)
 
 
-def _pictures(reading: Reading) -> Iterator[ListedImage]:
-    """Yields each picture once."""
+def _images(reading: Reading) -> Iterator[ListedImage]:
+    """Yields each image once."""
     known_ids = NumberStore()
     for entry in reading.entries():
-        for picture in entry.pictures if not isinstance(entry.rows, Drop) else ():
-            if picture.alone or known_ids.claim(key64(picture.image_id), 0) is None:
-                yield picture
+        for image in entry.images if not isinstance(entry.rows, Drop) else ():
+            if image.alone or known_ids.claim(key64(image.image_id), 0) is None:
+                yield image

@@ -51,7 +51,7 @@ def write_published_report(
             Section(
                 title="Sample rejects",
                 body=sample_rejects(rejects),
-                intro="Key: the file and the row, from 0; of a picture its image_id.",
+                intro="Key: the file and the row, from 0; of an image its image_id.",
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
@@ -63,7 +63,7 @@ def _fetch_sections(about: Mapping[str, Any]) -> Sequence[Section]:
     if "fetch" not in about:
         return []
     table = html_table(("URLs", "number"), make_fetch_rows(about["fetch"]))
-    intro = "What came of the URLs of pictures; what failed stands under sample rejects, too."
+    intro = "What came of the URLs of images; what failed stands under sample rejects, too."
     return [Section(title="Downloads", body=table, intro=intro)]
 
 
@@ -78,15 +78,15 @@ def _counts_section(data_set: DataSet, counts: Sequence[Count]) -> Section:
 
 
 def _overlaps_section(overlaps: Sequence[Sequence[Any]]) -> Section:
-    header = ["list", "shared by", "pictures", "their rows"]
-    intro = "Pictures of this data set that are also in these lists."
+    header = ["list", "shared by", "images", "their rows"]
+    intro = "Images of this data set that are also in these lists."
     if not overlaps:
         intro = "No list was given to compare with (--exclude, --compare, ...)."
     return Section(title="Overlaps", body=html_table(header, overlaps), intro=intro)
 
 
 def _examples(folder: Path, data_set: DataSet) -> list[Section]:
-    """Pairs with their pictures, and of other tables drawings and the first rows."""
+    """Pairs with their images, and of other tables drawings and the first rows."""
     other_tables = [table for table in data_set.tables if table is not PAIRS]
     pairs = _pairs(folder) if PAIRS in data_set.tables else []
     return [*pairs, *_first_rows(folder, other_tables)]

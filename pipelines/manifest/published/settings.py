@@ -69,7 +69,7 @@ def read_overlaps(folder: Folder, args: argparse.Namespace) -> Overlaps:
 
 
 def inputs_of_job(args: argparse.Namespace) -> list[Input]:
-    """Records the folder, the pictures and the lists."""
+    """Records the folder, the images and the lists."""
     flags: Mapping[str, Sequence[Path]] = {
         "--input": [args.input],
         "--images": args.images,

@@ -1,4 +1,4 @@
-"""Splits of published files as lists of pictures to exclude: ``--exclude-split NAME:val,test``."""
+"""Splits of published files as lists of images to exclude: ``--exclude-split NAME:val,test``."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +13,8 @@ from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 
-MAX_DIGITS = 12  # of a picture's number
-Names = Iterator[tuple[str, str]]  # (split, a picture's name)
+MAX_DIGITS = 12  # of an image's number
+Names = Iterator[tuple[str, str]]  # (split, an image's name)
 
 
 def _coco_karpathy(folder: Folder) -> Names:
@@ -49,7 +49,7 @@ def _vg_detector(folder: Folder) -> Names:
 
 
 def detector_splits(folder: Folder) -> Iterator[tuple[int, str]]:
-    """Pictures of the splits of bottom-up attention's detector, whose lines begin with
+    """Images of the splits of bottom-up attention's detector, whose lines begin with
     ``VG_100K_2/2415417.jpg``. Raises InputError for a line that does not.
     """
     for split in ("train", "val", "test"):
@@ -79,13 +79,13 @@ def add_excluded_splits(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:SPLITS",
-        help="drop rows of the pictures of a published split, whose file is in --input: "
+        help="drop rows of the images of a published split, whose file is in --input: "
         f"{', '.join(READERS)}, as coco-karpathy:val,test (repeatable)",
     )
 
 
 def split_lists(folder: Folder, specs: Sequence[str]) -> list[IdList]:
-    """The pictures of each ``NAME:SPLITS``. Raises InputError for an unknown or empty one."""
+    """The images of each ``NAME:SPLITS``. Raises InputError for an unknown or empty one."""
     return [_split_list(folder, spec) for spec in specs]
 
 
@@ -96,10 +96,10 @@ def _split_list(folder: Folder, spec: str) -> IdList:
         raise InputError(f"--exclude-split {spec}: want NAME:SPLIT,SPLIT with NAME of {known}")
     names = set(splits_text.split(","))
     keys, splits = set[int](), set[str]()
-    for split, picture in READERS[name](folder):
+    for split, image in READERS[name](folder):
         splits.add(split)
         if split in names:
-            keys.add(key64(picture))
+            keys.add(key64(image))
     if missing := names - splits:
         raise InputError(
             f"--exclude-split {spec}: there is no split {', '.join(sorted(missing))}; there are "

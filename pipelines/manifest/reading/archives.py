@@ -1,4 +1,4 @@
-"""Archives of pictures and files: plain members by name, each read where it lies."""
+"""Archives of images and files: plain members by name, each read where it lies."""
 
 import os
 import threading
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from vlmill.pipelines.manifest.reading.images import MAX_BYTES as MAX_IMAGE
+from vlmill.pipelines.manifest.reading.images import is_unsafe
+
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.reading.pictures import MAX_BYTES as MAX_PICTURE
-from vlmill.pipelines.manifest.reading.pictures import is_unsafe
 from vlmill.pipelines.manifest.reading.unpacking import (
     DAMAGED,
     PACKED_TARS,
@@ -95,19 +96,19 @@ class Archive:
             )
         except DAMAGED as error:
             return Drop(Reason.IMAGE_BROKEN, f"{self.path.name}: {error}")
-        if not 0 < len(content) <= MAX_PICTURE:
+        if not 0 < len(content) <= MAX_IMAGE:
             reason = Reason.IMAGE_TOO_LARGE if content else Reason.IMAGE_BROKEN
-            return Drop(reason, f"{len(content)} bytes or more, at most {MAX_PICTURE}")
+            return Drop(reason, f"{len(content)} bytes or more, at most {MAX_IMAGE}")
         return content
 
     def _read_zip_member(self, name: str) -> bytes:
         assert self._zip is not None
         with self._lock, self._zip.open(self._infos[name]) as file:
-            return file.read(MAX_PICTURE + 1)
+            return file.read(MAX_IMAGE + 1)
 
     def _read_tar_member(self, offset: int, size: int) -> bytes:
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            return os.pread(descriptor, min(size, MAX_PICTURE + 1), offset)
+            return os.pread(descriptor, min(size, MAX_IMAGE + 1), offset)
         finally:
             os.close(descriptor)

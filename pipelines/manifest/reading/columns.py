@@ -12,7 +12,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.paths import readable
 
 TEXTS = ("caption", "text", "txt", "sentence", "TEXT", "title", "captions", "sentences")
-PICTURES = ("image", "jpg", "png", "img", "image_path", "file_name")
+IMAGES = ("image", "jpg", "png", "img", "image_path", "file_name")
 NUMBERED = re.compile(r"(.+?)[_.]?(\d{1,3})", re.ASCII)  # caption_0, caption1
 BATCH_ROWS = 256
 
@@ -20,7 +20,7 @@ BATCH_ROWS = 256
 def guess_column(
     names: Sequence[str], usual: Sequence[str], requested: str | None, flag: str, display_name: str
 ) -> str:
-    """Returns the column of texts or of pictures: ``requested``, or the only one with a usual name.
+    """Returns the column of texts or of images: ``requested``, or the only one with a usual name.
 
     Raises InputError that lists the candidates, or the columns where there is none.
     """

@@ -1,4 +1,4 @@
-"""Pictures that a table names, under one folder: nothing outside it is ever opened."""
+"""Images that a table names, under one folder: nothing outside it is ever opened."""
 
 import os
 import re
@@ -6,17 +6,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from vlmill.pipelines.pages.images import examine_image
+from vlmill.schemas.images.decode import FORMATS
+
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.files.remote import RemotePath
-from vlmill.schemas.names import PICTURE_ENDINGS, spellings
-from vlmill.schemas.pictures.decode import FORMATS
+from vlmill.schemas.names import IMAGE_ENDINGS, spellings
 from vlmill.schemas.rejects import Reason
 
 MAX_BYTES = 64 * 2**20
 MAX_PIXELS = 50_000_000  # what region extraction reads by default, too
 _FIRST = (".jpg", ".jpeg", ".png", ".webp", ".gif")
-_LOWER = (*_FIRST, *(ending for ending in PICTURE_ENDINGS if ending not in _FIRST))
+_LOWER = (*_FIRST, *(ending for ending in IMAGE_ENDINGS if ending not in _FIRST))
 ENDINGS = ("", *_LOWER, *(ending.upper() for ending in _LOWER))
 """What may follow a name; the first that is there counts."""
 _UNSAFE = re.compile(r"^/|^[A-Za-z]:[\\/]|\\|\0|(^|/)\.\.(/|$)")
@@ -27,8 +28,8 @@ def is_unsafe(name: str) -> bool:
     return _UNSAFE.search(name) is not None
 
 
-def picture_path(root: Path, name: str) -> Path | Drop:
-    """The file of a picture under ``root``, or why there is none.
+def image_path(root: Path, name: str) -> Path | Drop:
+    """The file of an image under ``root``, or why there is none.
 
     Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused.
     A name may be composed and its file decomposed (macOS), or the other way round.
@@ -49,9 +50,9 @@ def picture_path(root: Path, name: str) -> Path | Drop:
     return missing
 
 
-def picture_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
-    """The row of ``images`` for a picture under ``root``, decoded once; or why it has none."""
-    path = picture_path(root, _below(root, image_id))
+def image_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
+    """The row of ``images`` for an image under ``root``, decoded once; or why it has none."""
+    path = image_path(root, _below(root, image_id))
     if isinstance(path, Drop):
         return path
     content = _content(path)
@@ -75,11 +76,11 @@ def _below(root: Path, name: str) -> str:
 def make_image_row(
     content: bytes, image_id: str, *, max_pixels: int, hashed: bool = False
 ) -> dict[str, Any] | Drop:
-    """The row of ``images`` for a picture's bytes, decoded once; or why it has none.
+    """The row of ``images`` for an image's bytes, decoded once; or why it has none.
 
     ``hashed`` adds its perceptual hash as ``phash``, which is no column.
     """
-    facts = examine_picture(
+    facts = examine_image(
         content, min_side_px=0, max_pixels=max_pixels, hashed=hashed, formats=FORMATS
     )
     if isinstance(facts, Drop):
@@ -96,9 +97,9 @@ def make_image_row(
     }
 
 
-def picture_content(root: Path, name: str) -> bytes | Drop | None:
-    """The bytes of a published picture under ``root``; None if there is no such file."""
-    path = picture_path(root, name)
+def image_content(root: Path, name: str) -> bytes | Drop | None:
+    """The bytes of a published image under ``root``; None if there is no such file."""
+    path = image_path(root, name)
     if isinstance(path, Drop):
         return None if path.reason is Reason.MISSING_IMAGE else path
     return _content(path)

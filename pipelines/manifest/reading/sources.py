@@ -14,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
+from vlmill.pipelines.manifest.reading.images import image_content, image_path, is_unsafe
+
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.archives import Archive
-from vlmill.pipelines.manifest.reading.pictures import is_unsafe, picture_content, picture_path
 from vlmill.pipelines.manifest.reading.unpacking import (
     DAMAGED,
     MAX_BYTES,
@@ -131,7 +132,7 @@ def _list_names(paths: Sequence[str]) -> list[str]:
 
 
 class Folder:
-    """``--input`` with its archives, and where pictures lie: there, and under each of ``images``.
+    """``--input`` with its archives, and where images lie: there, and under each of ``images``.
 
     An ``--input`` that is a file is its folder with no other file of entries.
 
@@ -205,15 +206,15 @@ class Folder:
         paths = self.files(".zip", *TARS, *PACKED_TARS)
         return [Archive(path) for path in paths]
 
-    # Pictures
+    # Images
 
     @cached_property
     def _locations(self) -> list[Path | Archive]:
         roots: list[Path | Archive] = [self.root, *(a for a in self._archives if a.is_random)]
         return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
-    def has_pictures(self, folders: Sequence[str]) -> bool:
-        """Whether pictures are there: ``--images``, one of the published folders, or the folder
+    def has_images(self, folders: Sequence[str]) -> bool:
+        """Whether images are there: ``--images``, one of the published folders, or the folder
         itself where it has been found to be flat.
         """
         if self.is_flat or self.images or any((self.root / name).is_dir() for name in folders):
@@ -221,8 +222,8 @@ class Folder:
         archives = [a for a in self._archives if a.is_random]
         return any(a.is_called(n) or a.has_folder(n) for a in archives for n in folders)
 
-    def picture(self, paths: Sequence[str]) -> bytes | Drop:
-        """A picture's bytes, by the first of its names that is there, or why there are none."""
+    def image(self, paths: Sequence[str]) -> bytes | Drop:
+        """An image's bytes, by the first of its names that is there, or why there are none."""
         names = _list_names(paths)
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
@@ -231,7 +232,7 @@ class Folder:
                 content = (
                     location.content(name)
                     if isinstance(location, Archive)
-                    else picture_content(location, name)
+                    else image_content(location, name)
                 )
                 if content is not None:
                     return content
@@ -243,10 +244,10 @@ class Folder:
 
     def has_any(self, names: Iterable[Sequence[str]]) -> bool:
         """Whether an image is there, by one of its names."""
-        return any(paths and self.picture_size(paths) is not None for paths in names)
+        return any(paths and self.image_size(paths) is not None for paths in names)
 
-    def picture_size(self, paths: Sequence[str]) -> int | None:
-        """The stored bytes of a picture, by the first of its names; None if there is none."""
+    def image_size(self, paths: Sequence[str]) -> int | None:
+        """The stored bytes of an image, by the first of its names; None if there is none."""
         names = _list_names(paths)
         for location in self._locations:
             for name in names:
@@ -255,7 +256,7 @@ class Folder:
                 if isinstance(location, Archive):
                     size = location.sizes.get(name)
                 else:
-                    path = picture_path(location, name)
+                    path = image_path(location, name)
                     size = None if isinstance(path, Drop) else path.stat().st_size
                 if size is not None:
                     return size

@@ -4,12 +4,13 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
+from vlmill.pipelines.manifest.reading.images import is_unsafe
+
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.reading.pictures import is_unsafe
 from vlmill.pipelines.manifest.reading.unpacking import member_file, plain_files, plain_name
 from vlmill.schemas.rejects import Reason
 
-MAX_MEMBER = 64 << 20  # bytes of a picture, a caption or its metadata
+MAX_MEMBER = 64 << 20  # bytes of an image, a caption or its metadata
 
 
 class Member(NamedTuple):

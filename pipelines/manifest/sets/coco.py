@@ -1,6 +1,6 @@
 """MS-COCO captions: the official files of a year, and Karpathy's splits of 2014.
 
-Both years hold the same pictures and captions, cut otherwise, so one year is read. Chen et al.
+Both years hold the same images and captions, cut otherwise, so one year is read. Chen et al.
 2015; Karpathy and Fei-Fei 2015.
 """
 
@@ -82,7 +82,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         sources=tuple(files.values()),
         entries=lambda: _entries(files),
         expected=expected,
-        picture_folders=tuple(f"{prefix}{split}" for split in files for prefix in ("", "images/")),
+        image_folders=tuple(f"{prefix}{split}" for split in files for prefix in ("", "images/")),
         messages=tuple(
             f"note: captions_{s}.json is not there; its split is missing" for s in missing
         ),
@@ -90,7 +90,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 LicensedImage = tuple[ListedImage, str]  # with the number of its licence
-Pictures = ValueStore[LicensedImage]  # by their numbers
+Images = ValueStore[LicensedImage]  # by their numbers
 
 
 def _pack(licensed_image: LicensedImage) -> tuple[Any, ...]:
@@ -105,18 +105,18 @@ def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
     claims = Claims()
     for split, source in files.items():
         file = JsonLists(source=source, known=KNOWN)
-        pictures = Pictures(_pack, _unpack)
+        images = Images(_pack, _unpack)
         licenses: dict[str, str] = {}
-        yield from _read_pictures(file, split, pictures, licenses)
+        yield from _read_images(file, split, images, licenses)
         for number, annotation in enumerate(file.elements("annotations")):
-            yield _entry(source, number, split, annotation, pictures, licenses, claims)
+            yield _entry(source, number, split, annotation, images, licenses, claims)
 
 
-def _read_pictures(
-    file: JsonLists, split: str, pictures: Pictures, licenses: dict[str, str]
+def _read_images(
+    file: JsonLists, split: str, images: Images, licenses: dict[str, str]
 ) -> Iterator[Entry]:
-    """Puts the pictures of a file into ``pictures`` by their number, and the licences by theirs;
-    yields what is no picture.
+    """Puts the images of a file into ``images`` by their number, and the licences by theirs;
+    yields what is no image.
     """
     index = -1
     for member, element in file.member_elements("images", "licenses"):
@@ -125,19 +125,19 @@ def _read_pictures(
                 licenses[str(element.get("id"))] = element["url"]
             continue
         index += 1
-        picture = _picture(element, split) if isinstance(element, dict) else None
-        drop = None if picture else Drop(Reason.BAD_ROW, "a picture without id or file_name")
-        if picture is not None and (earlier := pictures.get(element["id"])) is not None:
-            drop = came_earlier(picture.image_id, same=earlier[0] == picture)
-        if drop is not None or picture is None:
+        image = _image(element, split) if isinstance(element, dict) else None
+        drop = None if image else Drop(Reason.BAD_ROW, "an image without id or file_name")
+        if image is not None and (earlier := images.get(element["id"])) is not None:
+            drop = came_earlier(image.image_id, same=earlier[0] == image)
+        if drop is not None or image is None:
             assert drop is not None
             yield Entry(key=f"{file.source.name}:images:{index}", group="", rows=drop)
         else:
-            pictures.put(element["id"], (picture, str(element.get("license"))))
+            images.put(element["id"], (image, str(element.get("license"))))
 
 
-def _picture(image: Mapping[str, Any], split: str) -> ListedImage | None:
-    """A picture, None without id or name: an annotation of it finds none, and says so."""
+def _image(image: Mapping[str, Any], split: str) -> ListedImage | None:
+    """An image, None without id or name: an annotation of it finds none, and says so."""
     image_id, name = coco_id(image.get("id")), image.get("file_name")
     if image_id is None or not isinstance(name, str):
         return None
@@ -155,22 +155,22 @@ def _entry(
     number: int,
     split: str,
     annotation: object,
-    pictures: Pictures,
+    images: Images,
     licenses: Mapping[str, str],
     claims: Claims,
 ) -> Entry:
     key = f"{source.name}:{number}"
-    result = _pair(split, annotation, pictures, claims)
+    result = _pair(split, annotation, images, claims)
     if isinstance(result, Drop):
         return Entry(key=key, group=source.name, rows=result)
-    pair, picture, notes = result
+    pair, image, notes = result
     pair["license"] = licenses.get(pair["license"])
     rows = ((PAIRS, pair),)
-    return Entry(key=key, group=source.name, rows=rows, pictures=(picture,), notes=notes)
+    return Entry(key=key, group=source.name, rows=rows, images=(image,), notes=notes)
 
 
 def _pair(
-    split: str, annotation: object, pictures: Pictures, claims: Claims
+    split: str, annotation: object, images: Images, claims: Claims
 ) -> tuple[dict[str, Any], ListedImage, tuple[str, ...]] | Drop:
     if not isinstance(annotation, dict):
         return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
@@ -180,28 +180,28 @@ def _pair(
     )
     if annotation_id is None or image_number is None:
         return Drop(Reason.BAD_ROW, "id and image_id must be whole numbers")
-    licensed_image = pictures.get(image_number)
+    licensed_image = images.get(image_number)
     if licensed_image is None:
-        return Drop(Reason.BAD_ROW, f"its picture {image_number} is not in the list of images")
+        return Drop(Reason.BAD_ROW, f"its image {image_number} is not in the list of images")
     text = validate_text(annotation.get("caption"))
     if isinstance(text, Drop):
         return text
-    picture, license = licensed_image
+    image, license = licensed_image
     drop = claims.claim(annotation_id, f"{image_number}\0{text}")
     if drop is not None:
         return drop
     pair = {
         "pair_id": f"coco/{annotation_id}",
-        "image_id": picture.image_id,
+        "image_id": image.image_id,
         "text": text,
         "language": "en",
         "source": "coco",
         "split": split,
         "text_source": "human",
-        "image_url": picture.url,
+        "image_url": image.url,
         "license": license,
     }
-    return pair, picture, note_repairs(text, annotation["caption"])
+    return pair, image, note_repairs(text, annotation["caption"])
 
 
 def _open_karpathy(folder: Folder, _: argparse.Namespace) -> Reading:
@@ -211,17 +211,17 @@ def _open_karpathy(folder: Folder, _: argparse.Namespace) -> Reading:
         name="coco",
         groups={"train": "train+restval", "restval": "train+restval"},
         folds=True,
-        picture=_karpathy_picture,
+        image=_karpathy_image,
     )
     return karpathy_reading(
         file,
         captions={"train+restval": 566_747, "val": 25_010, "test": 25_010},
-        pictures=123_287,
+        images=123_287,
         folders=("train2014", "val2014"),
     )
 
 
-def _karpathy_picture(image: Mapping[str, Any]) -> ListedImage | Drop:
+def _karpathy_image(image: Mapping[str, Any]) -> ListedImage | Drop:
     image_id, folder, name = coco_id(image.get("cocoid")), image.get("filepath"), image["filename"]
     if image_id is None or not isinstance(folder, str):
         return Drop(Reason.BAD_ROW, f"image {name} without cocoid or filepath")
@@ -233,7 +233,7 @@ COCO = DataSet(
     about="""\
 MS-COCO captions (Chen et al. 2015) as pairs: annotations/captions_{train,val}{2014,2017}.json and
 the folders train2014/, val2014/, train2017/, val2017/, from cocodataset.org (annotations CC BY 4.0;
-pictures under their Flickr licence, in the column license). Both years have the same captions: one
+images under their Flickr licence, in the column license). Both years have the same captions: one
 is read. image_id is coco/<twelve digits> in all years, pair_id coco/<annotation id>. val2017 is
 no split of Karpathy's: see `coco-karpathy`.""",
     tables=(PAIRS,),
@@ -251,7 +251,7 @@ COCO_KARPATHY = DataSet(
 MS-COCO captions in the splits of Karpathy and Fei-Fei (2015): dataset_coco.json of
 caption_datasets.zip, and train2014/, val2014/. Splits train, restval (trained on, too), val, test;
 pair_id is coco-karpathy/<sentid>, which is no COCO annotation id. Test pairs have fold 0..4 (blocks
-of 1,000 pictures) and caption_no: retrieval is measured on 1K folds and on all 5K.""",
+of 1,000 images) and caption_no: retrieval is measured on 1K folds and on all 5K.""",
     tables=(PAIRS,),
     open=_open_karpathy,
     papers=(("Karpathy and Fei-Fei 2015", "82,783 + 30,504 / 5,000 / 5,000 images"),),

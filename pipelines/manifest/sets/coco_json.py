@@ -13,7 +13,7 @@ from vlmill.pipelines.manifest.entries import (
     Expected,
     ListedImage,
     Reading,
-    kept_pictures,
+    kept_images,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
@@ -46,7 +46,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         expected={
             name: Expected(rows=rows, source="the list's length") for name, rows in lengths.items()
         },
-        picture_folders=("images", "train", "val", "."),
+        image_folders=("images", "train", "val", "."),
     )
 
 
@@ -63,21 +63,21 @@ KNOWN = {
 
 
 def _entries(sources: list[Source], name: str, split: str | None) -> Iterator[Entry]:
-    claims, claims_of_pictures = NamedClaims(), NamedClaims()
+    claims, claims_of_images = NamedClaims(), NamedClaims()
     for source in sources:
         file = JsonLists(source=source, known=KNOWN)
-        pictures = kept_pictures()
-        yield from _read_pictures(file, name, pictures, claims_of_pictures)
+        images = kept_images()
+        yield from _read_images(file, name, images, claims_of_images)
         for number, annotation in enumerate(file.elements("annotations")):
             key = f"{source.name}:{number}"
-            result = _pair(annotation, pictures, name, split, claims)
+            result = _pair(annotation, images, name, split, claims)
             if isinstance(result, Drop):
                 yield Entry(key=key, group=source.name, rows=result)
                 continue
-            pair, picture = result
+            pair, image = result
             notes = note_repairs(pair["text"], annotation["caption"])
             yield Entry(
-                key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes
+                key=key, group=source.name, rows=((PAIRS, pair),), images=(image,), notes=notes
             )
 
 
@@ -88,31 +88,31 @@ def _own_id(value: object) -> str | None:
     return text if text.isprintable() and 0 < len(text) <= MAX_KEY // 2 else None
 
 
-def _read_pictures(
-    file: JsonLists, name: str, pictures: ValueStore[ListedImage], claims: NamedClaims
+def _read_images(
+    file: JsonLists, name: str, images: ValueStore[ListedImage], claims: NamedClaims
 ) -> Iterator[Entry]:
-    """Puts the pictures of a file into ``pictures`` by their id; yields what is none.
+    """Puts the images of a file into ``images`` by their id; yields what is none.
 
-    ``claims`` are those of all files: one id is one picture, also in another file.
+    ``claims`` are those of all files: one id is one image, also in another file.
     """
     for index, element in enumerate(file.elements("images")):
-        picture_id = _own_id(element.get("id")) if isinstance(element, dict) else None
-        if picture_id is None or not isinstance(element.get("file_name"), str):
-            drop: Drop | None = Drop(Reason.BAD_ROW, "a picture without id or file_name")
+        image_id = _own_id(element.get("id")) if isinstance(element, dict) else None
+        if image_id is None or not isinstance(element.get("file_name"), str):
+            drop: Drop | None = Drop(Reason.BAD_ROW, "an image without id or file_name")
         else:
-            drop = claims.claim(picture_id, element["file_name"])
-        if picture_id is not None and (drop is None or drop.reason is Reason.DUPLICATE):
+            drop = claims.claim(image_id, element["file_name"])
+        if image_id is not None and (drop is None or drop.reason is Reason.DUPLICATE):
             path = element["file_name"]
             paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
-            picture = ListedImage(image_id=f"{name}/{picture_id}", paths=paths)
-            pictures.put(key64(picture_id), picture)
+            image = ListedImage(image_id=f"{name}/{image_id}", paths=paths)
+            images.put(key64(image_id), image)
         if drop is not None:
             yield Entry(key=f"{file.source.name}:images:{index}", group="", rows=drop)
 
 
 def _pair(
     annotation: object,
-    pictures: ValueStore[ListedImage],
+    images: ValueStore[ListedImage],
     name: str,
     split: str | None,
     claims: NamedClaims,
@@ -122,11 +122,9 @@ def _pair(
     annotation_id, published_id = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
     if annotation_id is None or published_id is None:
         return Drop(Reason.BAD_ROW, "an annotation without id or image_id")
-    picture = pictures.get(key64(published_id))
-    if picture is None:
-        return Drop(
-            Reason.BAD_ROW, f"its picture {published_id[:200]} is not in the list of images"
-        )
+    image = images.get(key64(published_id))
+    if image is None:
+        return Drop(Reason.BAD_ROW, f"its image {published_id[:200]} is not in the list of images")
     text = validate_text(annotation.get("caption"))
     if isinstance(text, Drop):
         return text
@@ -135,11 +133,11 @@ def _pair(
         return drop
     return {
         "pair_id": f"{name}/{annotation_id}",
-        "image_id": picture.image_id,
+        "image_id": image.image_id,
         "text": text,
         "source": name,
         "split": split,
-    }, picture
+    }, image
 
 
 COCO_JSON = DataSet(

@@ -1,6 +1,6 @@
 """Conceptual Captions, 3M and 12M: lines of captions and URLs.
 
-Pictures lie under whichever of the published tools' names is there: the decimal CRC-32 of the URL
+Images lie under whichever of the published tools' names is there: the decimal CRC-32 of the URL
 (ViLBERT), the row's number in eight digits (VL-BERT), or in folders of a thousand (ViLT, VLMo).
 Sharma et al. 2018; Changpinyo et al. 2021.
 """
@@ -32,12 +32,12 @@ PAGE = "ai.google.com/research/ConceptualCaptions"
 
 @dataclass(frozen=True, kw_only=True)
 class ListFile:
-    """A file of captions and URLs; ``pictures``: some lie in the folder, under one of the names."""
+    """A file of captions and URLs; ``images``: some lie in the folder, under one of the names."""
 
     name: str
     split: str
     source: Source
-    pictures: bool
+    images: bool
 
 
 def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
@@ -51,7 +51,7 @@ def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
         **dict.fromkeys(LABELS, 2_007_090),
     }
     files = [
-        ListFile(name="cc", split=split, source=s, pictures=folder.has_pictures(FOLDERS))
+        ListFile(name="cc", split=split, source=s, images=folder.has_images(FOLDERS))
         for split, s in there.items()
     ]
     missing = [
@@ -61,7 +61,7 @@ def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
         sources=tuple(there.values()),
         entries=lambda: (e for file in files for e in _entries_3m(file)),
         expected={s.name: Expected(rows=published[s.name], source=PAGE) for s in there.values()},
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
         messages=tuple(f"note: {name} is not there; its split is missing" for name in missing),
     )
 
@@ -81,13 +81,13 @@ def _entries_3m(file: ListFile) -> Iterator[Entry]:
 
 def _open_12m(folder: Folder, _: argparse.Namespace) -> Reading:
     source = folder.require("cc12m.tsv")
-    there = folder.has_pictures(("images",))
-    file = ListFile(name="cc12m", split="train", source=source, pictures=there)
+    there = folder.has_images(("images",))
+    file = ListFile(name="cc12m", split="train", source=source, images=there)
     return Reading(
         sources=(source,),
         entries=lambda: _entries_12m(file),
         expected={source.name: Expected(rows=12_423_374, source=PAGE)},
-        picture_folders=("images",),
+        image_folders=("images",),
     )
 
 
@@ -127,9 +127,9 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
         "text_source": "alt",
         "image_url": url,
     }
-    picture = ListedImage(
+    image = ListedImage(
         image_id=image_id,
-        paths=_paths(name, split, number, url) if file.pictures else (),
+        paths=_paths(name, split, number, url) if file.images else (),
         url=url,
         aliases=url_aliases(url),
         alone=True,
@@ -138,18 +138,18 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
         key=key,
         group=source.name,
         rows=((PAIRS, pair),),
-        pictures=(picture,),
+        images=(image,),
         notes=note_repairs(text, published),
     )
 
 
 def is_url(text: str) -> bool:
-    """Whether a text may be the URL of a published picture."""
+    """Whether a text may be the URL of a published image."""
     return len(text) <= MAX_URL and text.isprintable() and _SCHEME.match(text) is not None
 
 
 def url_aliases(url: str) -> tuple[str, ...]:
-    """The names under which other lists have a picture of this URL."""
+    """The names under which other lists have an image of this URL."""
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
     photo = flickr_id(url) if "flickr" in url else None
     return (f"url-sha256/{digest}", *((f"flickr/{photo}",) if photo else ()))
@@ -169,7 +169,7 @@ def _paths(name: str, split: str, number: int, url: str) -> tuple[str, ...]:
 
 PAPERS = (
     ("InterBERT, pretraining data", "3.3M train, 14K validation"),
-    ("ViLBERT, released code", "3,136,161 pairs of pictures that could still be downloaded"),
+    ("ViLBERT, released code", "3,136,161 pairs of images that could still be downloaded"),
     ("12-in-1, released code", "3,119,449"),
 )
 CC3M = DataSet(
@@ -177,7 +177,7 @@ CC3M = DataSet(
     about="""\
 Conceptual Captions (Sharma et al. 2018) as pairs: Train_GCC-training.tsv and
 Validation_GCC-1.1.0-Validation.tsv, from ai.google.com/research/ConceptualCaptions (free for any
-purpose; the pictures belong to their owners). Pictures, if they were downloaded, under the names of
+purpose; the images belong to their owners). Images, if they were downloaded, under the names of
 ViLBERT's, VL-BERT's or ViLT's tools; those of img2dataset: see `webdataset`.
 image_id is cc/<split>/<row from 0, eight digits>.""",
     tables=(PAIRS,),
@@ -188,7 +188,7 @@ CC12M = DataSet(
     title="Conceptual 12M",
     about="""\
 Conceptual 12M (Changpinyo et al. 2021) as pairs: cc12m.tsv, lines of URL and caption, from
-github.com/google-research-datasets/conceptual-12m (free for any purpose; the pictures belong to
+github.com/google-research-datasets/conceptual-12m (free for any purpose; the images belong to
 their owners). <PERSON> in captions is kept. image_id is cc12m/<row from 0, eight digits>.""",
     tables=(PAIRS,),
     open=_open_12m,

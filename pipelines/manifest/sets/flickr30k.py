@@ -34,8 +34,8 @@ LINE_KEYS = frozenset(("img_path", "sentences", "id"))
 FOLDERS = ("flickr30k-images", "flickr30k_images", "images")
 PUBLISHED = {"train": 145_000, "val": 5_070, "test": 5_000}
 LINES_OF_ALL = 158_915
-MORE_IN_VAL = "note: the papers say 1,000 validation pictures, the file has 1,014; all are written"
-MOST_CAPTIONS = 64  # of a picture; it has five
+MORE_IN_VAL = "note: the papers say 1,000 validation images, the file has 1,014; all are written"
+MOST_CAPTIONS = 64  # of an image; it has five
 _NAME = re.compile(r"(\d{1,17})\.jpg", re.ASCII)  # a photo id has up to eleven digits
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # of a caption
 _LOST_BAR = re.compile(r"\s*(\d{1,9})\s+(.*)", re.DOTALL | re.ASCII)
@@ -60,7 +60,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
             LINES[s]: Expected(rows=PUBLISHED[s], source="Karpathy's splits", verified=False)
             for s in files
         },
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
     )
 
 
@@ -71,10 +71,10 @@ def _open_karpathy(source: Source) -> Reading:
         name="flickr30k",
         groups={},
         folds=False,
-        picture=lambda image: _picture(image["filename"]),
+        image=lambda image: _image(image["filename"]),
     )
     return karpathy_reading(
-        file, captions=PUBLISHED, pictures=31_014, folders=FOLDERS, messages=(MORE_IN_VAL,)
+        file, captions=PUBLISHED, images=31_014, folders=FOLDERS, messages=(MORE_IN_VAL,)
     )
 
 
@@ -92,7 +92,7 @@ def _open_scan(folder: Folder) -> Reading:
             )
             for file in files
         },
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
     )
 
 
@@ -100,9 +100,9 @@ def _scan_entries(files: Sequence[ScanFile]) -> Iterator[Entry]:
     claims = Claims()
     for file in files:
         for row, name, k, text in scan_captions(file):
-            picture = name if isinstance(name, Drop) else _picture(name)
+            image = name if isinstance(name, Drop) else _image(name)
             key = f"{file.captions.name}:{row}"
-            yield _entry(key, file.captions.name, picture, k, text, file.split, claims)
+            yield _entry(key, file.captions.name, image, k, text, file.split, claims)
 
 
 def _open_plain(source: Source, rows: Callable[[Source], Captions]) -> Reading:
@@ -113,11 +113,11 @@ def _open_plain(source: Source, rows: Callable[[Source], Captions]) -> Reading:
             source.name: Expected(rows=LINES_OF_ALL, source="Young et al. 2014"),
             IMAGE_STAGE: Expected(rows=31_783, source="Young et al. 2014"),
         },
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
     )
 
 
-def _picture(name: object) -> ListedImage | Drop:
+def _image(name: object) -> ListedImage | Drop:
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         return Drop(Reason.BAD_ROW, f"{name!a} is not <photo id>.jpg"[:200])
@@ -165,7 +165,7 @@ def _plain_entries(source: Source, rows: Captions) -> Iterator[Entry]:
             yield Entry(key=key, group=source.name, rows=row)
             continue
         name, k, published = row
-        yield _entry(key, source.name, _picture(name), int(k), published, None, claims)
+        yield _entry(key, source.name, _image(name), int(k), published, None, claims)
 
 
 def _line_entries(files: Mapping[str, Source]) -> Iterator[Entry]:
@@ -182,33 +182,33 @@ def _lines(source: Source, split: str, claims: Claims) -> Iterator[Entry]:
             drop = row if isinstance(row, Drop) else Drop(Reason.BAD_ROW, "no list of sentences")
             yield Entry(key=key, group=source.name, rows=drop)
             continue
-        picture = _picture(row.get("img_path"))
+        image = _image(row.get("img_path"))
         for k, text in enumerate(texts):
-            yield _entry(f"{key}.{k}", source.name, picture, k, text, split, claims)
+            yield _entry(f"{key}.{k}", source.name, image, k, text, split, claims)
 
 
 def _entry(
     key: str,
     group: str,
-    picture: ListedImage | Drop,
+    image: ListedImage | Drop,
     k: int,
     published: object,
     split: str | None,
     claims: Claims,
 ) -> Entry:
     text = published if isinstance(published, Drop) else validate_text(published)
-    drop = next((value for value in (picture, text) if isinstance(value, Drop)), None)
+    drop = next((value for value in (image, text) if isinstance(value, Drop)), None)
     if drop is None and k >= MOST_CAPTIONS:
         drop = Drop(Reason.BAD_ROW, f"caption number {k}, want less than {MOST_CAPTIONS}")
-    if isinstance(picture, ListedImage) and drop is None:
-        photo = int(picture.image_id.rpartition("/")[2])
+    if isinstance(image, ListedImage) and drop is None:
+        photo = int(image.image_id.rpartition("/")[2])
         drop = claims.claim(photo * MOST_CAPTIONS + k, str(text))
     if drop is not None:
         return Entry(key=key, group=group, rows=drop)
-    assert isinstance(picture, ListedImage) and isinstance(text, str)
+    assert isinstance(image, ListedImage) and isinstance(text, str)
     pair: dict[str, Any] = {
-        "pair_id": f"{picture.image_id}#{k}",
-        "image_id": picture.image_id,
+        "pair_id": f"{image.image_id}#{k}",
+        "image_id": image.image_id,
         "text": text,
         "language": "en",
         "source": "flickr30k",
@@ -216,7 +216,7 @@ def _entry(
         "text_source": "human",
     }
     notes = note_repairs(text, str(published))
-    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), images=(image,), notes=notes)
 
 
 FLICKR30K = DataSet(
@@ -224,10 +224,10 @@ FLICKR30K = DataSet(
     about="""\
 Flickr30k (Young et al. 2014) as pairs: dataset_flickr30k.json of caption_datasets.zip (Karpathy's
 splits), or results_20130124.token, results.csv (no splits), or ViLBERT's all_data_final_*.jsonline,
-or SCAN's {train,dev,test}_caps.txt with *_ids.txt, the lists of their pictures, and id_mapping.json
-of their names; pictures in flickr30k-images/, on request from
+or SCAN's {train,dev,test}_caps.txt with *_ids.txt, the lists of their images, and id_mapping.json
+of their names; images in flickr30k-images/, on request from
 shannon.cs.illinois.edu/DenotationGraph (research only, Flickr's terms). image_id is
-flickr30k/<photo id of Flickr>. 21 captions are known not to belong to their picture: published
+flickr30k/<photo id of Flickr>. 21 captions are known not to belong to their image: published
 scores include them, and so does this.""",
     tables=(PAIRS,),
     open=_open,

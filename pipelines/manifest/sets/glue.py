@@ -263,7 +263,7 @@ GLUE = DataSet(
         "(those that are there; or their zip archives); MNLI's are dev_matched.tsv, "
         "dev_mismatched.tsv, test_matched.tsv and so on, and so are its splits. From "
         "gluebenchmark.com; each task has its own licence.\n\n"
-        "Rows of `statements` without pictures. label_id goes by the names of the classes: "
+        "Rows of `statements` without images. label_id goes by the names of the classes: "
         "entailment 0, neutral 1, contradiction 2 of MNLI; entailment 0, not_entailment 1 of QNLI "
         "and RTE; STS-B has a score. Tests have no labels (-1)."
     ),

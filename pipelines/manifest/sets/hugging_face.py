@@ -21,7 +21,7 @@ from vlmill.pipelines.manifest.layouts.hub_columns import (
     split_or_none,
 )
 from vlmill.pipelines.manifest.reading.columns import (
-    PICTURES,
+    IMAGES,
     TEXTS,
     num_rows,
     parquet_rows,
@@ -68,7 +68,7 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
         help="captions: a column, or what numbered ones share, caption of caption_0, caption_1 "
         f"(default: the one of {', '.join(TEXTS)})",
     )
-    p.add_argument("--image-column", metavar="C", help=f"default: the one of {', '.join(PICTURES)}")
+    p.add_argument("--image-column", metavar="C", help=f"default: the one of {', '.join(IMAGES)}")
     p.add_argument(
         "--id-column",
         metavar="C",
@@ -141,7 +141,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         sources=tuple(sources),
         entries=lambda: _entries(sources, columns, splits, args.source),
         expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
-        own_pictures=True,
+        own_images=True,
         resolved=resolved_options(columns),
         messages=(format_columns(columns),),
     )
@@ -155,7 +155,7 @@ def _entries(
         stem = source.name.rpartition(".")[0]
         for number, row in enumerate(parquet_rows(source, columns.names)):
             key = f"{source.name}:{number}"
-            listed_image = _picture(row, columns, ids, f"{name}/{stem}/{number}")
+            listed_image = _image(row, columns, ids, f"{name}/{stem}/{number}")
             split = (
                 listed_image
                 if isinstance(listed_image, Drop)
@@ -177,7 +177,7 @@ def _entries(
 def _row_entries(
     key: str,
     group: str,
-    picture: ListedImage,
+    image: ListedImage,
     pair: dict[str, Any],
     row: Mapping[str, Any],
     columns: Columns,
@@ -186,9 +186,9 @@ def _row_entries(
     """Yields the pairs of a row as one entry, and of each caption that is dropped another."""
     published = [caption for name in columns.texts for caption in _captions(row[name])]
     texts = [_text(caption) for caption in published]
-    before = 0 if columns.id is None else ids.number(picture.image_id, len(texts))
+    before = 0 if columns.id is None else ids.number(image.image_id, len(texts))
     rows = [
-        (PAIRS, {**pair, "pair_id": f"{picture.image_id}#{before + k}", "text": text})
+        (PAIRS, {**pair, "pair_id": f"{image.image_id}#{before + k}", "text": text})
         for k, text in enumerate(texts)
         if isinstance(text, str)
     ]
@@ -199,7 +199,7 @@ def _row_entries(
         return
     both = zip(texts, published, strict=True)
     notes = tuple(n for t, p in both if isinstance(t, str) for n in note_repairs(t, str(p)))
-    yield Entry(key=key, group=group, rows=tuple(rows), pictures=(picture,), notes=notes)
+    yield Entry(key=key, group=group, rows=tuple(rows), images=(image,), notes=notes)
     for k, text in enumerate(texts):
         if isinstance(text, Drop):
             yield Entry(key=f"{key}.{k}", group="", rows=text)
@@ -229,9 +229,7 @@ def _split(row: Mapping[str, Any], columns: Columns, otherwise: str | None) -> s
     return (value or "").strip() or otherwise
 
 
-def _picture(
-    row: Mapping[str, Any], columns: Columns, ids: Ids, image_id: str
-) -> ListedImage | Drop:
+def _image(row: Mapping[str, Any], columns: Columns, ids: Ids, image_id: str) -> ListedImage | Drop:
     """Returns the image of a row by its bytes, or by a path under DIR where the file has none."""
     content, paths, url = _content(row[columns.image], by_end=columns.by_end)
     if columns.id is None:

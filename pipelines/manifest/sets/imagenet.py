@@ -1,4 +1,4 @@
-"""ImageNet-22k as pictures alone, for BEiT's stage of VLMo: no text, and the class is not used.
+"""ImageNet-22k as images alone, for BEiT's stage of VLMo: no text, and the class is not used.
 
 Folders of synsets, tars of synsets, a tar of those, or WebDataset shards.
 """
@@ -23,7 +23,7 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
 
 NAME = "imagenet22k"
-GROUP = "pictures of all synsets"
+GROUP = "images of all synsets"
 SIDECARS = (".cls", ".json", ".txt", ".xml")  # what is published alongside an image
 SYNSET = re.compile(r"n\d{8}", re.ASCII)
 # Which release a folder is of is not known: the number of its synsets is nearer to one of them.
@@ -46,7 +46,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
         sources=sources,
         entries=lambda: entries(sources),
         expected={GROUP: expected} if expected is not None else {},
-        own_pictures=True,
+        own_images=True,
         messages=(
             f"note: {len(paths)} {'synsets' if synsets else 'tars'}",
             *_left_out(folder, paths),
@@ -94,7 +94,7 @@ def _image_ids(name: str, synset: str) -> Iterator[str]:
 
 
 def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
-    """Yields the pictures folder by folder. Names begin with the synset's, so that one folder's
+    """Yields the images folder by folder. Names begin with the synset's, so that one folder's
     names are remembered, and of all folders those alone that do not.
     """
     global_names: dict[str, str] = {}
@@ -111,8 +111,8 @@ def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
                 drop = Drop(Reason.ID_CONFLICT, f"{ids[0]} came earlier: {names[ids[0]]}")
                 yield Entry(key=path, group=GROUP, rows=drop)
                 continue
-            picture = ListedImage(image_id=image_id, paths=(path,), alone=True)
-            yield Entry(key=path, group=GROUP, rows=(), pictures=(picture,))
+            image = ListedImage(image_id=image_id, paths=(path,), alone=True)
+            yield Entry(key=path, group=GROUP, rows=(), images=(image,))
 
 
 def _tar_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
@@ -120,14 +120,14 @@ def _tar_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
     for source in sources:
         for where, member in _members(source.path):
             key = f"{where}:{member.name}"
-            picture = _member_picture(where, member, claims)
-            if isinstance(picture, Drop):
-                yield Entry(key=key, group=GROUP, rows=picture)
+            image = _member_image(where, member, claims)
+            if isinstance(image, Drop):
+                yield Entry(key=key, group=GROUP, rows=image)
             else:
-                yield Entry(key=key, group=GROUP, rows=(), pictures=(picture,))
+                yield Entry(key=key, group=GROUP, rows=(), images=(image,))
 
 
-def _member_picture(where: str, member: Member, claims: NamedClaims) -> ListedImage | Drop:
+def _member_image(where: str, member: Member, claims: NamedClaims) -> ListedImage | Drop:
     if isinstance(member.content, Drop):
         return member.content
     folder = member.name.rpartition("/")[0] or where.removesuffix(".tar")
@@ -143,7 +143,7 @@ def _member_picture(where: str, member: Member, claims: NamedClaims) -> ListedIm
 
 
 def _members(path: Path) -> Iterator[tuple[str, Member]]:
-    """Yields the pictures of a tar, and of the tars in it: one level, as published."""
+    """Yields the images of a tar, and of the tars in it: one level, as published."""
     if _holds_tars(path):
         yield from _inner_members(path)
         return
@@ -177,12 +177,12 @@ def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
 
 
 IMAGENET22K = DataSet(
-    title="ImageNet-22k, pictures alone",
+    title="ImageNet-22k, images alone",
     about="""\
-ImageNet (Deng et al. 2009) as `images`: folders n01440764/ of pictures, tars of synsets, a tar of
+ImageNet (Deng et al. 2009) as `images`: folders n01440764/ of images, tars of synsets, a tar of
 such tars, or WebDataset shards, on request from image-net.org (research only). A stage that trains
-on pictures alone reads it by --images, without pairs. The full set holds ILSVRC2012's validation
-pictures: exclude them before measuring on ImageNet-1k. image_id is imagenet22k/n01440764_10026; of
+on images alone reads it by --images, without pairs. The full set holds ILSVRC2012's validation
+images: exclude them before measuring on ImageNet-1k. image_id is imagenet22k/n01440764_10026; of
 a name that another synset has, too, imagenet22k/<synset>/<name>. Files that begin with . or __, and
 .cls, .json, .txt and .xml, are not images; any other file is one, or a reject.""",
     tables=(IMAGES,),

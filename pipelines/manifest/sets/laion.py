@@ -1,4 +1,4 @@
-"""LAION's lists: Parquet files of URLs and alt texts, without pictures."""
+"""LAION's lists: Parquet files of URLs and alt texts, without images."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         sources=tuple(sources),
         entries=lambda: (e for s in sources for e in _entries(s, columns[s.name])),
         expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
-        picture_folders=("images",),
+        image_folders=("images",),
     )
 
 
@@ -75,7 +75,7 @@ def _entries(source: Source, columns: Mapping[str, str]) -> Iterator[Entry]:
             yield Entry(key=key, group=source.name, rows=pair)
             continue
         url = pair["image_url"]
-        picture = ListedImage(
+        image = ListedImage(
             image_id=image_id,
             paths=(f"images/{stem}/{number}", f"images/{number:09d}.jpg"),
             url=url,
@@ -83,9 +83,7 @@ def _entries(source: Source, columns: Mapping[str, str]) -> Iterator[Entry]:
             alone=True,
         )
         notes = note_repairs(pair["text"], str(values["text"]))
-        yield Entry(
-            key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes
-        )
+        yield Entry(key=key, group=source.name, rows=((PAIRS, pair),), images=(image,), notes=notes)
 
 
 def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
@@ -113,8 +111,8 @@ LAION = DataSet(
     title="LAION's lists of URLs",
     about="""\
 LAION's metadata (Schuhmann et al. 2022) as pairs: Parquet files with URL, TEXT and, if there,
-similarity (-> score) and LANGUAGE, from laion.ai (CC BY 4.0; the pictures belong to their owners).
-image_id is laion/<file>/<row from 0>. Pictures that img2dataset has downloaded: `webdataset`.""",
+similarity (-> score) and LANGUAGE, from laion.ai (CC BY 4.0; the images belong to their owners).
+image_id is laion/<file>/<row from 0>. Images that img2dataset has downloaded: `webdataset`.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,

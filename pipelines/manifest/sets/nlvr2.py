@@ -1,4 +1,4 @@
-"""NLVR2: is a statement true of two pictures?"""
+"""NLVR2: is a statement true of two images?"""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -78,7 +78,7 @@ def open_nlvr2(folder: Folder, args: argparse.Namespace) -> Reading:
             source.name: Expected(rows=ROWS[split], source="the data set's repository")
             for split, source in sources.items()
         },
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
     )
 
 
@@ -98,7 +98,7 @@ def read_subsets(source: Source) -> dict[tuple[str, str], str]:
 
 
 def get_urls(line: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns a statement's pictures as published: the left one's URL and the right one's."""
+    """Returns a statement's images as published: the left one's URL and the right one's."""
     return str(line.get("left_url")), str(line.get("right_url"))
 
 
@@ -122,13 +122,13 @@ def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
                 continue
             assert not isinstance(line, Drop)
             row["subset"] = subsets.get(get_urls(line))
-            pictures = tuple(make_listed_image(i, split, line) for i in row["image_ids"])
+            images = tuple(make_listed_image(i, split, line) for i in row["image_ids"])
             rows = ((STATEMENTS, row),)
-            yield Entry(key=key, group=source.name, rows=rows, pictures=pictures)
+            yield Entry(key=key, group=source.name, rows=rows, images=images)
 
 
 def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> ListedImage:
-    """Names a statement's picture: those of training lie in numbered folders."""
+    """Names a statement's image: those of training lie in numbered folders."""
     name = image_id.partition("/")[2] + ".png"
     folder = f"images/train/{record.get('directory')}" if split == "train" else split
     side = "left_url" if image_id.endswith(SIDES[0]) else "right_url"
@@ -142,14 +142,14 @@ def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> L
 
 
 NLVR2 = DataSet(
-    title="NLVR2: is a statement true of two pictures?",
+    title="NLVR2: is a statement true of two images?",
     about="""\
 NLVR2 (Suhr et al. 2019) as `statements`: data/train.json, dev.json, test1.json, test2.json of the
-data set's repository (lil-lab/nlvr; sentences and labels CC BY 4.0), and pictures, which are sent
+data set's repository (lil-lab/nlvr; sentences and labels CC BY 4.0), and images, which are sent
 on request, in images/train/<directory>/, dev/, test1/, test2/ or --images. image_ids are two, the
 left one first; test1 is test-P, test2 test-U; `subset` of dev and test1 is that of the repository's
-data/balanced/ and data/unbalanced/, null for a pair with one statement. The pictures' endings say
-PNG and their bytes often something else, which is no fault. Ids of one picture share an alias of
+data/balanced/ and data/unbalanced/, null for a pair with one statement. The images' endings say
+PNG and their bytes often something else, which is no fault. Ids of one image share an alias of
 its URL.""",
     tables=(STATEMENTS,),
     open=open_nlvr2,

@@ -15,9 +15,9 @@ from vlmill.pipelines.manifest.layouts.box_files import (
     AnnotatedImage,
     AnnotatedObject,
     coco_categories,
-    coco_pictures,
-    tsv_pictures,
-    voc_picture,
+    coco_images,
+    tsv_images,
+    voc_image,
     voc_splits,
     with_endings,
 )
@@ -25,8 +25,8 @@ from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_f
 from vlmill.pipelines.manifest.layouts.yolo_files import (
     YOLO_NAMES,
     yolo_backgrounds,
+    yolo_image,
     yolo_names,
-    yolo_picture,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
@@ -36,15 +36,15 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES
 
 CLASSES, ATTRIBUTES = "classes.json", "attributes.json"
-Pictures = Callable[[], Iterator[AnnotatedImage]]
+Images = Callable[[], Iterator[AnnotatedImage]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Holds the files of one layout, opened: what decides the rows, and the pictures in order."""
+    """Holds the files of one layout, opened: what decides the rows, and the images in order."""
 
     sources: tuple[Source, ...]
-    pictures: Pictures
+    images: Images
     classes: tuple[str, ...] = ()  # as the files list them; none: those that come, sorted
 
 
@@ -68,7 +68,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     classes, attributes = (vocabulary_file(path) for path in (args.classes, args.attributes))
     classes = classes or {name: number for number, name in enumerate(layout.classes)}
     if not classes or not attributes:
-        names, words = count_labels(layout.pictures())
+        names, words = count_labels(layout.images())
         classes = classes or {name: number for number, name in enumerate(sorted(names))}
         attributes = attributes or {word: number for number, word in enumerate(sorted(words))}
     if not classes:
@@ -76,8 +76,8 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     extra = [one_file(path) for path in (args.classes, args.attributes) if path is not None]
     return Reading(
         sources=(*layout.sources, *extra),
-        entries=lambda: _entries(folder, layout.pictures, classes, attributes, args),
-        picture_folders=("images", "JPEGImages", "train", "val", "."),
+        entries=lambda: _entries(folder, layout.images, classes, attributes, args),
+        image_folders=("images", "JPEGImages", "train", "val", "."),
         files={CLASSES: lines_by_number(classes), ATTRIBUTES: lines_by_number(attributes)},
     )
 
@@ -94,11 +94,11 @@ def one_file(path: Path) -> Source:
     return Source(path=path, name=path.name, size=path.stat().st_size)
 
 
-def count_labels(pictures: Iterator[AnnotatedImage]) -> tuple[Counter[str], Counter[str]]:
+def count_labels(images: Iterator[AnnotatedImage]) -> tuple[Counter[str], Counter[str]]:
     """Counts the classes and attributes of all boxes, in one pass over the files."""
     names, words = Counter[str](), Counter[str]()
-    for picture in pictures:
-        for annotated_object in [] if isinstance(picture.objects, Drop) else picture.objects:
+    for image in images:
+        for annotated_object in [] if isinstance(image.objects, Drop) else image.objects:
             names.update([annotated_object.name] if annotated_object.name else [])
             words.update(annotated_object.attributes)
     return names, words
@@ -111,16 +111,16 @@ def find_layout(folder: Folder) -> Layout:
         names = dict.fromkeys(name for s in coco for name in coco_categories(s).values())
         return Layout(
             sources=tuple(coco),
-            pictures=partial(read_each, coco_pictures, coco),
+            images=partial(read_each, coco_images, coco),
             classes=tuple(names),
         )
     if tables := [one_file(path) for path in folder.files(".tsv", ".tsv.gz")]:
-        return Layout(sources=tuple(tables), pictures=partial(read_each, tsv_pictures, tables))
+        return Layout(sources=tuple(tables), images=partial(read_each, tsv_images, tables))
     if xml := sorted(root.rglob("*.xml")):
         lists, splits = voc_splits(root)
         return Layout(
             sources=(listing(root, xml, "annotations.xml"), *map(one_file, lists)),
-            pictures=lambda: (voc_picture(path, root, splits) for path in xml),
+            images=lambda: (voc_image(path, root, splits) for path in xml),
         )
     names_files = [root / name for name in YOLO_NAMES if (root / name).is_file()]
     texts = sorted(p for p in root.rglob("*.txt") if p not in names_files and p.parent != root)
@@ -128,8 +128,8 @@ def find_layout(folder: Folder) -> Layout:
         classes = yolo_names(root)
         return Layout(
             sources=(one_file(names_files[0]), listing(root, texts, "labels.txt")),
-            pictures=lambda: chain(
-                (yolo_picture(path, root, classes) for path in texts),
+            images=lambda: chain(
+                (yolo_image(path, root, classes) for path in texts),
                 yolo_backgrounds(root, texts),
             ),
             classes=tuple(dict.fromkeys(classes.values())),
@@ -165,7 +165,7 @@ def list_members(source: Source) -> set[str]:
 def read_each(
     read: Callable[[Source], Iterator[AnnotatedImage]], sources: Sequence[Source]
 ) -> Iterator[AnnotatedImage]:
-    """Yields the pictures of several files."""
+    """Yields the images of several files."""
     for source in sources:
         yield from read(source)
 
@@ -177,20 +177,20 @@ def listing(root: Path, paths: Sequence[Path], name: str) -> Source:
 
 def _entries(
     folder: Folder,
-    pictures: Pictures,
+    images: Images,
     classes: dict[str, int],
     attributes: dict[str, int],
     args: argparse.Namespace,
 ) -> Iterator[Entry]:
     claims = NamedClaims()
-    for annotated in pictures():
+    for annotated in images():
         group = args.source
         if isinstance(annotated.objects, Drop):
             yield Entry(key=annotated.key, group=group, rows=annotated.objects)
             continue
         drop = claims.claim(annotated.file_name, repr(annotated.objects))
         if drop is not None or not annotated.file_name:
-            why = drop or Drop(Reason.NO_ID, "a picture without a name")
+            why = drop or Drop(Reason.NO_ID, "an image without a name")
             yield Entry(key=annotated.key, group=group, rows=why)
             continue
         yield _entry(folder, annotated, annotated.objects, (classes, attributes), args)
@@ -203,16 +203,16 @@ def _entry(
     vocabularies: tuple[dict[str, int], dict[str, int]],
     args: argparse.Namespace,
 ) -> Entry:
-    picture = ListedImage(
+    image = ListedImage(
         image_id=annotated.file_name,
         paths=with_endings(annotated.file_name, annotated.folders),
         width=annotated.width,
         height=annotated.height,
         alone=True,
     )
-    frame = read_frame(folder, picture)
+    frame = read_frame(folder, image)
     if frame is None:
-        drop = Drop(Reason.IMAGE_MISSING, "no size of the picture: neither said nor a file")
+        drop = Drop(Reason.IMAGE_MISSING, "no size of the image: neither said nor a file")
         return Entry(key=annotated.key, group=args.source, rows=drop)
     row: dict[str, list[object]] = {"boxes": [], "class_ids": [], "attribute_ids": []}
     notes = list(size_notes(frame, [t.box for t in objects if not t.fractions]))
@@ -244,18 +244,18 @@ def _entry(
         "source": args.source,
     }
     if not objects:
-        notes.append("pictures without an object")
+        notes.append("images without an object")
     return Entry(
         key=annotated.key,
         group=args.source,
         rows=((BOXES, box_row),),
-        pictures=(picture,),
+        images=(image,),
         notes=tuple(notes),
     )
 
 
 def compute_box(annotated_object: AnnotatedObject, frame: Frame) -> Box | Drop:
-    """Returns an object's box in the upright picture, or why there is none."""
+    """Returns an object's box in the upright image, or why there is none."""
     box = annotated_object.box
     if isinstance(box, Drop):
         return box
@@ -269,19 +269,19 @@ def compute_box(annotated_object: AnnotatedObject, frame: Frame) -> Box | Drop:
 OWN_BOXES = DataSet(
     title="your own boxes, for training a detector",
     about="""\
-Your own annotated boxes as `boxes`, a row a picture, and their pictures as `images`, with which
+Your own annotated boxes as `boxes`, a row an image, and their images as `images`, with which
 `extract-rois train` trains a detector. DIR holds one of
 
   *.tsv       a header with image, x1, y1, x2, y2, class (and attributes, divided by commas, and
-              split), a row an object; corners in pixels, the second one outside. A picture without
+              split), a row an object; corners in pixels, the second one outside. An image without
               an object has a row with an empty class
   *.json      COCO's instances, in DIR or its folders: images, annotations with bbox and
               category_id, categories
   *.xml       Pascal VOC, in DIR or below it; ImageSets/Main/*.txt say the splits
-  labels/     YOLO, in DIR or below it: a .txt a picture, boxes or polygons, and data.yaml or
-              classes.txt in DIR; pictures in images/, also those without a .txt
+  labels/     YOLO, in DIR or below it: a .txt an image, boxes or polygons, and data.yaml or
+              classes.txt in DIR; images in images/, also those without a .txt
 
-image_id is the picture's file name as the files have it (of YOLO its path without the ending).
+image_id is the image's file name as the files have it (of YOLO its path without the ending).
 classes.json and attributes.json are written beside the tables: the names of class_ids and
 attribute_ids, in the order of --classes and --attributes, of COCO's category ids or of YOLO's list,
 else sorted. Files and folders with train, val or test in their names are of that split.""",

@@ -1,7 +1,7 @@
 """LAIT and TaoMultimodal, which were never released: own files in the columns that papers imply.
 
 LAIT (ImageBERT, arXiv:2001.07966, section 3) is what our web_pairs writes; TaoMultimodal
-(InterBERT, arXiv:2003.13198) is item titles in Chinese with the item's picture.
+(InterBERT, arXiv:2003.13198) is item titles in Chinese with the item's image.
 """
 
 import argparse
@@ -89,15 +89,15 @@ def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
     return Reading(
         sources=tuple(sources),
         entries=entries,
-        own_pictures=True,
+        own_images=True,
     )
 
 
 def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:
-    """image_id is the SHA-256 of the bytes: a picture that is not there has none."""
+    """image_id is the SHA-256 of the bytes: an image that is not there has none."""
     group = key.rpartition(":")[0]
     published, location = values["text"] or "", (values["image"] or "").strip()
-    text, content = validate_text(published), folder.picture((location,))
+    text, content = validate_text(published), folder.image((location,))
     drop = next((value for value in (text, content) if isinstance(value, Drop)), None)
     score = _number(values.get("score"))
     drop = drop or (score if isinstance(score, Drop) else None)
@@ -121,9 +121,9 @@ def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -
         "page_url": _text(values.get("page_url")),
         "image_url": url,
     }
-    picture = ListedImage(image_id=image_id, paths=(location,), url=url)
+    image = ListedImage(image_id=image_id, paths=(location,), url=url)
     notes = note_repairs(text, published)
-    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), images=(image,), notes=notes)
 
 
 def _text(value: str | None) -> str | None:
@@ -154,18 +154,18 @@ def _open_web_pairs(folder: Path) -> Reading:
     return Reading(
         sources=tuple(Source(path=p, name=p.name, size=p.stat().st_size) for p in paths),
         entries=entries,
-        own_pictures=True,
+        own_images=True,
     )
 
 
 def _web_pair(images: ImageReader, row: dict[str, Any]) -> Entry:
     image_id = row["image_id"]
     content = images[image_id] if image_id in images else None  # noqa: SIM401  (no mapping)
-    picture = ListedImage(
+    image = ListedImage(
         image_id=image_id, content=content, paths=(f"{image_id}",), url=row["image_url"]
     )
     pair = row | {"source": "lait", "split": row["split"] or "train"}
-    return Entry(key=row["pair_id"], group="pairs", rows=((PAIRS, pair),), pictures=(picture,))
+    return Entry(key=row["pair_id"], group="pairs", rows=((PAIRS, pair),), images=(image,))
 
 
 # TaoMultimodal
@@ -204,8 +204,8 @@ def _open_tao(folder: Folder, args: argparse.Namespace) -> Reading:
     return Reading(
         sources=tuple(sources),
         entries=entries,
-        picture_folders=("img", "images"),
-        own_pictures=folder.has_any(first_paths(entries())),
+        image_folders=("img", "images"),
+        own_images=folder.has_any(first_paths(entries())),
     )
 
 
@@ -235,9 +235,9 @@ def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, ke
         "category": _text(values.get("category")),
     }
     paths = () if url else (location,)
-    picture = ListedImage(image_id=f"tao/{item}", paths=paths, url=url, alone=True)
+    image = ListedImage(image_id=f"tao/{item}", paths=paths, url=url, alone=True)
     notes = note_repairs(text, published)
-    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), images=(image,), notes=notes)
 
 
 LAIT = DataSet(
@@ -245,7 +245,7 @@ LAIT = DataSet(
     about="""\
 LAIT (ImageBERT, arXiv:2001.07966) was never released: this reads what our web_pairs wrote, or TSV,
 CSV and Parquet files with the columns image (a file under DIR) and text, and optionally
-text_source, score, page_url, image_url. image_id is the SHA-256 of the picture's bytes.""",
+text_source, score, page_url, image_url. image_id is the SHA-256 of the image's bytes.""",
     tables=(PAIRS,),
     open=_open_lait,
     papers=(("ImageBERT", "10M pairs, of which 2M are used; texts of 13 words on average"),),

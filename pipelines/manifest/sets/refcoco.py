@@ -1,4 +1,4 @@
-"""RefCOCO, RefCOCO+ and RefCOCOg: texts that name one object of a picture of COCO's train2014."""
+"""RefCOCO, RefCOCO+ and RefCOCOg: texts that name one object of an image of COCO's train2014."""
 
 import argparse
 import functools
@@ -52,7 +52,7 @@ def expression_rows(
     instance = instances.get(ann_id) if type(ann_id) is int else None
     placed: tuple[Box, bool] | Drop
     if instance is None or instance.image_id != image_id:
-        detail = f"annotation {ann_id!s:.40} of picture {image_id!s:.40} is not there"
+        detail = f"annotation {ann_id!s:.40} of image {image_id!s:.40} is not there"
         placed = Drop(Reason.BAD_REFERENCE, detail)
     else:
         placed = clip_bbox(instance.bbox, get_frame(image_id))
@@ -152,7 +152,7 @@ def open_refcoco(source: str, folder: Folder, args: argparse.Namespace) -> Readi
             split: Expected(rows=count, source="second hand", verified=False)
             for split, count in counts.items()
         },
-        picture_folders=(FOLDER,),
+        image_folders=(FOLDER,),
         tables=(EXPRESSIONS, BOXES, *((REGIONS,) if files.detections else ())),
     )
 
@@ -179,9 +179,9 @@ def find_files(source: str, folder: Folder, split_by: str | None) -> Files:
 
 
 def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
-    """Yields the expressions in the order of the pickle, then the detections by picture.
+    """Yields the expressions in the order of the pickle, then the detections by image.
 
-    Memory: the annotations and the detections of the set's pictures, some 500 bytes for each.
+    Memory: the annotations and the detections of the set's images, some 500 bytes for each.
     """
     sizes: dict[int, tuple[int, int]] = {}
     instances: dict[int, Instance] = {}
@@ -202,7 +202,7 @@ def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
                 key=key,
                 group=row["split"],
                 rows=repeated or ((EXPRESSIONS, row),),
-                pictures=(make_listed_image(image_id, sizes[image_id]),),
+                images=(make_listed_image(image_id, sizes[image_id]),),
                 notes=notes,
             )
     yield from box_entries(instances.values(), sizes, frame)
@@ -233,21 +233,21 @@ def add_split_by(parser: argparse.ArgumentParser) -> None:
         "--split-by",
         choices=SPLITS_BY,
         help="who has cut the splits (default: the one whose refs are there); google's divide "
-        "objects, so that a picture may be in training and validation",
+        "objects, so that an image may be in training and validation",
     )
 
 
 def _data_set(source: str, name: str) -> DataSet:
     return DataSet(
-        title=f"{name}: texts that name one object of a picture",
+        title=f"{name}: texts that name one object of an image",
         about=(
             "files: refs(unc).p, refs(umd).p or refs(google).p and instances.json, in the folder "
-            f"{source} of the refer data (lichengunc/refer); pictures in train2014/ or --images; "
+            f"{source} of the refer data (lichengunc/refer); images in train2014/ or --images; "
             f"detections/{source}_<split>/{DETECTIONS} of MAttNet, if it is there, is written as "
             "`regions` without features.\n\n"
             "Rows of `expressions`, one for each text, and of `boxes`, all annotated objects of "
-            "each picture: the candidates of the annotated track. Boxes are corners, cut to the "
-            "picture; of a picture that is there and lies on its side they are turned with it. "
+            "each image: the candidates of the annotated track. Boxes are corners, cut to the "
+            "image; of an image that is there and lies on its side they are turned with it. "
             "extract-rois run --boxes takes either."
         ),
         tables=(EXPRESSIONS, BOXES, REGIONS),

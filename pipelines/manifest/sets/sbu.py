@@ -49,7 +49,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
         expected={
             name: Expected(rows=PUBLISHED, source="www.cs.virginia.edu/~vicente/sbucaptions")
         },
-        picture_folders=("images", "sbu_images", "images_train", "dataset", "0000"),
+        image_folders=("images", "sbu_images", "images_train", "dataset", "0000"),
         repeated_bytes=True,
     )
 
@@ -128,7 +128,7 @@ def _entry(
         "text_source": "title",
         "image_url": url,
     }
-    picture = ListedImage(
+    image = ListedImage(
         image_id=image_id,
         paths=_paths(location, number),
         url=url,
@@ -136,7 +136,7 @@ def _entry(
         alone=not photo,
     )
     notes = note_repairs(text, str(caption))
-    return Entry(key=key, group=name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+    return Entry(key=key, group=name, rows=((PAIRS, pair),), images=(image,), notes=notes)
 
 
 def _count(photo_counts: NumberStore, photo: str | None) -> int:
@@ -164,7 +164,7 @@ SBU = DataSet(
     about="""\
 SBU Captions (Ordonez et al. 2011) as pairs: sbu-captions-all.json, or the two .txt of the older
 archive (SBUCaptionedPhotoDataset.tar.gz), from www.cs.virginia.edu/~vicente/sbucaptions (no licence
-is stated; Flickr's terms). Pictures under the last part of their URL. image_id is sbu/<photo id of
+is stated; Flickr's terms). Images under the last part of their URL. image_id is sbu/<photo id of
 Flickr>. Bytes that come under more than 20 ids are Flickr's "photo unavailable": `placeholder`.""",
     tables=(PAIRS,),
     open=_open,

@@ -1,4 +1,4 @@
-"""Text corpora as pairs without a picture, in the order of their lines.
+"""Text corpora as pairs without an image, in the order of their lines.
 
 Neighbouring lines belong together: VL-BERT fills a sample up with the lines that follow. Files are
 VL-BERT's (``wiki.doc``, ``bc1g.doc``), VLMo's (``wikibk.0.txt``), BookCorpus's, or anyone's.

@@ -16,9 +16,9 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
 from vlmill.pipelines.manifest.layouts.vcr_objects import (
-    PICTURES_FOLDER,
+    IMAGES_FOLDER,
     Objects,
-    picture_named,
+    image_named,
     read_objects,
 )
 from vlmill.pipelines.manifest.reading.lines import json_lines
@@ -173,7 +173,7 @@ LINE_KEYS = frozenset(
         *("interesting_scores", "answer_likelihood", "question_number"),
     )
 )
-REMEMBERED = 64  # metadata files: the questions of a picture stand together
+REMEMBERED = 64  # metadata files: the questions of an image stand together
 
 
 def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
@@ -182,8 +182,8 @@ def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
     sources = {split: source for split, source in files.items() if source is not None}
     if not sources:
         raise folder.lacks("train.jsonl, val.jsonl or test.jsonl")
-    if not folder.has_pictures((PICTURES_FOLDER,)):
-        raise folder.lacks(f"{PICTURES_FOLDER}/, whose .json files have the boxes")
+    if not folder.has_images((IMAGES_FOLDER,)):
+        raise folder.lacks(f"{IMAGES_FOLDER}/, whose .json files have the boxes")
     return Reading(
         sources=tuple(sources.values()),
         entries=lambda: vcr_entries(folder, sources),
@@ -191,7 +191,7 @@ def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
             source.name: Expected(rows=ROWS[split], source="second hand", verified=False)
             for split, source in sources.items()
         },
-        picture_folders=(PICTURES_FOLDER,),
+        image_folders=(IMAGES_FOLDER,),
     )
 
 
@@ -211,14 +211,14 @@ def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry
                 assert isinstance(rows, Drop)
                 yield Entry(key=key, group=source.name, rows=rows)
                 continue
-            picture = picture_named(rows[0]["image_id"], line["img_fn"], objects)
+            image = image_named(rows[0]["image_id"], line["img_fn"], objects)
             drop = claims.claim(rows[0]["example_id"], repr(rows))
             table_rows = tuple((CHOICES, row) for row in rows)
             yield Entry(
                 key=key,
                 group=source.name,
                 rows=drop or table_rows,
-                pictures=(picture,),
+                images=(image,),
                 notes=objects.notes,
             )
 
@@ -229,19 +229,19 @@ def line_objects(
     """Returns the objects of a line of the file of ``split``; ``read`` gives those of both its
     files.
     """
-    file, picture, annot_id = (line.get(key) for key in ("metadata_fn", "img_fn", "annot_id"))
-    if not isinstance(file, str) or not isinstance(picture, str):
+    file, image, annot_id = (line.get(key) for key in ("metadata_fn", "img_fn", "annot_id"))
+    if not isinstance(file, str) or not isinstance(image, str):
         return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files")
     if not isinstance(annot_id, str) or annot_id.partition("-")[0] != split:
         return Drop(Reason.BAD_ROW, f"annot_id {annot_id!a:.80} is none of {split}")
-    return read(file, picture)
+    return read(file, image)
 
 
 VCR = DataSet(
     title="VCR: questions with four answers, and their rationales",
     about=(
         "files: train.jsonl, val.jsonl, test.jsonl (or vcr1annots.zip) and vcr1images/ (or its "
-        "zip) with a .jpg and a .json for each picture. From visualcommonsense.com, after its form "
+        "zip) with a .jpg and a .json for each image. From visualcommonsense.com, after its form "
         "has been signed: research only.\n\n"
         "Two rows of `choices` for each question, one that asks for the answer (task q2a) and one "
         "for its rationale (qa2r); of test, whose labels are not public, five."

@@ -18,14 +18,14 @@ from vlmill.pipelines.manifest.entries import (
     Expected,
     ListedImage,
     Reading,
-    kept_pictures,
+    kept_images,
 )
 from vlmill.pipelines.manifest.layouts.boxes import clip_box, edges, read_frame, size_notes
 from vlmill.pipelines.manifest.published.splits import detector_splits
 from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
-from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
+from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_images
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES
@@ -109,7 +109,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
             f"{annotations.name} {split}": Expected(rows=rows, source="bottom-up-attention")
             for split, rows in SPLITS.items()
         },
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
         files={
             name: lines_by_number(numbers)
             for name, numbers in (
@@ -124,8 +124,8 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
 def _entries(
     folder: Folder, image_source: Source, annotations: Source, vocabulary: Vocabulary
 ) -> Iterator[Entry]:
-    pictures, member = kept_pictures(), annotations.name.partition(".")[0]
-    yield from read_pictures(image_source, pictures)
+    images, member = kept_images(), annotations.name.partition(".")[0]
+    yield from read_images(image_source, images)
     splits, used_numbers = dict(detector_splits(folder)), set[int]()
     file = JsonLists(source=annotations, known={"": ELEMENT_KEYS})
     for index, element in enumerate(file.elements()):
@@ -136,17 +136,17 @@ def _entries(
             else None
         )
         records = element.get(member) if isinstance(element, dict) else None
-        picture = pictures.get(number) if number is not None else None
+        image = images.get(number) if number is not None else None
         drop = None
         if number is None or not isinstance(records, list):
             drop = Drop(Reason.BAD_ROW, f"an element without image_id or {member}")
-        elif picture is None:
-            drop = Drop(Reason.BAD_ROW, f"its picture {number} is not in {IMAGES}")
+        elif image is None:
+            drop = Drop(Reason.BAD_ROW, f"its image {number} is not in {IMAGES}")
         elif number in used_numbers:
-            drop = Drop(Reason.DUPLICATE, f"picture {number} came earlier")
+            drop = Drop(Reason.DUPLICATE, f"image {number} came earlier")
         split = splits.get(number) if number is not None else None
         group = f"{annotations.name} {split or 'of no split'}"
-        if drop is not None or picture is None or records is None or number is None:
+        if drop is not None or image is None or records is None or number is None:
             assert drop is not None
             yield Entry(key=key, group=group, rows=drop)
             continue
@@ -154,19 +154,19 @@ def _entries(
         for record in records:
             if isinstance(record, dict):
                 annotations.remarks.check(record, OBJECT_KEYS)
-        yield _entry(folder, key, group, picture, split, records, vocabulary)
+        yield _entry(folder, key, group, image, split, records, vocabulary)
 
 
 def _entry(
     folder: Folder,
     key: str,
     group: str,
-    picture: ListedImage,
+    image: ListedImage,
     split: str | None,
     records: list[Any],
     vocabulary: Vocabulary,
 ) -> Entry:
-    frame, left_out = read_frame(folder, picture), Counter[str]()
+    frame, left_out = read_frame(folder, image), Counter[str]()
     row: dict[str, Any] = {"boxes": [], "class_ids": [], "attribute_ids": []}
     objects = [_object(record, vocabulary) for record in records]
     for labelled_box in objects:
@@ -186,9 +186,9 @@ def _entry(
         drop = Drop(Reason.LABEL_UNKNOWN if frame is not None else Reason.BAD_ROW, why)
         return Entry(key=key, group=group, rows=drop, notes=notes)
     width, height = frame.upright_size
-    row |= {"image_id": picture.image_id, "width": width, "height": height}
+    row |= {"image_id": image.image_id, "width": width, "height": height}
     row |= {"split": split, "source": "vg"}
-    return Entry(key=key, group=group, rows=((BOXES, row),), pictures=(picture,), notes=notes)
+    return Entry(key=key, group=group, rows=((BOXES, row),), images=(image,), notes=notes)
 
 
 LabelledBox = tuple[tuple[float, float, float, float], int, list[int]]  # box, class, attributes
@@ -215,11 +215,11 @@ def _object(item: object, vocabulary: Vocabulary) -> LabelledBox | Drop:
 VG_DETECTOR = DataSet(
     title="Visual Genome, boxes for training a detector",
     about="""\
-Visual Genome's objects (Krishna et al. 2017) as `boxes`, a row a picture with the boxes, classes
+Visual Genome's objects (Krishna et al. 2017) as `boxes`, a row an image with the boxes, classes
 and attributes that training a detector reads: attributes.json (or objects.json), image_data.json
 from visualgenome.org; objects_vocab.txt, attributes_vocab.txt (1600 and 400 names), train.txt,
 val.txt and test.txt from data/genome of peteanderson80/bottom-up-attention, which keep Karpathy's
-validation and test pictures out of training. class_ids and attribute_ids are lines of the
+validation and test images out of training. class_ids and attribute_ids are lines of the
 vocabularies, from 0.""",
     tables=(BOXES,),
     open=_open,

@@ -7,11 +7,11 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading, kept_pictures
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading, kept_images
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
-from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
+from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_images
 from vlmill.schemas.answers import clean_answer, make_label
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.rejects import Reason
@@ -35,7 +35,7 @@ def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] |
         return Drop(Reason.BAD_ROW, f"question {qa_id}: question and answer must be text")
     question, typed = clean_text(text), clean_answer(answer)
     if not question:
-        return Drop(Reason.EMPTY_TEXT, f"question {qa_id} of picture {image_id}")
+        return Drop(Reason.EMPTY_TEXT, f"question {qa_id} of image {image_id}")
     label = make_label(typed.removesuffix(".").lower())
     if label not in numbers:
         return Drop(Reason.LABEL_UNKNOWN, f"question {qa_id}: {typed!a} is none of the labels")
@@ -70,7 +70,7 @@ def open_vgqa(folder: Folder, args: argparse.Namespace) -> Reading:
         expected={
             questions.name: Expected(rows=NUM_QUESTIONS, source="second hand", verified=False)
         },
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
         files={LABELS_FILE: labels},
         messages=(f"labels: {len(labels)} of {args.labels}",),
     )
@@ -80,8 +80,8 @@ def vgqa_entries(
     image_source: Source, questions: Source, numbers: Mapping[str, int]
 ) -> Iterator[Entry]:
     """Yields the questions in the order of their file."""
-    pictures, claims = kept_pictures(), Claims()
-    yield from read_pictures(image_source, pictures)
+    images, claims = kept_images(), Claims()
+    yield from read_images(image_source, images)
     for index, element in enumerate(
         JsonLists(source=questions, known={"": ELEMENT_KEYS}).elements()
     ):
@@ -98,11 +98,9 @@ def vgqa_entries(
             if isinstance(row, Drop):
                 yield Entry(key=f"{key}.{number}", group=questions.name, rows=row)
                 continue
-            picture = pictures.get(record["image_id"])
-            if picture is None:
-                repeated: Drop | None = Drop(
-                    Reason.BAD_REFERENCE, f"its picture is not in {IMAGES}"
-                )
+            image = images.get(record["image_id"])
+            if image is None:
+                repeated: Drop | None = Drop(Reason.BAD_REFERENCE, f"its image is not in {IMAGES}")
             else:
                 content = f"{row['image_id']} {row['question']}\0{row['answer']}"
                 repeated = claims.claim(record["qa_id"], content)
@@ -110,7 +108,7 @@ def vgqa_entries(
                 key=f"{key}.{number}",
                 group=questions.name,
                 rows=repeated or ((QUESTIONS, row),),
-                pictures=(picture,) if picture is not None else (),
+                images=(image,) if image is not None else (),
             )
 
 
@@ -119,7 +117,7 @@ VGQA = DataSet(
     about="""\
 Visual Genome's questions and answers: question_answers.json, image_data.json, VG_100K/ and
 VG_100K_2/, from visualgenome.org (CC BY 4.0). Rows of `questions`; a question whose answer is none
-of --labels is dropped. To measure on VQA's validation or test pictures, leave those out that Visual
+of --labels is dropped. To measure on VQA's validation or test images, leave those out that Visual
 Genome shares with them: --exclude (the aliases of both sets are compared).""",
     tables=(QUESTIONS,),
     open=open_vgqa,

@@ -1,7 +1,7 @@
 """Visual Genome (Krishna et al. 2017): region descriptions as pairs, and as boxes with texts.
 
 A folder mixes versions of the files (1.2 for regions, attributes and questions, 1.4 for objects).
-A picture with a COCO id is another file than COCO's, often of another size: it keeps its own
+An image with a COCO id is another file than COCO's, often of another size: it keeps its own
 image_id, and an alias joins the two.
 """
 
@@ -27,7 +27,7 @@ from vlmill.pipelines.manifest.entries import (
     ListedImage,
     Reading,
     Rows,
-    kept_pictures,
+    kept_images,
 )
 from vlmill.pipelines.manifest.layouts.boxes import (
     Box,
@@ -52,25 +52,25 @@ NUM_REGIONS, NUM_IMAGES = 5_408_689, 108_077
 PAGE = "visualgenome.org"
 
 
-def read_pictures(source: Source, pictures: ValueStore[ListedImage]) -> Iterator[Entry]:
-    """Puts the pictures of ``image_data.json`` into ``pictures`` by their number, with their other
+def read_images(source: Source, images: ValueStore[ListedImage]) -> Iterator[Entry]:
+    """Puts the images of ``image_data.json`` into ``images`` by their number, with their other
     names; yields what is none.
     """
     for index, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
         image_id = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
         number, drop = whole_number(image_id), None
         if number is None:
-            drop = Drop(Reason.BAD_ROW, "a picture without image_id")
-        elif (earlier := pictures.get(number)) is not None:
-            drop = came_earlier(f"picture {number}", same=earlier == _picture(number, image))
+            drop = Drop(Reason.BAD_ROW, "an image without image_id")
+        elif (earlier := images.get(number)) is not None:
+            drop = came_earlier(f"image {number}", same=earlier == _image(number, image))
         if drop is not None or number is None:
             assert drop is not None
             yield Entry(key=f"{source.name}:{index}", group="", rows=drop)
         else:
-            pictures.put(number, _picture(number, image))
+            images.put(number, _image(number, image))
 
 
-def _picture(number: int, image: Mapping[str, Any]) -> ListedImage:
+def _image(number: int, image: Mapping[str, Any]) -> ListedImage:
     url = image["url"] if isinstance(image.get("url"), str) else ""
     url_path = "/".join(url.split("?")[0].split("/")[-2:])
     paths = dict.fromkeys([url_path, *(f"{folder}/{number}.jpg" for folder in FOLDERS)])
@@ -100,7 +100,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
             regions.name: Expected(rows=NUM_REGIONS, source=f"{PAGE}, version 1.2"),
             IMAGE_STAGE: Expected(rows=NUM_IMAGES, source=PAGE),
         },
-        picture_folders=FOLDERS,
+        image_folders=FOLDERS,
         tables=(PAIRS, EXPRESSIONS) if args.boxes else (PAIRS,),
     )
 
@@ -108,9 +108,9 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 def _entries(
     folder: Folder, image_source: Source, regions: Source, *, boxes: bool
 ) -> Iterator[Entry]:
-    pictures, claims = kept_pictures(), Claims()
-    yield from read_pictures(image_source, pictures)
-    with_files = boxes and folder.has_pictures(FOLDERS)
+    images, claims = kept_images(), Claims()
+    yield from read_images(image_source, images)
+    with_files = boxes and folder.has_images(FOLDERS)
     for number, element in enumerate(
         JsonLists(source=regions, known={"": ELEMENT_KEYS}).elements()
     ):
@@ -120,9 +120,9 @@ def _entries(
             drop = Drop(Reason.BAD_ROW, "an element without its list of regions")
             yield Entry(key=key, group=f"{regions.name} ?", rows=drop)
             continue
-        picture = pictures.get(_find_image_number(element, region_list))
-        frame = _frame(folder, picture, with_files=with_files) if boxes else None
-        entry_images = (picture,) if picture is not None else ()
+        image = images.get(_find_image_number(element, region_list))
+        frame = _frame(folder, image, with_files=with_files) if boxes else None
+        entry_images = (image,) if image is not None else ()
         texts = [_text(region, regions) for region in region_list]
         placed: list[Box | Drop | None] = [None] * len(region_list)
         if boxes:
@@ -133,7 +133,7 @@ def _entries(
             ]
         lowest_ids = _lowest_ids(region_list, texts)
         for index, (region, text, box) in enumerate(zip(region_list, texts, placed, strict=True)):
-            rows = _rows(region, text, picture, box, lowest_ids, claims)
+            rows = _rows(region, text, image, box, lowest_ids, claims)
             notes: tuple[str, ...] = ()
             if boxes and index == 0:
                 notes = size_notes(frame, (_edges(element) for element in region_list))
@@ -143,24 +143,24 @@ def _entries(
                 key=f"{key}.{index}",
                 group=regions.name,
                 rows=rows,
-                pictures=entry_images,
+                images=entry_images,
                 notes=notes,
             )
 
 
 def _find_image_number(element: Mapping[str, Any], regions: list[Any]) -> int:
-    """Returns the picture's number: the element's ``id``, or that which its regions say."""
+    """Returns the image's number: the element's ``id``, or that which its regions say."""
     values = [element.get("id"), element.get("image_id")]
     values += [region.get("image_id") for region in regions[:1] if isinstance(region, dict)]
     return next((n for value in values if (n := whole_number(value)) is not None), -1)
 
 
-def _frame(folder: Folder, picture: ListedImage | None, *, with_files: bool) -> Frame | None:
-    if picture is None:
+def _frame(folder: Folder, image: ListedImage | None, *, with_files: bool) -> Frame | None:
+    if image is None:
         return None
     if with_files:
-        return read_frame(folder, picture)
-    return Frame(picture.width, picture.height) if picture.width and picture.height else None
+        return read_frame(folder, image)
+    return Frame(image.width, image.height) if image.width and image.height else None
 
 
 def _text(region: object, source: Source) -> str | Drop:
@@ -173,7 +173,7 @@ def _text(region: object, source: Source) -> str | Drop:
 
 
 def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
-    """Of each text of a picture the lowest region_id, whose row stays."""
+    """Of each text of an image the lowest region_id, whose row stays."""
     lowest: dict[str, int] = {}
     for region, text in zip(regions, texts, strict=True):
         if isinstance(text, str):
@@ -186,30 +186,30 @@ def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
 def _rows(
     region: Any,
     text: str | Drop,
-    picture: ListedImage | None,
+    image: ListedImage | None,
     box: Box | Drop | None,
     lowest_ids: Mapping[str, int],
     claims: Claims,
 ) -> Rows | Drop:
-    if isinstance(text, str) and picture is None:
-        return Drop(Reason.BAD_ROW, f"its picture is not in {IMAGES}")
-    if isinstance(text, Drop) or picture is None:
+    if isinstance(text, str) and image is None:
+        return Drop(Reason.BAD_ROW, f"its image is not in {IMAGES}")
+    if isinstance(text, Drop) or image is None:
         assert isinstance(text, Drop)
         return text
     number = region["region_id"]
-    drop = claims.claim(number, f"{picture.image_id}\0{text}")
+    drop = claims.claim(number, f"{image.image_id}\0{text}")
     if drop is not None:
         return drop
-    pair = _pair(number, text, picture)
+    pair = _pair(number, text, image)
     same = lowest_ids[text] != number
     if box is None and same:
-        return Drop(Reason.DUPLICATE, f"the text of region {lowest_ids[text]} of the same picture")
+        return Drop(Reason.DUPLICATE, f"the text of region {lowest_ids[text]} of the same image")
     if box is None:
         return ((PAIRS, pair),)
     assert not isinstance(box, Drop)
     expression = {
         "expression_id": f"vg/{number}",
-        "image_id": picture.image_id,
+        "image_id": image.image_id,
         "text": text,
         "box": list(box),
         "source": "vg",
@@ -219,7 +219,7 @@ def _rows(
 
 
 def _placed(region: object, frame: Frame | None) -> Box | Drop:
-    """Returns a region's box inside the upright picture."""
+    """Returns a region's box inside the upright image."""
     box = _edges(region)
     inside = box if isinstance(box, Drop) else clip_box(box, frame)
     return inside if isinstance(inside, Drop) else inside[0]
@@ -231,16 +231,16 @@ def _edges(region: object) -> Box | Drop:
     return edges([region.get(name) for name in ("x", "y", "width", "height")])
 
 
-def _pair(number: int, text: str, picture: ListedImage) -> dict[str, Any]:
+def _pair(number: int, text: str, image: ListedImage) -> dict[str, Any]:
     return {
         "pair_id": f"vg/{number}",
-        "image_id": picture.image_id,
+        "image_id": image.image_id,
         "text": text,
         "language": "en",
         "source": "vg",
         "split": "train",
         "text_source": "human",
-        "image_url": picture.url,
+        "image_url": image.url,
     }
 
 
@@ -259,9 +259,9 @@ VISUAL_GENOME = DataSet(
     about="""\
 Visual Genome (Krishna et al. 2017) as pairs: region_descriptions.json, image_data.json, VG_100K/
 and VG_100K_2/ (images.zip, images2.zip), from visualgenome.org (CC BY 4.0). A pair is a region's
-phrase with its whole picture; equal phrases of a picture are one pair, that of the lowest
-region_id. --boxes adds `expressions`, each phrase with its box, cut to the picture. image_id is
-vg/<number>; `aliases` has coco/... and flickr/... of pictures that are there, too: see
+phrase with its full image; equal phrases of an image are one pair, that of the lowest
+region_id. --boxes adds `expressions`, each phrase with its box, cut to the image. image_id is
+vg/<number>; `aliases` has coco/... and flickr/... of images that are there, too: see
 --exclude-split.""",
     tables=(PAIRS, EXPRESSIONS),
     open=_open,
@@ -269,6 +269,6 @@ vg/<number>; `aliases` has coco/... and flickr/... of pictures that are there, t
     options=("boxes",),
     papers=(
         ("Krishna et al. 2017", "108,077 images, 5.4M region descriptions"),
-        ("ViLT, VLMo", "the regions of all pictures, COCO's val and test pictures included"),
+        ("ViLT, VLMo", "the regions of all images, COCO's val and test images included"),
     ),
 )

@@ -1,4 +1,4 @@
-"""VQA v1 and v2: questions on COCO's pictures, with what ten annotators answered.
+"""VQA v1 and v2: questions on COCO's images, with what ten annotators answered.
 
 Questions and annotations are in different orders in places and are joined by question_id. The ids
 of the two versions overlap, so each has its version in front.
@@ -55,7 +55,7 @@ def question_row(
         return Drop(Reason.BAD_ROW, "question_id and image_id must be whole numbers, question text")
     question = clean_text(text)
     if not question:
-        return Drop(Reason.EMPTY_TEXT, f"question {question_id} of picture {image_id}")
+        return Drop(Reason.EMPTY_TEXT, f"question {question_id} of image {image_id}")
     row: dict[str, Any] = {
         "question_id": f"{source}/{question_id}",
         "image_id": coco_image_id,
@@ -69,7 +69,7 @@ def question_row(
     if annotation is None:
         return Drop(Reason.BAD_ROW, f"question {question_id} has no annotation")
     if annotation.image_id not in (None, image_id):
-        detail = f"question {question_id} is of picture {image_id}, its annotation of another"
+        detail = f"question {question_id} is of image {image_id}, its annotation of another"
         return Drop(Reason.BAD_REFERENCE, detail)
     return row | answer_columns(annotation, numbers)
 
@@ -137,7 +137,7 @@ def open_vqa(version: Version, folder: Folder, args: argparse.Namespace) -> Read
             )
             for files in splits
         },
-        picture_folders=(*ANNOTATED, TEST),
+        image_folders=(*ANNOTATED, TEST),
         files={} if labels is None else {LABELS_FILE: labels},
         messages=messages,
     )
@@ -223,7 +223,7 @@ def vqa_entries(
         question_file = JsonLists(source=files.questions, known=QUESTION_KEYS)
         for index, record in enumerate(question_file.elements("questions")):
             row = question_row(record, find, numbers, split=files.split, source=version.source)
-            picture: tuple[ListedImage, ...] = ()
+            image: tuple[ListedImage, ...] = ()
             if annotations is not None and annotations.faults:
                 yield from annotations.faults
                 annotations.faults.clear()
@@ -233,25 +233,25 @@ def vqa_entries(
                 repeated = claims.claim(
                     record["question_id"], f"{row['image_id']} {row['question']}"
                 )
-                picture = (coco_picture(record["image_id"], files.split),)
+                image = (coco_image(record["image_id"], files.split),)
                 row = repeated or row
-            yield make_entry(f"{name}:{index}", name, row, picture)
+            yield make_entry(f"{name}:{index}", name, row, image)
         if annotations is not None:
             annotations.end(name)
             yield from annotations.faults
 
 
 def make_entry(
-    key: str, group: str, row: dict[str, Any] | Drop, pictures: tuple[ListedImage, ...] = ()
+    key: str, group: str, row: dict[str, Any] | Drop, images: tuple[ListedImage, ...] = ()
 ) -> Entry:
     """Returns the entry of a question."""
     if isinstance(row, Drop):
         return Entry(key=key, group=group, rows=row)
-    return Entry(key=key, group=group, rows=((QUESTIONS, row),), pictures=pictures)
+    return Entry(key=key, group=group, rows=((QUESTIONS, row),), images=images)
 
 
-def coco_picture(image_id: int, split: str) -> ListedImage:
-    """Names a picture of COCO's ``split`` (test-dev2015 is of test2015)."""
+def coco_image(image_id: int, split: str) -> ListedImage:
+    """Names an image of COCO's ``split`` (test-dev2015 is of test2015)."""
     folder = TEST if split == TEST_DEV else split
     name = f"COCO_{folder}_{image_id:012d}.jpg"
     return ListedImage(image_id=f"coco/{image_id:012d}", paths=(f"{folder}/{name}",))
@@ -263,7 +263,7 @@ def _data_set(version: Version, years: str) -> DataSet:
     return DataSet(
         title=f"VQA {years}: questions, answers, soft scores",
         about=(
-            f"files: {', '.join(names)} (or the published zip archives), pictures in train2014/, "
+            f"files: {', '.join(names)} (or the published zip archives), images in train2014/, "
             "val2014/, test2015/ or --images. From visualqa.org, whose terms page has the licence "
             "(annotations: CC BY 4.0).\n\n"
             "Rows of `questions` have the ten answers as typed, and label_ids and label_scores by "

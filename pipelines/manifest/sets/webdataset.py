@@ -1,4 +1,4 @@
-"""WebDataset tars and img2dataset's folders: a picture, its caption and metadata under one key."""
+"""WebDataset tars and img2dataset's folders: an image, its caption and metadata under one key."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from vlmill.pipelines.manifest.reading.tars import MAX_MEMBER, Member, read_memb
 from vlmill.pipelines.manifest.reading.unpacking import open_tar
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.names import PICTURE_ENDINGS
+from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
@@ -43,7 +43,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         sources=sources,
         entries=lambda: _entries(sources, args),
         expected=expected,
-        own_pictures=True,
+        own_images=True,
     )
 
 
@@ -57,7 +57,7 @@ def _size(path: Path) -> int:
 
 
 def _successes(source: Source) -> Expected | None:
-    """The pictures that img2dataset says it has downloaded into a shard."""
+    """The images that img2dataset says it has downloaded into a shard."""
     path = source.path.parent / f"{source.path.name.split('.')[0]}_stats.json"
     try:
         rows = json.loads(path.read_bytes()[:MAX_MEMBER])["successes"]
@@ -121,12 +121,12 @@ def _entry(
     """Returns a sample's entry, and one for each of its captions that is dropped."""
     name = f"{source.name}:{key}"
     image_id = f"{args.source}/{key}"
-    content = next((parts[e] for e in parts if f".{e}" in PICTURE_ENDINGS), None)
+    content = next((parts[e] for e in parts if f".{e}" in IMAGE_ENDINGS), None)
     about = _metadata(parts, source.remarks)
     texts = _texts(parts, about, lines=args.txt_lines)
     drop = next((value for value in (content, about, texts) if isinstance(value, Drop)), None)
     if drop is None and content is None:
-        drop = Drop(Reason.BAD_ROW, f"no picture among .{', .'.join(parts)}"[:200])
+        drop = Drop(Reason.BAD_ROW, f"no image among .{', .'.join(parts)}"[:200])
     if drop is None:
         assert isinstance(content, bytes) and isinstance(texts, list)
         drop = claims.claim(image_id, f"{compute_image_id(content)}\0{texts}")
@@ -137,7 +137,7 @@ def _entry(
     captions = [(k, text) for k, text in enumerate(texts) if isinstance(text, str)]
     lost = [(k, text) for k, text in enumerate(texts) if isinstance(text, Drop)]
     rows = [_pair(image_id, k, text, url, args) for k, text in captions]
-    picture = ListedImage(
+    image = ListedImage(
         image_id=image_id,
         content=content,
         url=url,
@@ -151,7 +151,7 @@ def _entry(
         key=name,
         group=source.name,
         rows=tuple((PAIRS, row) for row in rows),
-        pictures=(picture,),
+        images=(image,),
         notes=notes,
     )
     return entry, [Entry(key=f"{name}.{k}", group="", rows=drop) for k, drop in lost]
@@ -204,7 +204,7 @@ def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[s
 
 
 def _padded(about: dict[str, Any]) -> tuple[str, ...]:
-    """img2dataset's default makes every picture a square with white borders."""
+    """img2dataset's default makes every image a square with white borders."""
     width, height, before = (about.get(n) for n in ("width", "height", "original_width"))
     padded = before is not None and width == height and before != width
     return ("padded or resized by img2dataset (boxes and sizes are of that square)",) * padded

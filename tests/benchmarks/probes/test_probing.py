@@ -52,20 +52,20 @@ LIST = (*SPECIAL, *COLOURS, *SHAPES, "a", "above")
 WORDS = bert_tokenizer({word: number for number, word in enumerate(LIST)})
 GROUPS = {"colour": frozenset(COLOURS), "shape": frozenset(SHAPES)}
 MASK_ID = LIST.index(MASK)
-# A picture's things as (colour, shape); no two pictures share a thing in the same place.
-PICTURES = [((0, 0), (1, 1)), ((1, 2), (2, 0)), ((2, 1), (0, 2)), ((0, 1), (2, 2))]
-STUB = [f"stub-{number}" for number in range(len(PICTURES))]
+# An image's things as (colour, shape); no two images share a thing in the same place.
+IMAGES = [((0, 0), (1, 1)), ((1, 2), (2, 0)), ((2, 1), (0, 2)), ((0, 1), (2, 2))]
+STUB = [f"stub-{number}" for number in range(len(IMAGES))]
 
 
 def caption(number: int) -> str:
-    one, other = (f"a {COLOURS[c]} {SHAPES[s]}" for c, s in PICTURES[number])
+    one, other = (f"a {COLOURS[c]} {SHAPES[s]}" for c, s in IMAGES[number])
     return f"{one} above {other}"
 
 
 def write_stub(folder: Path) -> RegionReader:
     """Two boxes of each thing; a feature says colour and shape outright."""
     rows = []
-    for name, things in zip(STUB, PICTURES, strict=True):
+    for name, things in zip(STUB, IMAGES, strict=True):
         features = np.zeros((4, 6), np.float16)
         for at, (colour, shape) in enumerate(things):
             features[[at, at + 2], colour] = features[[at, at + 2], 3 + shape] = 1
@@ -153,13 +153,13 @@ def test_words_are_asked_one_at_a_time_with_all_their_pieces() -> None:
     assert word_questions(pieces, "", "x", groups, 4) == []
 
 
-def test_another_picture_is_the_next_one() -> None:
+def test_another_image_is_the_next_one() -> None:
     assert other_of(["a", "b", "b", "c"]) == {"a": "b", "b": "c", "c": "a"}
     with pytest.raises(ValueError, match="at least 2"):
         other_of(["a", "a"])
 
 
-def test_a_knowing_model_answers_all_with_the_right_picture_and_few_with_another(
+def test_a_knowing_model_answers_all_with_the_right_image_and_few_with_another(
     tmp_path: Path,
 ) -> None:
     shown, words = ShownRegions(write_stub(tmp_path), Feeding()), stub_words()
@@ -243,7 +243,7 @@ def test_every_variant_is_probed(name: str, tmp_path: Path) -> None:
     inputs = ProbeInputs(pairs=table, regions=table, images=table, groups=groups, batch_size=3)
     checkpoint = loaded(name)
     found = probe(checkpoint, inputs)
-    cut = CASES[name].feeding.max_elements is not None  # the text of a picture of seven regions
+    cut = CASES[name].feeding.max_elements is not None  # the text of an image of seven regions
     assert found["words/noun/asked"] == (3 if cut else 4) and found["words/colour/asked"] == 1
     assert all(-1 <= value <= 1 for key, value in found.items() if not key.endswith("asked"))
     assert found == probe(checkpoint, dataclasses.replace(inputs, batch_size=64))
@@ -274,7 +274,7 @@ TINY = World(num_things=(2,), num_colours=4, num_shapes=2, num_textures=1, side=
 
 
 @pytest.mark.slow
-def test_shuffled_captions_teach_nothing_of_pictures(tmp_path: Path) -> None:
+def test_shuffled_captions_teach_nothing_of_images(tmp_path: Path) -> None:
     """Ten seconds: the same training on a world, and on one whose captions went astray."""
     world = tmp_path / "world"
     detector = Detector(feature_dim=32, noise=0.02, class_error=0.0, extra_boxes=0)

@@ -1,4 +1,4 @@
-"""Several captions of a picture tell the same."""
+"""Several captions of an image tell the same."""
 
 from pathlib import Path
 
@@ -33,8 +33,8 @@ def test_captions_differ_and_begin_with_the_scenes_own() -> None:
         captions(world, scene, MOST + 1, np.random.default_rng(0))
 
 
-def test_a_world_with_several_captions_of_a_picture(tmp_path: Path) -> None:
-    """Of ten pairs to train on by threes there are three pictures; held-out ones have one."""
+def test_a_world_with_several_captions_of_a_image(tmp_path: Path) -> None:
+    """Of ten pairs to train on by threes there are three images; held-out ones have one."""
     write_world(tmp_path, World(), pairs=10, held_out=2, each=3)
     pairs = [row for b in iter_batches(tmp_path, PAIRS) for row in b.to_pylist()]
     images = [row["image_id"] for b in iter_batches(tmp_path, IMAGES) for row in b.to_pylist()]

@@ -1,4 +1,4 @@
-"""Expressions mean one thing, and choices have one right answer that the picture alone tells."""
+"""Expressions mean one thing, and choices have one right answer that the image alone tells."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_one_choice_is_right_and_the_others_are_not() -> None:
     assert len(labels) > 60 and set(labels) == {0, 1, 2, 3}
 
 
-def test_boxes_are_those_of_the_worlds_pictures(tmp_path: Path) -> None:
+def test_boxes_are_those_of_the_worlds_images(tmp_path: Path) -> None:
     detector = Detector(feature_dim=8)
-    pictures: dict[Split, int] = {"train": 3, "test": 2}
-    assert write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector) is not State.FINISHED
+    images: dict[Split, int] = {"train": 3, "test": 2}
+    assert write_boxes(tmp_path, WORLD, images=images, detector=detector) is not State.FINISHED
     regions, choices = RegionReader(tmp_path), read_table(str(tmp_path), CHOICES).to_pylist()
     for row in read_table(str(tmp_path), EXPRESSIONS).to_pylist():
         number = int(row["ref_id"].rpartition("/")[2])
@@ -100,5 +100,5 @@ def test_boxes_are_those_of_the_worlds_pictures(tmp_path: Path) -> None:
     assert choices and {row["split"] for row in choices} == {"train", "test"}
     for row in choices:
         assert regions[row["image_id"]].boxes.ravel().tolist() == row["boxes"]
-    again = write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector)
+    again = write_boxes(tmp_path, WORLD, images=images, detector=detector)
     assert again is State.FINISHED

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 import pytest
 from worlds.host_kinds import KINDS, make_site
 from worlds.host_server import Served, serve_site
-from worlds.hosts import FETCHED, FORMATS, REDIRECTED, picture
+from worlds.hosts import FETCHED, FORMATS, REDIRECTED, image
 
 from vlmill.pipelines.archives.content import sniff_kind
 from vlmill.schemas.net.client import Client
@@ -97,7 +97,7 @@ def test_the_table_names_every_reason_of_the_client() -> None:
     assert set(site.kinds.values()) == {kind.__name__ for kind in KINDS} | {"plain"}
 
 
-def test_pictures_are_distinct_and_of_their_format() -> None:
-    pictures = {picture(kind, seed) for kind in FORMATS for seed in range(5)}
-    assert len(pictures) == 5 * len(FORMATS)
-    assert {sniff_kind(one) for one in pictures} == {"picture"}
+def test_images_are_distinct_and_of_their_format() -> None:
+    images = {image(kind, seed) for kind in FORMATS for seed in range(5)}
+    assert len(images) == 5 * len(FORMATS)
+    assert {sniff_kind(one) for one in images} == {"picture"}

@@ -1,4 +1,4 @@
-"""Captions that are moved to other pictures, and nothing else."""
+"""Captions that are moved to other images, and nothing else."""
 
 from pathlib import Path
 

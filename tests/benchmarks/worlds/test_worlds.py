@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from worlds import Detector, Scene, World, make_scenes, oracles, views, word_groups
 from worlds.detector import crop
+from worlds.images import box_of, draw, shape_mask
 from worlds.oracles import is_true, oracle, truth
-from worlds.pictures import box_of, draw, shape_mask
 from worlds.scenes import RELATIONS, SHAPES, Placed, combination_of, holds, make_scene
 from worlds.writing import make_sample, write_world
 
@@ -64,7 +64,7 @@ def test_a_relation_and_its_inverse_are_one_combination() -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from(["train", "test"]))
 @settings(max_examples=30, deadline=None)
-def test_what_a_caption_states_holds_in_its_picture(index: int, split: str) -> None:
+def test_what_a_caption_states_holds_in_its_image(index: int, split: str) -> None:
     world = [WORLD, NAMED][index % 2]
     scene = make_scene(world, split, index)  # type: ignore[arg-type]
     assert is_true(scene, scene)
@@ -129,7 +129,7 @@ def test_a_crop_of_the_grids_size_is_itself() -> None:
 
 
 def test_features_tell_colours_apart() -> None:
-    """The nearest mean of 60 pictures' tight boxes names the colour of most things of 20 others."""
+    """The nearest mean of 60 images' tight boxes names the colour of most things of 20 others."""
     detector = Detector(noise=0)
     found: list[tuple[str, np.ndarray]] = []
     for index in range(80):

@@ -1,4 +1,4 @@
-"""The published selections for one picture, in tensors of as many rows as there are regions.
+"""The published selections for one image, in tensors of as many rows as there are regions.
 
 What vlmill.extract.detect.selection does to a batch is compared with this. Suppression is
 torchvision's, in each class by itself. R proposals, K classes without background.
@@ -17,14 +17,14 @@ from vlmill.models.detector.config import DetectorConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """What a network says of one picture: its size there and in its own pixels, and regions."""
+class Image:
+    """What a network says of one image: its size there and in its own pixels, and regions."""
 
     height: float
     width: float
     own_height: float
     own_width: float
-    factor: float  # network pixels per picture pixel
+    factor: float  # network pixels per image pixel
     boxes: Tensor  # [R, 4]
     class_probs: Tensor  # [R, K + 1]
     box_deltas: Tensor  # [R, B * 4]
@@ -41,15 +41,15 @@ class Regions:
     nms_threshold: float
 
 
-def select_one(picture: Picture, spec: DetectorConfig, rule: Selection) -> Regions:
-    """The regions of one picture, boxes in its own pixels."""
-    probs = foreground(picture, spec)
+def select_one(image: Image, spec: DetectorConfig, rule: Selection) -> Regions:
+    """The regions of one image, boxes in its own pixels."""
+    probs = foreground(image, spec)
     if spec.selection == "class-confidence":
-        return by_class_confidence(picture, probs, spec, rule)
+        return by_class_confidence(image, probs, spec, rule)
     choose = by_best_class if spec.selection == "best-class" else by_class_pairs
-    regions = choose(picture, probs, spec, rule)
-    height, width = picture.own_height, picture.own_width
-    boxes = clipped(regions.boxes / picture.factor, height, width, spec.box_offset)
+    regions = choose(image, probs, spec, rule)
+    height, width = image.own_height, image.own_width
+    boxes = clipped(regions.boxes / image.factor, height, width, spec.box_offset)
     extent = (boxes[:, 2:] - boxes[:, :2] + spec.box_offset > 0).all(dim=1)
     return Regions(
         ids=regions.ids[extent],
@@ -60,19 +60,19 @@ def select_one(picture: Picture, spec: DetectorConfig, rule: Selection) -> Regio
     )
 
 
-def foreground(picture: Picture, spec: DetectorConfig) -> Tensor:
+def foreground(image: Image, spec: DetectorConfig) -> Tensor:
     """Probabilities [R, K]."""
-    probs = picture.class_probs
+    probs = image.class_probs
     return probs[:, 1:] if spec.background == "first" else probs[:, :-1]
 
 
 def by_class_confidence(
-    picture: Picture, probs: Tensor, spec: DetectorConfig, rule: Selection
+    image: Image, probs: Tensor, spec: DetectorConfig, rule: Selection
 ) -> Regions:
-    boxes, (scores, classes) = picture.boxes / picture.factor, probs.max(dim=1)
+    boxes, (scores, classes) = image.boxes / image.factor, probs.max(dim=1)
     if spec.written_boxes == "refined":
-        size = picture.height / picture.factor, picture.width / picture.factor
-        boxes = of_class(refined(boxes, picture, spec, *size), classes, spec)
+        size = image.height / image.factor, image.width / image.factor
+        boxes = of_class(refined(boxes, image, spec, *size), classes, spec)
     threshold = spec.class_nms_thresholds[0]
     confidence = torch.zeros(len(boxes))
     for number in range(probs.shape[1]):
@@ -91,11 +91,9 @@ def by_class_confidence(
     )
 
 
-def by_best_class(
-    picture: Picture, probs: Tensor, spec: DetectorConfig, rule: Selection
-) -> Regions:
+def by_best_class(image: Image, probs: Tensor, spec: DetectorConfig, rule: Selection) -> Regions:
     scores, classes = probs.max(dim=1)
-    boxes = of_class(candidates(picture, spec), classes, spec)
+    boxes = of_class(candidates(image, spec), classes, spec)
     for threshold in spec.class_nms_thresholds:
         ids = suppressed(boxes, scores, threshold, spec)
         if len(ids) >= rule.min_boxes:
@@ -111,10 +109,8 @@ def by_best_class(
     )
 
 
-def by_class_pairs(
-    picture: Picture, probs: Tensor, spec: DetectorConfig, rule: Selection
-) -> Regions:
-    boxes = candidates(picture, spec)
+def by_class_pairs(image: Image, probs: Tensor, spec: DetectorConfig, rule: Selection) -> Regions:
+    boxes = candidates(image, spec)
     for threshold in spec.class_nms_thresholds:
         pairs = surviving_pairs(boxes, probs, rule.threshold, threshold, spec)
         if len(pairs) >= rule.max_boxes:
@@ -155,20 +151,20 @@ def suppressed(boxes: Tensor, scores: Tensor, threshold: float, spec: DetectorCo
     return ids
 
 
-def candidates(picture: Picture, spec: DetectorConfig) -> Tensor:
+def candidates(image: Image, spec: DetectorConfig) -> Tensor:
     """Boxes [R, B, 4] in the network's pixels."""
     if spec.written_boxes == "proposals":
-        return picture.boxes[:, None]
-    return refined(picture.boxes, picture, spec, picture.height, picture.width)
+        return image.boxes[:, None]
+    return refined(image.boxes, image, spec, image.height, image.width)
 
 
 def refined(
-    boxes: Tensor, picture: Picture, spec: DetectorConfig, height: float, width: float
+    boxes: Tensor, image: Image, spec: DetectorConfig, height: float, width: float
 ) -> Tensor:
-    """Regressed boxes [R, B, 4] inside a picture of that size."""
+    """Regressed boxes [R, B, 4] inside an image of that size."""
     decoded = decode_boxes(
         boxes,
-        picture.box_deltas,
+        image.box_deltas,
         weights=spec.box_weights,
         offset=spec.box_offset,
         max_log_scale=spec.max_log_scale,

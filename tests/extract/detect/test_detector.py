@@ -1,4 +1,4 @@
-"""Files of every published layout, opened as they are and run on a picture."""
+"""Files of every published layout, opened as they are and run on a image."""
 
 import pickle
 from collections.abc import Callable

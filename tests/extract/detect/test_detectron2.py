@@ -1,4 +1,4 @@
-"""Detectron2 as the backend, against our network of its family: same picture, weights and rows."""
+"""Detectron2 as the backend, against our network of its family: same image, weights and rows."""
 
 import dataclasses
 import importlib.util
@@ -13,6 +13,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from torch import nn
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
@@ -21,8 +23,6 @@ from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.detectron2 import INSTALL, load_weights, open_detectron2
 from vlmill.extract.detect.predict import extract_regions, predict_regions, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import ANCHORS as CELL_ANCHORS
@@ -107,7 +107,7 @@ def test_rows_are_what_detectron2_itself_infers(
 
 @needs_detectron2
 @pytest.mark.parametrize("with_boxes", [False, True])
-def test_pictures_of_a_batch_have_the_rows_that_each_has_alone(
+def test_images_of_a_batch_have_the_rows_that_each_has_alone(
     with_boxes: bool, files: tuple[Path, Path], jpeg: Callable[[int], bytes]
 ) -> None:
     config = ExtractConfig(
@@ -120,13 +120,13 @@ def test_pictures_of_a_batch_have_the_rows_that_each_has_alone(
     queries = []
     for number in (1, 2):  # of which one has two boxes and one has three
         pixels = decode(jpeg(number), config.limits)
-        picture = network_input(pixels, detector.model.config, config.limits)
+        image = network_input(pixels, detector.model.config, config.limits)
         own = boxes[: number + 1] if with_boxes else None
-        queries.append(Query(image_id=str(number), picture=picture, boxes=own))
+        queries.append(Query(image_id=str(number), image=image, boxes=own))
     batch = start_batch(queries, detector, config)()
     for query, row in zip(queries, batch, strict=True):
-        assert isinstance(query.picture, NetworkInput)
-        alone = predict_regions("x", query.picture, detector, config, query.boxes)
+        assert isinstance(query.image, NetworkInput)
+        alone = predict_regions("x", query.image, detector, config, query.boxes)
         assert isinstance(row, RegionRow) and len(row.boxes) == len(alone.boxes) > 1
         np.testing.assert_allclose(row.boxes, alone.boxes, atol=2e-3)
         for name in ("features", "class_scores", "global_feature"):
@@ -142,9 +142,9 @@ def test_fast_keeps_what_is_not_computed_in_bfloat16(
     exact = ExtractConfig(limits=InputLimits(short_side=128, long_side=200))
     detector = open_detectron2(*files)
     spec, limits = detector.model.config, exact.limits
-    picture = network_input(decode(jpeg(1), limits), spec, limits)
+    image = network_input(decode(jpeg(1), limits), spec, limits)
     one, other = (
-        predict_regions("x", picture, detector, config, boxes)
+        predict_regions("x", image, detector, config, boxes)
         for config in (exact, dataclasses.replace(exact, precision="fast"))
     )
     assert one.features is not None and other.features is not None
@@ -219,7 +219,7 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 def test_our_network_honours_what_detectron2_does(
     name: str, jpeg: Callable[[int], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, weights, picture = (tmp_path / end for end in ("c.yaml", "w.safetensors", "a.jpg"))
+    path, weights, image = (tmp_path / end for end in ("c.yaml", "w.safetensors", "a.jpg"))
     path.write_text(yaml.safe_dump(nested(SMALL | OTHERWISE[name])))
     model = FasterRCNN(read_config_file(path).configuration().config)
     randomise(model, 3)
@@ -229,8 +229,8 @@ def test_our_network_honours_what_detectron2_does(
         if key.endswith("running_var") and name == "norm"
     }
     save_file(model.state_dict() | counters, weights)
-    picture.write_bytes(jpeg(1))
-    assert command(["compare", "--weights", str(weights), "--config", str(path), str(picture)]) == 0
+    image.write_bytes(jpeg(1))
+    assert command(["compare", "--weights", str(weights), "--config", str(path), str(image)]) == 0
     header, row, _ = capsys.readouterr().out.splitlines()
     found = dict(zip(header.split(), row.split(), strict=True))
     assert int(found["proposals"]) > 5 and int(found["regions"]) > 5

@@ -1,4 +1,4 @@
-"""Batches in tensors of fixed sizes: rows as of each picture alone, and a host that never waits."""
+"""Batches in tensors of fixed sizes: rows as of each image alone, and a host that never waits."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from tests.extract.host_waits import refusing_waits
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -15,8 +17,6 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.transfer import upload_batch
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.resize import network_input
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, airsplay_pairs
 from vlmill.schemas.readers.regions import RegionRow
 
@@ -46,15 +46,15 @@ def small(family: str) -> Detector:
 def queries(
     jpeg: Callable[[int], bytes], spec: DetectorConfig, numbers: range = range(3)
 ) -> list[Query]:
-    """Pictures of one input shape, of two own sizes."""
+    """Images of one input shape, of two own sizes."""
     found = []
     for number in numbers:
         pixels = decode(jpeg(number), CONFIG.limits)
         if number % 2:
             pixels = pixels.repeat(2, axis=0).repeat(2, axis=1)
-        picture = network_input(pixels, spec, CONFIG.limits)
-        found.append(Query(image_id=str(number), picture=picture))
-    assert len({query.picture.size for query in found}) == 1
+        image = network_input(pixels, spec, CONFIG.limits)
+        found.append(Query(image_id=str(number), image=image))
+    assert len({query.image.size for query in found}) == 1
     return found
 
 

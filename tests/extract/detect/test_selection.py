@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.extract.detect.one_picture import Picture, Regions, select_one
+from tests.extract.detect.one_image import Image, Regions, select_one
 
 from vlmill.extract.config import SELECTIONS, InputLimits, Selection, Storage
 from vlmill.extract.detect.selection import Frames, SelectedRegions, choose_regions, select
@@ -32,7 +32,7 @@ def test_selection_by_hand(rule: Selection, expected: list[int]) -> None:
 
 
 def chosen_places(confidence: torch.Tensor, rule: Selection) -> list[int]:
-    """The places that count, of one picture."""
+    """The places that count, of one image."""
     ids, taken = choose_regions(confidence[None], rule)
     places: list[int] = ids[taken].tolist()
     return places
@@ -75,7 +75,7 @@ def test_presets_are_the_papers() -> None:
         (lambda: Selection(threshold=1.5), "--threshold"),
         (lambda: InputLimits(short_side=600, long_side=500), "--short-side"),
         (lambda: InputLimits(max_pixels=0), "--max-pixels"),
-        (lambda: Storage(pictures_per_shard=0), "--pictures-per-shard"),
+        (lambda: Storage(images_per_shard=0), "--images-per-shard"),
     ],
 )
 def test_settings_that_make_no_sense_name_the_flag(make: Callable[[], object], flag: str) -> None:
@@ -95,7 +95,7 @@ def frames_for(
     sizes: Sequence[tuple[int, int]],
     offset: float,
 ) -> Frames:
-    """Pictures of ``sizes`` (height and width), resized by ``factors`` to height x width."""
+    """Images of ``sizes`` (height and width), resized by ``factors`` to height x width."""
     network = torch.tensor([[width, height] * 2] * len(factors))
     own = torch.tensor([[w, h] * 2 for h, w in sizes], dtype=torch.float32)
     scale = torch.tensor(factors)[:, None].expand(-1, 4)
@@ -104,7 +104,7 @@ def frames_for(
         factors=scale,
         network_limits=network - offset,
         scaled_limits=network / scale - offset,
-        picture_limits=own - offset,
+        image_limits=own - offset,
     )
 
 
@@ -129,7 +129,7 @@ def chosen(rule: Selection, probs: torch.Tensor = PROBS, **spec: object) -> Regi
 
 
 def detections(boxes: torch.Tensor, probs: torch.Tensor) -> Detections:
-    """Of one picture with no free place."""
+    """Of one image with no free place."""
     taken = torch.ones(1, len(boxes), dtype=torch.bool)
     return Detections(
         boxes=boxes[None], box_mask=taken, features=boxes[None], class_probs=probs[None]
@@ -137,7 +137,7 @@ def detections(boxes: torch.Tensor, probs: torch.Tensor) -> Detections:
 
 
 def taken_of(chosen: SelectedRegions) -> Regions:
-    """The regions of a batch's only picture."""
+    """The regions of a batch's only image."""
     taken = chosen.box_mask[0]
     return Regions(
         ids=chosen.ids[0, taken],
@@ -157,7 +157,7 @@ def test_best_class_by_hand(background: str) -> None:
     assert found.class_ids.tolist() == [0, 1, 0]
     assert found.class_scores.tolist() == pytest.approx([0.6, 0.4, 0.05])
     assert found.nms_threshold == 0.3
-    assert found.boxes[1].tolist() == [50, 0, 70, 20]  # in the picture's own pixels
+    assert found.boxes[1].tolist() == [50, 0, 70, 20]  # in the image's own pixels
     four = Selection(threshold=0.0, min_boxes=4, max_boxes=4)
     found = chosen(four, selection="best-class", background=background)
     assert found.ids.tolist() == [0, 1, 2, 3] and found.nms_threshold == 0.4
@@ -194,7 +194,7 @@ def test_no_proposals_give_no_regions(selection: str) -> None:
 
 
 def test_boxes_without_extent_are_dropped_with_their_rows() -> None:
-    """A box that is nothing in the picture, as Detectron2's postprocessing drops it."""
+    """A box that is nothing in the image, as Detectron2's postprocessing drops it."""
     config = DetectorConfig(box_offset=0.0, background="last", selection="best-class")
     boxes = torch.tensor([[10.0, 10, 10, 30], [0, 0, 20, 20]])
     probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
@@ -217,7 +217,7 @@ def test_boxes_without_extent_are_dropped_with_their_rows() -> None:
     thresholds=st.sampled_from([(0.3,), (0.3, 0.5, 0.9)]),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_rule_chooses_what_it_does_for_one_picture(
+def test_every_rule_chooses_what_it_does_for_one_image(
     seed: int,
     selection: Any,
     refined: bool,
@@ -230,7 +230,7 @@ def test_every_rule_chooses_what_it_does_for_one_picture(
     threshold: float,
     thresholds: tuple[float, ...],
 ) -> None:
-    """Against the rules for one picture, with rubbish in the places that are not taken."""
+    """Against the rules for one image, with rubbish in the places that are not taken."""
     spec = DetectorConfig(
         selection=selection,
         written_boxes="refined" if refined else "proposals",
@@ -261,7 +261,7 @@ def test_every_rule_chooses_what_it_does_for_one_picture(
     sizes = [(round(80 / factor), round(100 / factor)) for factor in factors]
     chosen = select(batch, spec, frames_for(80, 100, factors, sizes, offset), rule)
     for number, count in enumerate(counts):
-        picture = Picture(
+        image = Image(
             height=80.0,
             width=100.0,
             own_height=float(sizes[number][0]),
@@ -271,7 +271,7 @@ def test_every_rule_chooses_what_it_does_for_one_picture(
             class_probs=probs[number, :count],
             box_deltas=deltas[number, :count],
         )
-        expected = select_one(picture, spec, rule)
+        expected = select_one(image, spec, rule)
         taken = chosen.box_mask[number]
         assert chosen.ids[number][taken].tolist() == expected.ids.tolist()
         assert chosen.class_ids[number][taken].tolist() == expected.class_ids.tolist()

@@ -118,7 +118,7 @@ def test_any_number_of_boxes(
     folder = tmp_path_factory.mktemp("formats")
     rows = [make_row(f"{number:03}", count) for number, count in enumerate(counts)]
     export_file(write_regions(folder / "source", rows), folder / "file", name)
-    job = Import(file=folder / "file", output=folder / "back", pictures_per_shard=per_shard)
+    job = Import(file=folder / "file", output=folder / "back", images_per_shard=per_shard)
     assert import_file(job) == (len(rows), 0)
     assert_rows(folder / "back", rows, KEPT[name])
     assert len(list((folder / "back").glob("regions-*"))) == -(-len(rows) // per_shard)
@@ -126,7 +126,7 @@ def test_any_number_of_boxes(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_boxes_outside_their_picture_are_rejected(tmp_path: Path, name: str) -> None:
+def test_boxes_outside_their_image_are_rejected(tmp_path: Path, name: str) -> None:
     border = np.array([[-1, 0, 201, 101]], np.float32)  # whole pixels may be counted
     rows = [
         make_row("at-the-border", 1, boxes=border),
@@ -141,7 +141,7 @@ def test_boxes_outside_their_picture_are_rejected(tmp_path: Path, name: str) -> 
     assert verify(tmp_path / "back") == []
 
 
-def test_verify_finds_imported_boxes_outside_their_picture(tmp_path: Path) -> None:
+def test_verify_finds_imported_boxes_outside_their_image(tmp_path: Path) -> None:
     export_file(write_regions(tmp_path / "source", ROWS), tmp_path / "file", "tsv6")
     import_file(Import(file=tmp_path / "file", output=tmp_path / "back"))
     assert verify(tmp_path / "back") == []
@@ -155,7 +155,7 @@ def test_verify_finds_imported_boxes_outside_their_picture(tmp_path: Path) -> No
     assert writer.shard is not None
     write_manifest(tmp_path / "old", [writer.shard], job="extract-rois import", settings={})
     problems = verify(tmp_path / "old")
-    assert problems and all("a box leaves the picture of 30 x 100" in line for line in problems)
+    assert problems and all("a box leaves the image of 30 x 100" in line for line in problems)
 
 
 def test_an_import_of_rejects_alone_fails_and_says_why(
@@ -338,8 +338,8 @@ def test_an_import_that_was_killed_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export_file(write_regions(tmp_path / "source", ROWS), tmp_path / "file", "tsv")
-    whole = Import(file=tmp_path / "file", output=tmp_path / "whole", pictures_per_shard=1)
-    killed = Import(file=tmp_path / "file", output=tmp_path / "killed", pictures_per_shard=1)
+    whole = Import(file=tmp_path / "file", output=tmp_path / "whole", images_per_shard=1)
+    killed = Import(file=tmp_path / "file", output=tmp_path / "killed", images_per_shard=1)
     import_file(whole)
     original = os.replace
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from vlmill.extract.images.choosing import only_of_pairs
+from vlmill.extract.images.discovery import Skipped
+from vlmill.extract.images.plan import BROKEN, InputImage, plan_images
+from vlmill.extract.images.reader import InputReader
 
-from vlmill.extract.pictures.choosing import only_of_pairs
-from vlmill.extract.pictures.discovery import Skipped
-from vlmill.extract.pictures.plan import BROKEN, InputImage, plan_pictures
-from vlmill.extract.pictures.reader import InputReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.outputs import PLAN
@@ -33,12 +33,12 @@ def encoded(kind: str) -> bytes:
 
 def planned(*arguments: str | Path, ids: str = "name") -> tuple[list[InputImage], str]:
     skipped = Skipped()
-    plan = plan_pictures([str(argument) for argument in arguments], ids, skipped)
+    plan = plan_images([str(argument) for argument in arguments], ids, skipped)
     return plan, skipped.summary()
 
 
 def names(plan: list[InputImage]) -> list[str]:
-    return [Path(picture.path).name for picture in plan]
+    return [Path(image.path).name for image in plan]
 
 
 def write_tar(path: Path, files: dict[str, bytes]) -> Path:
@@ -95,7 +95,7 @@ def test_a_pipe_of_a_list_is_rejected_and_not_waited_for(tmp_path: Path) -> None
 
 def test_an_empty_folder_says_what_was_seen(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(InputError, match=r"no pictures there \(skipped: 1 not an image \(.json\)"):
+    with pytest.raises(InputError, match=r"no images there \(skipped: 1 not an image \(.json\)"):
         planned(tmp_path)
 
 
@@ -190,8 +190,8 @@ def test_names_of_a_mac_meet_names_of_tables(tmp_path: Path) -> None:
     assert plan[0].image_id == NFD != NFC == unicodedata.normalize("NFC", NFD)
     assert [p.image_id for p in only_of_pairs(plan, str(tmp_path / "pairs"))] == [f"{NFC}.jpg"]
     write_shard(tmp_path / "images", IMAGES, [{"image_id": "a", "uri": f"../{NFC}.jpg"}])
-    (picture,), _ = planned(tmp_path / "images")
-    assert InputReader(10).read(picture) == ("a", b"x")
+    (image,), _ = planned(tmp_path / "images")
+    assert InputReader(10).read(image) == ("a", b"x")
 
 
 def test_images_that_no_pair_names_are_counted(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_images_that_no_pair_names_are_counted(tmp_path: Path) -> None:
     assert skipped.summary() == "skipped: 2 images that no pair names"
 
 
-def test_a_socket_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_is_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("s.png")

@@ -1,4 +1,4 @@
-"""The plan of pictures, and reading them."""
+"""The plan of images, and reading them."""
 
 import io
 import json
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vlmill.extract.images.choosing import only_of_pairs, with_missing_boxes
+from vlmill.extract.images.discovery import Skipped
+from vlmill.extract.images.given_boxes import parse_boxes, read_boxes, require_inside
+from vlmill.extract.images.plan import REPEATED, mark_repeats, plan_digest, plan_images
+from vlmill.extract.images.reader import InputReader
 
-from vlmill.extract.pictures.choosing import only_of_pairs, with_missing_boxes
-from vlmill.extract.pictures.discovery import Skipped
-from vlmill.extract.pictures.given_boxes import parse_boxes, read_boxes, require_inside
-from vlmill.extract.pictures.plan import REPEATED, mark_repeats, plan_digest, plan_pictures
-from vlmill.extract.pictures.reader import InputReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import compute_image_id
@@ -25,7 +25,7 @@ NAMES = ["0", "1", "2", "3-empty", "3", "4-cut", "4", "5-again", "5", "6"]
 
 
 def write_images(jpeg: Callable[[int], bytes], folder: Path) -> Path:
-    """A table of three pictures in two row groups: bytes, a local file, a web address."""
+    """A table of three images in two row groups: bytes, a local file, a web address."""
     folder.mkdir()
     (folder / "local.jpg").write_bytes(jpeg(2))
     with ShardWriter(folder, IMAGES, 0, 1) as writer:
@@ -34,23 +34,23 @@ def write_images(jpeg: Callable[[int], bytes], folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_walked_in_order(pictures: Path) -> None:
-    found = [Path(p.path).stem for p in plan_pictures([str(pictures)])]
+def test_a_folder_is_walked_in_order(images: Path) -> None:
+    found = [Path(p.path).stem for p in plan_images([str(images)])]
     assert found == NAMES
 
 
-def test_files_globs_and_lists(pictures: Path) -> None:
-    listing = pictures / "list.txt"
+def test_files_globs_and_lists(images: Path) -> None:
+    listing = images / "list.txt"
     listing.write_text("6.jpg\n\n0.jpg\n")
-    arguments = [str(pictures / "2.jpg"), str(pictures / "[01].jpg"), str(listing)]
-    found = [Path(p.path).name for p in plan_pictures(arguments)]
+    arguments = [str(images / "2.jpg"), str(images / "[01].jpg"), str(listing)]
+    found = [Path(p.path).name for p in plan_images(arguments)]
     assert found == ["2.jpg", "0.jpg", "1.jpg", "6.jpg", "0.jpg"]
 
 
 @pytest.mark.parametrize("argument", ["", "images-*.parquet", "images-00000-of-00001.parquet"])
 def test_a_table_of_images(jpeg: Callable[[int], bytes], tmp_path: Path, argument: str) -> None:
     folder = write_images(jpeg, tmp_path / "table")
-    plan = plan_pictures([str(folder / argument)])
+    plan = plan_images([str(folder / argument)])
     assert [(p.key, p.group, p.row) for p in plan] == [("a", 0, 0), ("b", 0, 1), ("c", 1, 0)]
     reader = InputReader(2**20)
     assert reader.read(plan[0]) == ("a", jpeg(1))
@@ -60,34 +60,34 @@ def test_a_table_of_images(jpeg: Callable[[int], bytes], tmp_path: Path, argumen
     assert rejected.value.reason is Reason.MISSING_IMAGE
 
 
-def test_a_file_has_the_id_of_its_bytes(jpeg: Callable[[int], bytes], pictures: Path) -> None:
-    (picture,) = plan_pictures([str(pictures / "1.jpg")])
-    assert InputReader(2**20).read(picture) == (compute_image_id(jpeg(1)), jpeg(1))
+def test_a_file_has_the_id_of_its_bytes(jpeg: Callable[[int], bytes], images: Path) -> None:
+    (image,) = plan_images([str(images / "1.jpg")])
+    assert InputReader(2**20).read(image) == (compute_image_id(jpeg(1)), jpeg(1))
 
 
-def test_files_that_are_gone_or_too_large_are_rejected(pictures: Path) -> None:
-    (picture,) = plan_pictures([str(pictures / "1.jpg")])
+def test_files_that_are_gone_or_too_large_are_rejected(images: Path) -> None:
+    (image,) = plan_images([str(images / "1.jpg")])
     with pytest.raises(Rejected) as rejected:
-        InputReader(10).read(picture)
+        InputReader(10).read(image)
     assert rejected.value.reason is Reason.TOO_LARGE
-    (pictures / "1.jpg").unlink()
+    (images / "1.jpg").unlink()
     with pytest.raises(Rejected) as rejected:
-        InputReader(2**20).read(picture)
+        InputReader(2**20).read(image)
     assert rejected.value.reason is Reason.MISSING_IMAGE
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "*.jpg"])
-def test_an_input_without_pictures_is_a_mistake(tmp_path: Path, name: str) -> None:
+def test_an_input_without_images_is_a_mistake(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="give picture files"):
-        plan_pictures([str(tmp_path / name)])
+    with pytest.raises(InputError, match="give image files"):
+        plan_images([str(tmp_path / name)])
 
 
-def test_another_picture_changes_the_digest(jpeg: Callable[[int], bytes], pictures: Path) -> None:
-    before = plan_digest(plan_pictures([str(pictures)]))
-    assert plan_digest(plan_pictures([str(pictures)])) == before
-    (pictures / "7.jpg").write_bytes(jpeg(7))
-    assert plan_digest(plan_pictures([str(pictures)])) != before
+def test_another_image_changes_the_digest(jpeg: Callable[[int], bytes], images: Path) -> None:
+    before = plan_digest(plan_images([str(images)]))
+    assert plan_digest(plan_images([str(images)])) == before
+    (images / "7.jpg").write_bytes(jpeg(7))
+    assert plan_digest(plan_images([str(images)])) != before
 
 
 # --- Tars -----------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_a_tar_in_webdatasets_layout(
     }
     path = tar_of(tmp_path / "shard-000.tar", files, format=layout)
     skipped = Skipped()
-    plan = plan_pictures([str(path)], skipped=skipped)
+    plan = plan_images([str(path)], skipped=skipped)
     last = f"{long[:90]}/{long[:60]}"
     ids = ["00001", "b/00002", "00003.left", "00003.right", "00004", last]
     contents = [jpeg(1), jpeg(2), jpeg(4), files["00003.right.png"], jpeg(5), jpeg(3)]
@@ -129,7 +129,7 @@ def test_a_tar_in_webdatasets_layout(
     assert skipped.summary() == "skipped: 3 not images (.txt, .json, .pyd)"
     assert len(plan) + 3 == len(files)
     (tmp_path / "1.jpg").write_bytes(jpeg(1))
-    everything = plan_pictures([str(tmp_path)], "content")
+    everything = plan_images([str(tmp_path)], "content")
     assert [reader.read(p)[0] for p in everything] == [
         compute_image_id(content) for content in [jpeg(1), *contents]
     ]
@@ -145,11 +145,11 @@ def test_links_and_paths_of_a_tar_lead_nowhere(tmp_path: Path) -> None:
         member = tarfile.TarInfo("../../outside.jpg")
         member.size = 4
         archive.addfile(member, io.BytesIO(b"data"))
-    (picture,) = plan_pictures([str(path)])
-    assert InputReader(10).read(picture) == ("../../outside", b"data")
+    (image,) = plan_images([str(path)])
+    assert InputReader(10).read(image) == ("../../outside", b"data")
     assert [p.name for p in tmp_path.iterdir()] == ["evil.tar"]
     with pytest.raises(Rejected) as rejected:
-        InputReader(3).read(picture)
+        InputReader(3).read(image)
     assert rejected.value.reason is Reason.TOO_LARGE
 
 
@@ -161,9 +161,9 @@ def test_a_tar_that_was_cut_gives_what_is_whole(
     path = tar_of(tmp_path / "cut.tar", files)
     path.write_bytes(path.read_bytes()[:cut])
     reader, read, reasons = InputReader(2**20), [], []
-    for picture in plan_pictures([str(path)]):
+    for image in plan_images([str(path)]):
         try:
-            read.append(reader.read(picture)[0])
+            read.append(reader.read(image)[0])
         except Rejected as why:
             reasons.append(why.reason)
     assert read == [str(number) for number in range(cut // 1536)]
@@ -176,7 +176,7 @@ def test_a_tar_with_rubbish_in_the_middle_is_counted(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[1024:1100] = b"\xff" * 76
     path.write_bytes(content)
-    plan = plan_pictures([str(path)])
+    plan = plan_images([str(path)])
     assert [(p.key, p.kind) for p in plan] == [("1", "member"), (str(path), "broken")]
     with pytest.raises(Rejected) as rejected:
         InputReader(2**20).read(plan[1])
@@ -186,12 +186,12 @@ def test_a_tar_with_rubbish_in_the_middle_is_counted(tmp_path: Path) -> None:
 def test_tars_that_cannot_be_planned_are_mistakes(tmp_path: Path) -> None:
     (tmp_path / "no.tar").write_bytes(b"no tar at all" * 100)
     with pytest.raises(InputError, match="no readable tar"):
-        plan_pictures([str(tmp_path / "no.tar")])
+        plan_images([str(tmp_path / "no.tar")])
     for name in ("a.tar.gz", "a.tar"):
         with tarfile.open(tmp_path / name, "w:gz") as archive:
             archive.addfile(tarfile.TarInfo("1.jpg"))
         with pytest.raises(InputError, match="compressed with gzip; unpack"):
-            plan_pictures([str(tmp_path / name)])
+            plan_images([str(tmp_path / name)])
 
 
 def test_mutated_tars_are_planned_or_refused(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_mutated_tars_are_planned_or_refused(tmp_path: Path) -> None:
             content[int(rng.integers(0, min(len(content), 2048)))] = int(rng.integers(0, 256))
         (tmp_path / "a.tar").write_bytes(content)
         try:
-            plan = plan_pictures([str(tmp_path / "a.tar")])
+            plan = plan_images([str(tmp_path / "a.tar")])
         except InputError:
             continue
-        for picture in plan:
+        for image in plan:
             try:
-                reader.read(picture)
+                reader.read(image)
             except Rejected as why:
                 assert why.reason in Reason
 
@@ -216,37 +216,37 @@ def test_mutated_tars_are_planned_or_refused(tmp_path: Path) -> None:
 # --- Names, pairs, boxes --------------------------------------------------------------------------
 
 
-def test_an_id_counts_from_its_first_appearance(pictures: Path) -> None:
-    """Whatever becomes of that picture, and across arguments; unknown ids are not looked at."""
-    plan = plan_pictures([str(pictures / "[3]*.jpg"), str(pictures)], "name")
+def test_an_id_counts_from_its_first_appearance(images: Path) -> None:
+    """Whatever becomes of that image, and across arguments; unknown ids are not looked at."""
+    plan = plan_images([str(images / "[3]*.jpg"), str(images)], "name")
     again = [p.image_id for p in plan if p.kind == REPEATED]
     assert again == ["3-empty", "3"]
     with pytest.raises(
         Rejected, match=r"3-empty\.jpg has the id of .*/3-empty\.jpg, which came earlier"
     ):
         InputReader(1000).read(next(p for p in plan if p.kind == REPEATED))
-    unread = plan_pictures([str(pictures), str(pictures)], "content")
+    unread = plan_images([str(images), str(images)], "content")
     assert not [p for p in unread if p.kind == REPEATED]
     assert plan_digest(plan) == plan_digest(list(mark_repeats(plan)))
 
 
-def test_files_can_be_called_by_their_names(pictures: Path) -> None:
-    plan = plan_pictures([str(pictures)], "name")
+def test_files_can_be_called_by_their_names(images: Path) -> None:
+    plan = plan_images([str(images)], "name")
     assert [p.image_id for p in plan] == NAMES
-    nasty = pictures / "nasty"
+    nasty = images / "nasty"
     nasty.mkdir()
     (nasty / b"\xff.jpg".decode(errors="surrogateescape")).write_bytes(b"x")
-    assert [p.image_id for p in plan_pictures([str(nasty)], "name")] == [None]
+    assert [p.image_id for p in plan_images([str(nasty)], "name")] == [None]
 
 
-def test_only_the_pictures_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
+def test_only_the_images_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
     images = write_images(jpeg, tmp_path / "images")
     rows = [
         {"pair_id": str(number), "image_id": name, "text": "a dog"}
         for number, name in enumerate(["c", "gone", "a", "c", None])
     ]
     write_shard(tmp_path / "pairs", PAIRS, rows)
-    plan = only_of_pairs(plan_pictures([str(images)]), str(tmp_path / "pairs"))
+    plan = only_of_pairs(plan_images([str(images)]), str(tmp_path / "pairs"))
     assert [(p.image_id, p.kind) for p in plan] == [
         ("a", "row"),
         ("c", "row"),
@@ -256,7 +256,7 @@ def test_only_the_pictures_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path
         InputReader(2**20).read(plan[2])
     assert rejected.value.reason is Reason.MISSING_IMAGE
     with pytest.raises(InputError, match="--ids name"):
-        only_of_pairs(plan_pictures([str(images / "local.jpg")]), str(tmp_path / "pairs"))
+        only_of_pairs(plan_images([str(images / "local.jpg")]), str(tmp_path / "pairs"))
 
 
 def write_pairs(folder: Path, image_ids: list[str | None]) -> str:
@@ -268,11 +268,11 @@ def write_pairs(folder: Path, image_ids: list[str | None]) -> str:
     return str(folder)
 
 
-def test_pictures_get_the_ids_by_which_pairs_call_them(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_images_get_the_ids_by_which_pairs_call_them(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = write_pairs(tmp_path / "pairs", ["own/1.jpg", "2", None, "gone.jpg"])
-    plan = only_of_pairs(plan_pictures([str(pictures)], "name"), pairs)
+    plan = only_of_pairs(plan_images([str(images)], "name"), pairs)
     assert [(p.image_id, Path(p.path).name) for p in plan[:-1]] == [
         ("own/1.jpg", "1.jpg"),
         ("2", "2.jpg"),
@@ -281,13 +281,13 @@ def test_pictures_get_the_ids_by_which_pairs_call_them(
     assert "1 but for folders (own/1.jpg is 1); rows get the pairs' ids" in capsys.readouterr().err
 
 
-def test_pairs_of_other_pictures_are_an_error(pictures: Path, tmp_path: Path) -> None:
+def test_pairs_of_other_images_are_an_error(images: Path, tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path / "pairs", ["x", "y"])
-    with pytest.raises(InputError, match=r"none of its 2 pictures .* has x y, INPUT has 0 1 2"):
-        only_of_pairs(plan_pictures([str(pictures)], "name"), pairs)
+    with pytest.raises(InputError, match=r"none of its 2 images .* has x y, INPUT has 0 1 2"):
+        only_of_pairs(plan_images([str(images)], "name"), pairs)
 
 
-def test_given_boxes_meet_pictures_by_name(tmp_path: Path) -> None:
+def test_given_boxes_meet_images_by_name(tmp_path: Path) -> None:
     path = tmp_path / "boxes.jsonl"
     names = ["46.jpg", "coco/000000132417", "train/7", "val/7"]
     path.write_text("\n".join(json.dumps({"image_id": name, "boxes": []}) for name in names))
@@ -333,8 +333,8 @@ def test_boxes_of_expressions_are_each_object_once(tmp_path: Path) -> None:
     boxes = {"a": [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]], "b": [[0, 0, 9, 9]]}
     rows: list[dict[str, object]] = [
         {"expression_id": f"{image_id}{k}", "image_id": image_id, "text": "x", "box": box}
-        for image_id, of_picture in boxes.items()
-        for k, box in enumerate(of_picture)
+        for image_id, of_image in boxes.items()
+        for k, box in enumerate(of_image)
     ]
     write_shard(tmp_path / "out", EXPRESSIONS, table_of_rows(rows, EXPRESSIONS))
     given = read_boxes(tmp_path / "out")
@@ -357,7 +357,7 @@ def choice(example_id: str, image_id: str, boxes: list[float]) -> dict[str, obje
     }
 
 
-def test_boxes_of_choices_are_the_objects_of_their_picture(tmp_path: Path) -> None:
+def test_boxes_of_choices_are_the_objects_of_their_image(tmp_path: Path) -> None:
     rows = [choice("a", "p", [1, 2, 3, 4, 1, 2, 3, 4]), choice("b", "p", [1, 2, 3, 4, 1, 2, 3, 4])]
     write_shard(tmp_path / "out", CHOICES, table_of_rows(rows, CHOICES))
     given = read_boxes(tmp_path / "out")
@@ -418,17 +418,17 @@ def test_boxes_of_fractions_among_others_are_rejects(tmp_path: Path) -> None:
 def test_boxes_outside_by_more_than_a_pixel_are_rejected() -> None:
     require_inside(np.array([[-1, 0, 10, 6]], np.float32), 9, 5)
     for box in ([-1.5, 0, 9, 5], [0, 0, 10.5, 5], [0, 0, 9, 6.5], [20, 20, 30, 30]):
-        with pytest.raises(Rejected, match=r"box 1, .* leaves the picture of 9 x 5"):
+        with pytest.raises(Rejected, match=r"box 1, .* leaves the image of 9 x 5"):
             require_inside(np.array([box], np.float32), 9, 5)
 
 
-def test_boxes_that_name_no_picture_are_a_mistake(pictures: Path, tmp_path: Path) -> None:
+def test_boxes_that_name_no_image_are_a_mistake(images: Path, tmp_path: Path) -> None:
     (tmp_path / "boxes").write_text('{"image_id": 77, "boxes": []}')
     given = read_boxes(tmp_path / "boxes")
     with pytest.raises(InputError, match=r"--boxes has 77, INPUT has 0\.jpg, 1\.jpg, 2\.jpg; call"):
-        with_missing_boxes(plan_pictures([str(pictures)]), given, "boxes")
+        with_missing_boxes(plan_images([str(images)]), given, "boxes")
     (tmp_path / "hashes").write_text(json.dumps({"image_id": "a" * 64, "boxes": []}))
-    with_missing_boxes(plan_pictures([str(pictures)]), read_boxes(tmp_path / "hashes"), "hashes")
+    with_missing_boxes(plan_images([str(images)]), read_boxes(tmp_path / "hashes"), "hashes")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Decoding of good and bad pictures, and the original detector's resize."""
+"""Decoding of good and bad images, and the original detector's resize."""
 
 import io
 import struct
@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
-
-from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.resize import (
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import (
     NetworkInput,
     PixelInput,
     lighter_input,
@@ -24,6 +22,8 @@ from vlmill.extract.pictures.resize import (
     resize_factor,
     shortest_edge,
 )
+
+from vlmill.extract.config import InputLimits
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, hf_frcnn
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -48,8 +48,8 @@ def gradient(mode: str = "RGB") -> Image.Image:
 
 @pytest.mark.parametrize("name", ["down", "up", "int"])
 def test_resize_equals_opencv(name: str) -> None:
-    picture = OPS[f"resize_{name}.in.image"].float() - torch.tensor(MEAN)
-    resized = resize_bilinear(picture, OPS[f"resize_{name}.in.scale"].item())
+    image = OPS[f"resize_{name}.in.image"].float() - torch.tensor(MEAN)
+    resized = resize_bilinear(image, OPS[f"resize_{name}.in.scale"].item())
     recorded = OPS[f"resize_{name}.out.cv2_float_minus_mean"]
     torch.testing.assert_close(resized, recorded, atol=1e-3, rtol=0)
 
@@ -113,7 +113,7 @@ def test_the_first_frame_of_an_animation() -> None:
         np.testing.assert_allclose(decode(data, LIMITS)[4, 4], RED_BGR, atol=2)
 
 
-def test_broken_exif_does_not_cost_the_picture() -> None:
+def test_broken_exif_does_not_cost_the_image() -> None:
     data = encoded(gradient(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xffgarbage")
     assert decode(data, LIMITS).shape == (24, 32, 3)
 
@@ -150,7 +150,7 @@ JPEG = encoded(gradient().resize((320, 240)), "JPEG")
         (encoded(Image.new("F", (4, 4)), "TIFF"), Reason.UNSUPPORTED_FORMAT),
     ],
 )
-def test_bad_pictures_give_their_reason(data: bytes, reason: Reason) -> None:
+def test_bad_images_give_their_reason(data: bytes, reason: Reason) -> None:
     with pytest.raises(Rejected) as rejected:
         decode(data, LIMITS)
     assert rejected.value.reason is reason
@@ -164,7 +164,7 @@ def test_the_byte_limit() -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(("JPEG", "PNG", "GIF", "WEBP", "TIFF")))
-def test_mutated_pictures_decode_or_are_rejected(seed: int, kind: str) -> None:
+def test_mutated_images_decode_or_are_rejected(seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)
     data = bytearray(encoded(gradient(), kind))
     for _ in range(int(rng.integers(1, 8))):
@@ -179,18 +179,18 @@ def test_mutated_pictures_decode_or_are_rejected(seed: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 5000), (5000, 1), (2, 1000)])
-def test_a_picture_that_vanishes_when_resized_is_rejected(shape: tuple[int, int]) -> None:
+def test_a_image_that_vanishes_when_resized_is_rejected(shape: tuple[int, int]) -> None:
     pixels = np.zeros((*shape, 3), np.uint8)
     with pytest.raises(Rejected) as rejected:
         network_input(pixels, DetectorConfig(), LIMITS)
     assert rejected.value.reason is Reason.TOO_SMALL
 
 
-def test_one_pixel_becomes_a_flat_picture() -> None:
-    picture = network_input(np.full((1, 1, 3), 200, np.uint8), DetectorConfig(), LIMITS)
-    assert picture.tensor.shape == (1, 3, 600, 600)
-    torch.testing.assert_close(picture.tensor[0, :, 0, 0], 200 - torch.tensor(MEAN))
-    assert (picture.width, picture.height, picture.scale) == (1, 1, 600)
+def test_one_pixel_becomes_a_flat_image() -> None:
+    image = network_input(np.full((1, 1, 3), 200, np.uint8), DetectorConfig(), LIMITS)
+    assert image.tensor.shape == (1, 3, 600, 600)
+    torch.testing.assert_close(image.tensor[0, :, 0, 0], 200 - torch.tensor(MEAN))
+    assert (image.width, image.height, image.scale) == (1, 1, 600)
 
 
 @pytest.mark.parametrize(
@@ -202,14 +202,14 @@ def test_shortest_edge_by_hand(height: int, width: int, expected: tuple[int, int
 
 
 @pytest.mark.parametrize("family", ["milvlg", "airsplay", "hf-frcnn", "detectron2"])
-def test_a_flat_picture_is_its_colour_minus_the_mean(family: str) -> None:
+def test_a_flat_image_is_its_colour_minus_the_mean(family: str) -> None:
     spec = CONVENTIONS[family](pixel_mean=(1.0, 2.0, 3.0), pixel_std=(2.0, 2.0, 4.0))
     pixels = np.full((30, 40, 3), (11, 22, 43), np.uint8)
-    picture = network_input(pixels, spec, InputLimits(short_side=60, long_side=100))
-    assert picture.tensor.shape == (1, 3, 60, 80)
-    assert picture.factors == (2.0, 2.0)
+    image = network_input(pixels, spec, InputLimits(short_side=60, long_side=100))
+    assert image.tensor.shape == (1, 3, 60, 80)
+    assert image.factors == (2.0, 2.0)
     expected = torch.tensor([5.0, 10.0, 10.0])[:, None, None].expand(3, 60, 80)
-    torch.testing.assert_close(picture.tensor[0], expected)
+    torch.testing.assert_close(image.tensor[0], expected)
 
 
 def test_a_detector_brings_its_own_sides() -> None:
@@ -231,7 +231,7 @@ SENT = [(600, PixelInput), (1200, PixelInput), (1201, NetworkInput)]
 
 @pytest.mark.parametrize(("side", "kind"), SENT)
 def test_workers_send_what_is_fewer_bytes(side: int, kind: type) -> None:
-    """A picture of 600 x 600 x 3 float32 has the bytes of 1200 x 1200 pixels."""
+    """An image of 600 x 600 x 3 float32 has the bytes of 1200 x 1200 pixels."""
     pixels = np.zeros((side, side, 3), np.uint8)
     made = lighter_input(pixels, DetectorConfig(), LIMITS)
     assert isinstance(made, kind)

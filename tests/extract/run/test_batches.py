@@ -1,4 +1,4 @@
-"""Batches: formed by the plan alone, equal to one by one, and never lost by one bad picture."""
+"""Batches: formed by the plan alone, equal to one by one, and never lost by one bad image."""
 
 import dataclasses
 import io
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vlmill.extract.images.plan import InputImage, plan_images
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.predict import start_batch
-from vlmill.extract.pictures.plan import InputImage, plan_pictures
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
 from vlmill.extract.run.batches import ExtractionResult, extract_windows, form_batches
@@ -32,7 +32,7 @@ SIDES = ((96, 72), (72, 96), (90, 90), (96, 72), (96, 72))
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty pictures of three shapes, two of them bad and one a copy."""
+    """Twenty images of three shapes, two of them bad and one a copy."""
     folder = tmp_path_factory.mktemp("mixed")
     for number in range(20):
         blobs = np.random.default_rng(number).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -48,19 +48,19 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def batched(config: ExtractConfig) -> ExtractConfig:
-    storage = dataclasses.replace(config.storage, dtype="float32", pictures_per_shard=7)
+    storage = dataclasses.replace(config.storage, dtype="float32", images_per_shard=7)
     return dataclasses.replace(config, batch_size=2, storage=storage)
 
 
 def job_of(folder: Path, output: Path, detector: Detector, config: ExtractConfig) -> Job:
-    return Job(plan=plan_pictures([str(folder)]), output=output, detector=detector, config=config)
+    return Job(plan=plan_images([str(folder)]), output=output, detector=detector, config=config)
 
 
 def windows(
     folder: Path, detector: Detector, config: ExtractConfig
 ) -> Iterator[Iterator[PreparedImage]]:
     source = inline(detector.model.config, config.limits)
-    for window in split_windows(plan_pictures([str(folder)]), config.window):
+    for window in split_windows(plan_images([str(folder)]), config.window):
         yield source(window)
 
 
@@ -69,8 +69,8 @@ def everything(folder: Path, detector: Detector, config: ExtractConfig) -> list[
     return [one for window in found for one in window]
 
 
-def names(pictures: list[InputImage]) -> list[str]:
-    return [Path(picture.path).stem for picture in pictures]
+def names(images: list[InputImage]) -> list[str]:
+    return [Path(image.path).stem for image in images]
 
 
 def tables_of(folder: Path) -> dict[str, bytes]:
@@ -80,12 +80,12 @@ def tables_of(folder: Path) -> dict[str, bytes]:
 def test_batches_are_of_one_shape_in_the_order_of_the_plan(
     mixed: Path, detector: Detector, config: ExtractConfig
 ) -> None:
-    ready = inline(detector.model.config, config.limits)(plan_pictures([str(mixed)]))
+    ready = inline(detector.model.config, config.limits)(plan_images([str(mixed)]))
     results: list[ExtractionResult | None] = []
     found = []
     for seats in form_batches(ready, results, 3, None):
-        assert len({seat.query.picture.size for seat in seats}) == 1
-        found.append(names([seat.ready.picture for seat in seats]))
+        assert len({seat.query.image.size for seat in seats}) == 1
+        found.append(names([seat.ready.image for seat in seats]))
     full = [["00", "04", "05"], ["08", "09", "10"], ["02", "07", "12"], ["13", "14", "15"]]
     assert found == [*full, ["01", "06"], ["16", "17"], ["18", "19"]]
     rejected = [number for number, one in enumerate(results) if one is not None]
@@ -113,7 +113,7 @@ def test_rows_of_batches_are_those_of_each_alone(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_of_pictures_that_the_device_resizes(
+def test_rows_of_images_that_the_device_resizes(
     mixed: Path,
     tmp_path: Path,
     detector: Detector,
@@ -146,7 +146,7 @@ def test_an_interrupted_run_of_batches_continues_to_the_same_bytes(
 
 
 class Broken:
-    """Fails on batches with a certain picture, as a device without memory does."""
+    """Fails on batches with a certain image, as a device without memory does."""
 
     def __init__(self, original: Callable[..., Any], bad: str, late: bool) -> None:
         self.original, self.bad, self.late = original, bad, late
@@ -165,7 +165,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_picture_on_which_the_network_fails_costs_itself_only(
+def test_a_image_on_which_the_network_fails_costs_itself_only(
     mixed: Path,
     detector: Detector,
     batched: ExtractConfig,
@@ -187,7 +187,7 @@ def test_a_picture_on_which_the_network_fails_costs_itself_only(
         for one in w
     ]
     assert max(broken.batches) == 2
-    assert names([one.picture for one in found]) == [f"{n:02}" for n in range(20)]
+    assert names([one.image for one in found]) == [f"{n:02}" for n in range(20)]
     for number, (one, want) in enumerate(zip(found, whole, strict=True)):
         assert isinstance(one.result, Rejected) == (number in (3, 4, 11))
         if isinstance(one.result, RegionRow):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from vlmill.extract.images.plan import InputImage, plan_images
 
 from vlmill.extract import cli
 from vlmill.extract.config import ExtractConfig, Selection, Storage
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.pictures.plan import InputImage, plan_pictures
 from vlmill.extract.run.cost import estimate_cost, list_remaining, measure, output_bytes, row_bytes
 from vlmill.extract.run.devices import WorkerSettings
 from vlmill.extract.run.job import Job, run
@@ -38,10 +38,10 @@ def test_the_least_follows_the_rule_and_the_proposals() -> None:
 
 
 def test_the_estimate_is_below_what_is_written(
-    detector: Detector, config: ExtractConfig, shared_pictures: Path, tmp_path: Path
+    detector: Detector, config: ExtractConfig, shared_images: Path, tmp_path: Path
 ) -> None:
-    names = [str(shared_pictures / f"{n}.jpg") for n in (0, 2, 4)]
-    job = Job(plan=plan_pictures(names), output=tmp_path, detector=detector, config=config)
+    names = [str(shared_images / f"{n}.jpg") for n in (0, 2, 4)]
+    job = Job(plan=plan_images(names), output=tmp_path, detector=detector, config=config)
     estimate = estimate_cost(job, job.plan)
     run(job)
     shard = read_manifest(tmp_path)["shards"][0]
@@ -51,7 +51,7 @@ def test_the_estimate_is_below_what_is_written(
     assert list_remaining(job, range(job.num_shards)) == []
 
 
-def test_pictures_that_cannot_be_read_take_no_room(
+def test_images_that_cannot_be_read_take_no_room(
     detector: Detector, config: ExtractConfig, tmp_path: Path
 ) -> None:
     plan = [InputImage(path="a.jpg"), InputImage(path="a.jpg", kind="repeated")]
@@ -60,12 +60,12 @@ def test_pictures_that_cannot_be_read_take_no_room(
     assert estimate_cost(job, plan).inputs["of these"].startswith("1 repeated")
 
 
-def test_a_rate_is_measured_on_real_pictures(
-    detector: Detector, config: ExtractConfig, shared_pictures: Path, tmp_path: Path
+def test_a_rate_is_measured_on_real_images(
+    detector: Detector, config: ExtractConfig, shared_images: Path, tmp_path: Path
 ) -> None:
-    names = [str(shared_pictures / f"{n}.jpg") for n in (0, 2)]
+    names = [str(shared_images / f"{n}.jpg") for n in (0, 2)]
     output = tmp_path / "out"
-    job = Job(plan=plan_pictures(names), output=output, detector=detector, config=config)
+    job = Job(plan=plan_images(names), output=output, detector=detector, config=config)
     assert measure(job, WorkerSettings()).items == 2
     assert not output.exists()
 
@@ -74,20 +74,20 @@ ARCH = ("--arch", "tiny", "--short-side", "64", "--long-side", "112")
 
 
 def test_a_dry_run_writes_nothing(
-    shared_pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", str(shared_pictures / "0.jpg"), "--output", str(tmp_path / "out"), *ARCH]
+    words = ["run", str(shared_images / "0.jpg"), "--output", str(tmp_path / "out"), *ARCH]
     assert cli.command([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "INPUT 1 pictures" in said and "measured on 1" in said and "nothing" in said
+    assert "INPUT 1 images" in said and "measured on 1" in said and "nothing" in said
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_is_too_small_is_refused(
-    shared_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "free_bytes", lambda _: 1000)
-    words = ["run", str(shared_pictures / "0.jpg"), "--output", str(tmp_path / "out"), *ARCH]
+    words = ["run", str(shared_images / "0.jpg"), "--output", str(tmp_path / "out"), *ARCH]
     with pytest.raises(InputError, match="--force"):
         cli.command(words)
     assert not (tmp_path / "out").exists()

@@ -23,7 +23,7 @@ from vlmill.schemas.tables import REJECTS
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
-SMALL += ["--min-boxes", "6", "--pictures-per-shard", "4"]
+SMALL += ["--min-boxes", "6", "--images-per-shard", "4"]
 
 
 def run(*arguments: object) -> Path:
@@ -40,22 +40,22 @@ def tables_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def alone(shared_pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(shared_pictures, tmp_path_factory.mktemp("alone") / "out")
+def alone(shared_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(shared_images, tmp_path_factory.mktemp("alone") / "out")
 
 
 @pytest.mark.parametrize("flags", [["--workers", "2"], ["--device", "cpu,cpu", "--workers", "1"]])
 def test_the_same_bytes_by_more_processes(
-    shared_pictures: Path, alone: Path, tmp_path: Path, flags: list[str]
+    shared_images: Path, alone: Path, tmp_path: Path, flags: list[str]
 ) -> None:
-    assert tables_of(run(shared_pictures, *flags, tmp_path / "out")) == tables_of(alone)
+    assert tables_of(run(shared_images, *flags, tmp_path / "out")) == tables_of(alone)
 
 
-def test_the_same_batches_by_more_processes(shared_pictures: Path, tmp_path: Path) -> None:
+def test_the_same_batches_by_more_processes(shared_images: Path, tmp_path: Path) -> None:
     """Whole windows go to a device, the last one of a part being shorter."""
-    flags = ["--batch-size", "2", "--pictures-per-shard", "9"]
+    flags = ["--batch-size", "2", "--images-per-shard", "9"]
     outputs = [
-        run(shared_pictures, *flags, *crew, tmp_path / str(number))
+        run(shared_images, *flags, *crew, tmp_path / str(number))
         for number, crew in enumerate(([], ["--device", "cpu,cpu", "--workers", "3"]))
     ]
     assert tables_of(outputs[0]) == tables_of(outputs[1])
@@ -63,7 +63,7 @@ def test_the_same_batches_by_more_processes(shared_pictures: Path, tmp_path: Pat
 
 
 def test_known_ids_that_repeat(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
-    """The first picture of an id counts, whatever became of it and whoever worked ahead."""
+    """The first image of an id counts, whatever became of it and whoever worked ahead."""
     for name, data in {"a": jpeg(1), "b": b"", "c": jpeg(2)}.items():
         (tmp_path / f"{name}.jpg").write_bytes(data)
     (tmp_path / "more").mkdir()
@@ -79,9 +79,9 @@ def test_known_ids_that_repeat(jpeg: Callable[[int], bytes], tmp_path: Path) -> 
     assert rejects == [("b", "empty"), ("a", "duplicate"), ("b", "duplicate")]
 
 
-def test_a_killed_run_leaves_no_process(shared_pictures: Path, alone: Path, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_process(shared_images: Path, alone: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    arguments = ["run", *SMALL, str(shared_pictures), "--output", str(output), "--workers", "1"]
+    arguments = ["run", *SMALL, str(shared_images), "--output", str(output), "--workers", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(
         [sys.executable, "-m", "vlmill.extract.cli", *arguments], env=environment
@@ -100,10 +100,10 @@ def test_a_killed_run_leaves_no_process(shared_pictures: Path, alone: Path, tmp_
 
 
 def test_given_boxes_keep_their_rows_in_order(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
-    pictures, boxes = tmp_path / "pictures", tmp_path / "boxes.jsonl"
-    pictures.mkdir()
+    images, boxes = tmp_path / "pictures", tmp_path / "boxes.jsonl"
+    images.mkdir()
     for number in range(6):
-        (pictures / f"{number}.jpg").write_bytes(jpeg(number))
+        (images / f"{number}.jpg").write_bytes(jpeg(number))
     given = {
         "0": [[50, 40, 90, 70], [0, 0, 95, 71], [0, 0, 95, 71], [-0.5, 2, 96.5, 30]],
         compute_image_id(jpeg(1)): [[10, 10, 20, 20]],
@@ -116,7 +116,7 @@ def test_given_boxes_keep_their_rows_in_order(jpeg: Callable[[int], bytes], tmp_
     lines = [json.dumps({"image_id": k, "boxes": v}) for k, v in given.items()]
     boxes.write_text("\n".join(lines))
     flags = ["--boxes", boxes, "--global-feature", "--dtype", "float32", "--class-probs", "full"]
-    output = run(pictures, *flags, tmp_path / "out")
+    output = run(images, *flags, tmp_path / "out")
     reader = RegionReader(output)
     rows = [reader[compute_image_id(jpeg(n))] for n in range(3)]
     assert [row.boxes.tolist() for row in rows] == [given["0"], [[10, 10, 20, 20]], []]
@@ -131,27 +131,27 @@ def test_given_boxes_keep_their_rows_in_order(jpeg: Callable[[int], bytes], tmp_
     bad = [(number, "bad_boxes") for number in "345"]
     assert rejects == [*bad, ("gone", "missing_image")]
     assert verify(output) == []
-    alone = RegionReader(run(pictures / "0.jpg", *flags[2:], tmp_path / "detected"))
+    alone = RegionReader(run(images / "0.jpg", *flags[2:], tmp_path / "detected"))
     detected = next(iter(alone)).global_feature
     np.testing.assert_array_equal(detected, first.global_feature)
 
 
 def test_detected_boxes_given_again_have_the_same_features(
-    shared_pictures: Path, tmp_path: Path
+    shared_images: Path, tmp_path: Path
 ) -> None:
     """The published detector of bottom-up attention writes proposals, so they can be given."""
-    picture, flags = shared_pictures / "1.jpg", ["--dtype", "float32"]
-    row = next(iter(RegionReader(run(picture, *flags, tmp_path / "detected"))))
+    image, flags = shared_images / "1.jpg", ["--dtype", "float32"]
+    row = next(iter(RegionReader(run(image, *flags, tmp_path / "detected"))))
     line = json.dumps({"image_id": row.image_id, "boxes": row.boxes.tolist()})
     (tmp_path / "boxes").write_text(line)
-    arguments = (picture, *flags, "--boxes", tmp_path / "boxes", tmp_path / "given")
+    arguments = (image, *flags, "--boxes", tmp_path / "boxes", tmp_path / "given")
     again = next(iter(RegionReader(run(*arguments))))
     np.testing.assert_array_equal(again.boxes, row.boxes)
     assert row.features is not None and again.features is not None
     np.testing.assert_allclose(again.features, row.features, atol=1e-5)
 
 
-def test_a_tar_of_pictures_and_captions(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
+def test_a_tar_of_images_and_captions(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "shard.tar", "w") as archive:
         for number in range(3):
             for name, data in {f"{number}.jpg": jpeg(number), f"{number}.txt": b"a"}.items():

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import plan_images
+from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.predict import extract_regions, predict_regions
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import plan_pictures
-from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run import job as run_module
 from vlmill.extract.run.duplicates import get_unique_row
 from vlmill.extract.run.job import Job, run
@@ -35,14 +35,12 @@ MakeJob = Callable[..., Job]
 
 
 @pytest.fixture
-def job(
-    shared_pictures: Path, detector: Detector, config: ExtractConfig, tmp_path: Path
-) -> MakeJob:
+def job(shared_images: Path, detector: Detector, config: ExtractConfig, tmp_path: Path) -> MakeJob:
     def make(output: str = "out", **storage: Any) -> Job:
         changed = dataclasses.replace(
             config, storage=dataclasses.replace(config.storage, **storage)
         )
-        plan = plan_pictures([str(shared_pictures)])
+        plan = plan_images([str(shared_images)])
         return Job(plan=plan, output=tmp_path / output, detector=detector, config=changed)
 
     return make
@@ -52,7 +50,7 @@ def tables_of(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name != "_plan.json"}
 
 
-def test_every_picture_has_a_row_or_a_reject(jpeg: Callable[[int], bytes], finished: Path) -> None:
+def test_every_image_has_a_row_or_a_reject(jpeg: Callable[[int], bytes], finished: Path) -> None:
     reader = RegionReader(finished)
     assert reader.image_ids == [compute_image_id(jpeg(number)) for number in range(7)]
     rejects = read_table(finished, REJECTS).to_pylist()
@@ -66,7 +64,7 @@ def test_every_picture_has_a_row_or_a_reject(jpeg: Callable[[int], bytes], finis
     assert verify(finished) == []
 
 
-def test_a_row_is_what_the_picture_alone_gives(
+def test_a_row_is_what_the_image_alone_gives(
     jpeg: Callable[[int], bytes], finished: Path, detector: Detector, config: ExtractConfig
 ) -> None:
     reader = RegionReader(finished)
@@ -121,9 +119,9 @@ def test_an_unknown_choice_of_probabilities_is_refused(choice: str) -> None:
         Storage(class_probs=choice)
 
 
-@pytest.mark.parametrize("pictures_done", [0, 4, 9])
+@pytest.mark.parametrize("images_done", [0, 4, 9])
 def test_an_interrupted_run_continues_to_the_same_bytes(
-    job: MakeJob, first_run: Path, monkeypatch: pytest.MonkeyPatch, pictures_done: int
+    job: MakeJob, first_run: Path, monkeypatch: pytest.MonkeyPatch, images_done: int
 ) -> None:
     calls = 0
     original = get_unique_row
@@ -131,7 +129,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     def interrupted(*arguments: Any) -> object:
         nonlocal calls
         calls += 1
-        if calls > pictures_done:
+        if calls > images_done:
             raise KeyboardInterrupt
         return original(*arguments)
 
@@ -139,7 +137,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
         patch.setattr(run_module, "get_unique_row", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(job())
-    finished = pictures_done // 3
+    finished = images_done // 3
     assert len(list(job().output.glob("regions-*"))) == finished
     stamps = {p: p.stat().st_mtime_ns for p in job().output.glob("re*.parquet")}
     assert run(job()) == (7, 3)
@@ -147,12 +145,12 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     assert tables_of(job().output) == tables_of(first_run)
 
 
-def test_a_killed_run_continues_to_the_same_bytes(pictures: Path, tmp_path: Path) -> None:
+def test_a_killed_run_continues_to_the_same_bytes(images: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     flags = ["--arch", "tiny", "--short-side", "48", "--long-side", "64"]
-    flags += ["--pictures-per-shard", "1", "--output"]
-    arguments = ["run", str(pictures / "[0-3]*.jpg"), *flags]
+    flags += ["--images-per-shard", "1", "--output"]
+    arguments = ["run", str(images / "[0-3]*.jpg"), *flags]
     module = [sys.executable, "-m", "vlmill.extract.cli"]
     process = subprocess.Popen([*module, *arguments, str(killed)], env=environment)
     while not list(killed.glob("regions-*.parquet")):
@@ -219,7 +217,7 @@ def test_verify_looks_into_the_rows(finished: Path) -> None:
     assert row_problems(dataclasses.replace(row, attribute_ids=row.attribute_ids[1:]))
 
 
-def test_a_picture_without_boxes_has_its_row(
+def test_a_image_without_boxes_has_its_row(
     jpeg: Callable[[int], bytes], detector: Detector, config: ExtractConfig, tmp_path: Path
 ) -> None:
     nothing = dataclasses.replace(config.selection, threshold=1.0, min_boxes=0)
@@ -227,7 +225,7 @@ def test_a_picture_without_boxes_has_its_row(
     path = tmp_path / "one.jpg"
     path.write_bytes(jpeg(1))
     job = Job(
-        plan=plan_pictures([str(path)]), output=tmp_path / "o", detector=detector, config=config
+        plan=plan_images([str(path)]), output=tmp_path / "o", detector=detector, config=config
     )
     assert run(job) == (1, 0)
     (row,) = RegionReader(job.output)
@@ -236,7 +234,7 @@ def test_a_picture_without_boxes_has_its_row(
     assert verify(job.output) == []
 
 
-def test_mutated_pictures_are_all_accounted_for(
+def test_mutated_images_are_all_accounted_for(
     jpeg: Callable[[int], bytes], detector: Detector, config: ExtractConfig, tmp_path: Path
 ) -> None:
     rng, folder = np.random.default_rng(0), tmp_path / "pictures"
@@ -247,7 +245,7 @@ def test_mutated_pictures_are_all_accounted_for(
             data[int(rng.integers(0, len(data)))] = int(rng.integers(0, 256))
         cut = len(data) if number % 3 else int(rng.integers(0, len(data)))
         (folder / f"{number}.jpg").write_bytes(bytes(data[:cut]))
-    plan = plan_pictures([str(folder)], "name")
+    plan = plan_images([str(folder)], "name")
     output = tmp_path / "out"
     regions, rejects = run(Job(plan=plan, output=output, detector=detector, config=config))
     assert regions > 5 and rejects > 5
@@ -283,10 +281,10 @@ def test_features_by_precision_for_the_same_boxes(
     storage = Storage(dtype="float32", class_probs="full", global_feature=True)
     exact = dataclasses.replace(config, storage=storage)
     other = dataclasses.replace(exact, precision=precision)
-    picture = network_input(decode(jpeg(2), config.limits), detector.model.config, config.limits)
+    image = network_input(decode(jpeg(2), config.limits), detector.model.config, config.limits)
     boxes = np.array([[3, 4, 60, 50], [20, 10, 90, 70]], dtype=np.float32)
-    want = predict_regions("a", picture, detector, exact, boxes)
-    found = predict_regions("a", picture, detector, other, boxes)
+    want = predict_regions("a", image, detector, exact, boxes)
+    found = predict_regions("a", image, detector, other, boxes)
     for name in ("features", "class_probs", "global_feature"):
         one, two = getattr(want, name), getattr(found, name)
         assert one.dtype == two.dtype == np.float32
@@ -302,7 +300,7 @@ def test_features_by_precision_for_the_same_boxes(
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_fast_says_that_a_processor_lacks_the_units_for_it(
-    pictures: Path,
+    images: Path,
     tmp_path: Path,
     detector: Detector,
     config: ExtractConfig,
@@ -311,7 +309,7 @@ def test_fast_says_that_a_processor_lacks_the_units_for_it(
     lacking: bool,
 ) -> None:
     monkeypatch.setattr(run_module, "lacks_bfloat16_units", lambda _: lacking)
-    plan = plan_pictures([str(pictures / "0.jpg")])
+    plan = plan_images([str(images / "0.jpg")])
     for precision in ("exact", "fast"):
         own = dataclasses.replace(config, precision=precision)
         output = tmp_path / precision

@@ -101,7 +101,7 @@ def test_an_error_of_the_thread_ends_the_work(
 
 
 def test_a_full_disk_ends_the_command_with_status_1(
-    shared_pictures: Path,
+    shared_images: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -109,7 +109,7 @@ def test_a_full_disk_ends_the_command_with_status_1(
     def full_disk(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    arguments = ["run", str(shared_pictures), "--output", str(tmp_path / "out"), *SMALL]
+    arguments = ["run", str(shared_images), "--output", str(tmp_path / "out"), *SMALL]
     with monkeypatch.context() as patch:
         patch.setattr(writing, "encode_regions", full_disk)
         assert run_command(command, arguments) == 1

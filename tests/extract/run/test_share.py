@@ -19,7 +19,7 @@ from vlmill.schemas.files.manifest import read_manifest, verify_folder
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "examples" / "slurm" / "extract.sbatch"
-TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--pictures-per-shard", "2"]
+TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--images-per-shard", "2"]
 PARTS = 3
 # As extract-rois, which kill -9 meets between the two files of shard 4.
 KILLED = """
@@ -37,7 +37,7 @@ MAIN = "import sys\nfrom vlmill.extract.cli import main\nsys.exit(main())\n"
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of 11 pictures: six shards."""
+    """A table of 11 images: six shards."""
     folder = tmp_path_factory.mktemp("images")
     write_images(folder, 11)
     return folder
@@ -92,7 +92,7 @@ def test_parts_of_an_array_job_with_one_killed(start: Start, images: Path, tmp_p
     assert one.returncode == 0, one.stderr
     again = start(2)
     said = [again.communicate()[0]]
-    assert again.returncode == 0 and "11 pictures, 11 rows of regions" in said[0]
+    assert again.returncode == 0 and "11 images, 11 rows of regions" in said[0]
     assert verify_folder(out) == []
     assert read_manifest(out)["shards"] == read_manifest(whole)["shards"]
     assert files(out) == files(whole)  # no lock, and no leftover either
@@ -127,9 +127,9 @@ def test_a_damaged_shard_is_named(images: Path, tmp_path: Path) -> None:
     assert run(images, out, "--part", "1/2") == 0 and verify_folder(out) == []
 
 
-def test_mistakes(images: Path, tmp_path: Path, shared_pictures: Path) -> None:
+def test_mistakes(images: Path, tmp_path: Path, shared_images: Path) -> None:
     with pytest.raises(InputError, match="give --ids name"):
-        run(shared_pictures, tmp_path / "out", "--part", "1/2")
+        run(shared_images, tmp_path / "out", "--part", "1/2")
     with pytest.raises(InputError, match="--fresh would delete"):
         run(images, tmp_path / "out", "--part", "1/2", "--fresh")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Whole pictures' vectors in the rows of a run: whose they are, resumed, checked, refused."""
+"""Full images' vectors in the rows of a run: whose they are, resumed, checked, refused."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import plan_images
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.run import job as run_module
 from vlmill.extract.run.devices import WorkerSettings
 from vlmill.extract.run.duplicates import get_unique_row
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import verify
 from vlmill.extract.whole.crop import middle
-from vlmill.extract.whole.networks import WholePictures, open_global_networks
+from vlmill.extract.whole.networks import FullImages, open_global_networks
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import ShardWriter
@@ -34,21 +34,21 @@ MakeJob = Callable[..., Job]
 
 
 @pytest.fixture(scope="session")
-def whole() -> WholePictures:
+def whole() -> FullImages:
     return open_global_networks(NAMES, None, seed=0, device=torch.device("cpu"))
 
 
 @pytest.fixture
 def job(
-    shared_pictures: Path,
+    shared_images: Path,
     detector: Detector,
-    whole: WholePictures,
+    whole: FullImages,
     config: ExtractConfig,
     tmp_path: Path,
 ) -> MakeJob:
     def make(output: str = "out", **changes: Any) -> Job:
         return Job(
-            plan=plan_pictures([str(shared_pictures)]),
+            plan=plan_images([str(shared_images)]),
             output=tmp_path / output,
             detector=dataclasses.replace(detector, global_networks=whole),
             config=dataclasses.replace(config, **changes),
@@ -61,11 +61,11 @@ def rows_of(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.glob("re*.parquet"))}
 
 
-def test_each_row_has_its_own_pictures_vectors(
+def test_each_row_has_its_own_images_vectors(
     job: MakeJob,
     jpeg: Callable[[int], bytes],
     first_run: Path,
-    whole: WholePictures,
+    whole: FullImages,
     config: ExtractConfig,
 ) -> None:
     run(job())
@@ -149,10 +149,10 @@ def test_verify_misses_vectors_of_another_width(job: MakeJob, tmp_path: Path) ->
 
 
 def test_the_command_says_that_weights_are_random(
-    shared_pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = str(shared_pictures / "1.jpg")
-    flags = [picture, "--output", str(tmp_path / "out"), *SMALL, "--global-cnn", "googlenet"]
+    image = str(shared_images / "1.jpg")
+    flags = [image, "--output", str(tmp_path / "out"), *SMALL, "--global-cnn", "googlenet"]
     assert command(["run", *flags]) == 0
     told = capsys.readouterr().err
     assert "no --global-weights, so googlenet have RANDOM weights from --seed 0" in told
@@ -174,9 +174,9 @@ def test_the_command_says_that_weights_are_random(
     ],
 )
 def test_mistakes_cost_one_line(
-    flags: list[str], message: str, shared_pictures: Path, tmp_path: Path
+    flags: list[str], message: str, shared_images: Path, tmp_path: Path
 ) -> None:
-    run_flags = ["run", str(shared_pictures), "--output", str(tmp_path / "out"), *SMALL, *flags]
+    run_flags = ["run", str(shared_images), "--output", str(tmp_path / "out"), *SMALL, *flags]
     with pytest.raises(InputError, match=message) as told:
         command(run_flags)
     assert "\n" not in str(told.value) and not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vlmill.extract.service.app import regions_service
-from vlmill.extract.service.rows import Outcome, RejectedPicture
+from vlmill.extract.service.rows import Outcome, RejectedImage
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.readers.regions import RegionRow, region_arrays
 from vlmill.schemas.rejects import Reason
@@ -24,16 +24,16 @@ PRODUCER = {"weights": "random weights, seed 0", "detector_fingerprint": "0" * 3
 
 
 def compute(contents: Sequence[bytes]) -> list[Outcome]:
-    """Draws rows that depend on the picture's bytes."""
+    """Draws rows that depend on the image's bytes."""
     return [drawn(content) for content in contents]
 
 
 def drawn(content: bytes) -> Outcome:
-    """Draws a picture's row."""
+    """Draws an image's row."""
     try:
         width, height = Image.open(io.BytesIO(content)).size
     except OSError:
-        return RejectedPicture(reason=Reason.UNSUPPORTED_FORMAT, detail="none of JPEG, PNG")
+        return RejectedImage(reason=Reason.UNSUPPORTED_FORMAT, detail="none of JPEG, PNG")
     chance = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest()[:8], "big"))
     corners = np.sort(chance.random((2, REGIONS, 2)), axis=0) * (width, height)
     probs = np.sort(chance.dirichlet(np.ones(8), REGIONS), axis=1)[:, ::-1][:, :TOP]

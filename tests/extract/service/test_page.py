@@ -47,7 +47,7 @@ def boxes(page: Any, figure: str = "first") -> list[Any]:
     return found
 
 
-def test_a_picture_is_looked_at(page: Any, downloads: Path) -> None:
+def test_a_image_is_looked_at(page: Any, downloads: Path) -> None:
     with served(["-m", "tests.extract.service.stub", TOKEN]) as service:
         page.get(service.url)
         until(lambda: by_id(page, "bearer").is_displayed())
@@ -67,7 +67,7 @@ def test_a_picture_is_looked_at(page: Any, downloads: Path) -> None:
             "b = document.querySelector('#first button').getBoundingClientRect();"
             "return [b.left - i.left, b.top - i.top, i.right - b.right, i.bottom - b.bottom]"
         )
-        assert min(size) > -4  # boxes lie on the picture
+        assert min(size) > -4  # boxes lie on the image
 
         middle = (scores[3] + scores[4]) / 2
         page.execute_script(
@@ -171,14 +171,14 @@ def fits_narrow(page: Any, name: str) -> None:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_table_is_asked_by_page(first_run: Path, pictures: Path) -> None:
+def test_a_table_is_asked_by_page(first_run: Path, images: Path) -> None:
     words = ["-m", "vlmill.extract.cli", "show", "--serve", str(first_run)]
-    with (pictures / "huge.jpg").open("wb") as huge:
+    with (images / "huge.jpg").open("wb") as huge:
         huge.truncate(2**30)  # takes no room
-    with served([*words, "--images", str(pictures)]) as service:
+    with served([*words, "--images", str(images)]) as service:
         until(lambda: bool(service.log))
         assert service.log[0] == (
-            "7 of 7 pictures found, 2 of --images have no row, 1 rejects (1 too_large), "
+            "7 of 7 images found, 2 of --images have no row, 1 rejects (1 too_large), "
             "the first is huge.jpg\n"
         )
         reply = service.ask("GET", "/v1/rows?page=1&per_page=4").json()
@@ -201,7 +201,7 @@ def test_a_table_is_asked_by_page(first_run: Path, pictures: Path) -> None:
 
 
 def rows_of(count: int, folder: Path) -> str:
-    """Writes a table of drawn regions, and its pictures; gives the table."""
+    """Writes a table of drawn regions, and its images; gives the table."""
     rows = []
     for number in range(count):
         content = io.BytesIO()
@@ -220,7 +220,7 @@ def test_a_table_of_a_thousand_is_paged_and_compared(page: Any, tmp_path: Path) 
     with served([*words, "--images", str(tmp_path)]) as service:
         page.get(service.url)
         until(says(page, "Page 1 of 42"))
-        assert len(page.find_elements("css selector", "#pictures img")) == 24
+        assert len(page.find_elements("css selector", "#images img")) == 24
         assert not by_id(page, "previous").is_enabled()
         by_id(page, "next").click()
         until(says(page, "Page 2 of 42"))
@@ -229,7 +229,7 @@ def test_a_table_of_a_thousand_is_paged_and_compared(page: Any, tmp_path: Path) 
         number.send_keys("99\n")  # the last one
         until(says(page, "Page 42 of 42"))
         assert number.get_attribute("value") == "42" and not by_id(page, "next").is_enabled()
-        first, second, *_ = buttons = page.find_elements("css selector", "#pictures button")
+        first, second, *_ = buttons = page.find_elements("css selector", "#images button")
         assert len(buttons) == 1_000 - 41 * 24
         first.click()
         until(says(page, "12 regions of"))

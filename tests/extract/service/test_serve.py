@@ -1,4 +1,4 @@
-"""``extract-rois serve`` gives the rows of ``extract-rois run``, and refuses bad pictures."""
+"""``extract-rois serve`` gives the rows of ``extract-rois run``, and refuses bad images."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ from tests.serving import Reply, Served, form, served, until
 from tests.web import LOCAL, file_server
 
 from vlmill.extract.cli import command
-from vlmill.extract.service.rows import RejectedPicture, choose_kind, make_response
+from vlmill.extract.service.rows import RejectedImage, choose_kind, make_response
 from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.client import ARROW, JSON, PARQUET, ServiceClient, ServiceError
@@ -38,7 +38,7 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def service() -> Iterator[Served]:
     web = ("--allow-urls", "--contact", "me@example.org", "--allow-address", LOCAL)
-    limits = ("--max-bytes", "300000", "--max-pictures", "12", "--queue", "24")
+    limits = ("--max-bytes", "300000", "--max-images", "12", "--queue", "24")
     words = ("-m", "vlmill.extract.cli", "serve", "--port", "0", *FLAGS, *limits, *web)
     with served(words) as running:
         yield running
@@ -48,10 +48,10 @@ def service() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def rows(shared_pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    """What a run makes of the same pictures."""
+def rows(shared_images: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    """What a run makes of the same images."""
     output = tmp_path_factory.mktemp("run") / "regions"
-    assert command(["run", str(shared_pictures), "--output", str(output), *FLAGS]) == 0
+    assert command(["run", str(shared_images), "--output", str(output), *FLAGS]) == 0
     return pq.read_table(sorted(output.glob("regions-*.parquet")))
 
 
@@ -59,11 +59,9 @@ def sent(folder: Path) -> list[tuple[str, bytes]]:
     return [(path.name, path.read_bytes()) for path in sorted(folder.glob("*.jpg"))]
 
 
-def test_the_rows_are_those_of_a_run(
-    service: Served, shared_pictures: Path, rows: pa.Table
-) -> None:
+def test_the_rows_are_those_of_a_run(service: Served, shared_images: Path, rows: pa.Table) -> None:
     """Bit for bit, in every form, with the same metadata; and so are the rejects."""
-    body, kind = form(sent(shared_pictures))
+    body, kind = form(sent(shared_images))
     stream = service.post("/v1/regions", body, kind, accept=ARROW)
     assert stream.status == 200, stream.body
     table = pa.ipc.open_stream(stream.body).read_all()
@@ -75,7 +73,7 @@ def test_the_rows_are_those_of_a_run(
     file = service.post("/v1/regions", body, kind, accept=PARQUET)
     assert pq.read_table(io.BytesIO(file.body)).equals(rows)
     plain = service.post("/v1/regions", body, kind).json()
-    names = [name for name, _ in sent(shared_pictures)]
+    names = [name for name, _ in sent(shared_images)]
     rejects = {reject["name"]: reject["reason"] for reject in plain["rejects"]}
     assert rejects == {
         "3-empty.jpg": "empty",
@@ -93,7 +91,7 @@ def test_the_rows_are_those_of_a_run(
     assert plain["arrays"] == json.loads(rows.schema.metadata[b"vlmill.arrays"])
 
 
-def test_one_picture_is_the_body(service: Served, jpeg: Callable[[int], bytes]) -> None:
+def test_one_image_is_the_body(service: Served, jpeg: Callable[[int], bytes]) -> None:
     reply = service.post("/v1/regions", jpeg(3), "image/jpeg")
     assert reply.status == 200 and len(reply.json()["regions"]) == 1
 
@@ -132,7 +130,7 @@ def cut() -> bytes:
     ],
     ids=["empty", "text", "bomb", "pixels", "cut", "bytes"],
 )
-def test_bad_pictures_are_refused_in_one_line(
+def test_bad_images_are_refused_in_one_line(
     service: Served, content: bytes, status: int, reason: str
 ) -> None:
     reply = service.post("/v1/regions", content, "image/jpeg")
@@ -142,15 +140,15 @@ def test_bad_pictures_are_refused_in_one_line(
 
 
 def test_what_no_request_may_be(service: Served, jpeg: Callable[[int], bytes]) -> None:
-    no_picture = service.post("/v1/regions", b"{}", "application/json")
-    assert (no_picture.status, no_picture.json()["reason"]) == (400, "bad_request")
+    no_image = service.post("/v1/regions", b"{}", "application/json")
+    assert (no_image.status, no_image.json()["reason"]) == (400, "bad_request")
     wish = service.post("/v1/regions", jpeg(1), "image/jpeg", accept="text/html")
     assert (wish.status, wish.json()["reason"]) == (406, "not_acceptable")
     body, kind = form([("a.jpg", jpeg(1))], threshold="0.3")
     assert service.post("/v1/regions", body, kind).json()["reason"] == "unknown_field"
 
 
-def test_pictures_by_urls(service: Served, jpeg: Callable[[int], bytes]) -> None:
+def test_images_by_urls(service: Served, jpeg: Callable[[int], bytes]) -> None:
     def ask(*urls: str) -> tuple[int, dict[str, object]]:
         body = json.dumps({"urls": urls}).encode()
         reply = service.post("/v1/regions", body, "application/json")
@@ -170,16 +168,16 @@ def test_pictures_by_urls(service: Served, jpeg: Callable[[int], bytes]) -> None
         assert (status, said["reason"]) == (400, "bad_address"), said
 
 
-def test_the_client(service: Served, shared_pictures: Path, rows: pa.Table) -> None:
+def test_the_client(service: Served, shared_images: Path, rows: pa.Table) -> None:
     client = ServiceClient(service.url)
-    pictures: list[Path | bytes] = [
-        shared_pictures / "0.jpg",
-        (shared_pictures / "1.jpg").read_bytes(),
+    images: list[Path | bytes] = [
+        shared_images / "0.jpg",
+        (shared_images / "1.jpg").read_bytes(),
     ]
-    assert client.regions(pictures)["features"].equals(rows["features"].slice(0, 2))
-    assert pq.read_table(io.BytesIO(client.regions_parquet(pictures))).num_rows == 2
+    assert client.regions(images)["features"].equals(rows["features"].slice(0, 2))
+    assert pq.read_table(io.BytesIO(client.regions_parquet(images))).num_rows == 2
     with pytest.raises(
-        ServiceError, match="415 unsupported_format: the picture is rejected: none of"
+        ServiceError, match="415 unsupported_format: the image is rejected: none of"
     ):
         client.regions([b"text"])
 
@@ -207,7 +205,7 @@ def test_the_samples_of_the_openapi_document_run(
     assert pq.read_table(tmp_path / "regions.parquet").num_rows == 2
 
 
-def test_mutated_pictures(service: Served, request: pytest.FixtureRequest) -> None:
+def test_mutated_images(service: Served, request: pytest.FixtureRequest) -> None:
     """Each has its row or its reason; no status of 500, and no worker ends."""
     count = request.config.getoption("--mutations")
     blobs = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
@@ -270,7 +268,7 @@ def test_accept_chooses() -> None:
 
 
 def test_all_rejected_is_the_first_ones_status() -> None:
-    bad = RejectedPicture(reason=Reason.TOO_LARGE, detail="9 bytes, limit 8")
+    bad = RejectedImage(reason=Reason.TOO_LARGE, detail="9 bytes, limit 8")
     row = RegionRow(image_id="a", width=1, height=1, boxes=np.zeros((1, 4), np.float32))
     make_response([bad, row], ["x", "y"]).require_rows()
     with pytest.raises(RequestRefused) as raised:

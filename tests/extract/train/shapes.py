@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes with their boxes: something that a small detector can learn."""
+"""Images of coloured shapes with their boxes: something that a small detector can learn."""
 
 import io
 import json
@@ -24,14 +24,14 @@ WIDTH, HEIGHT = 120, 90
 
 
 def write_shapes(folder: Path, count: int, *, held_out: int = 0, seed: int = 0) -> Path:
-    """Tables of pictures and boxes; the last ``held_out`` pictures are of the split ``val``."""
+    """Tables of images and boxes; the last ``held_out`` images are of the split ``val``."""
     rng = np.random.default_rng(seed)
     images, boxes = [], []
     for number in range(count + held_out):
         image_id = f"shapes/{number:05d}"
-        picture, row = drawn(rng)
+        image, row = drawn(rng)
         content = io.BytesIO()
-        picture.save(content, "PNG")
+        image.save(content, "PNG")
         images.append({"image_id": image_id, "bytes": content.getvalue()})
         split = "train" if number < count else "val"
         boxes.append({"image_id": image_id, "split": split, "source": "shapes", **row})
@@ -44,10 +44,10 @@ def write_shapes(folder: Path, count: int, *, held_out: int = 0, seed: int = 0) 
 
 
 def drawn(rng: np.random.Generator) -> tuple[Image.Image, dict[str, Any]]:
-    """A picture of one to three shapes on grey noise, and what is in it."""
+    """An image of one to three shapes on grey noise, and what is in it."""
     noise = rng.integers(90, 150, (HEIGHT // 6, WIDTH // 6, 3), dtype=np.uint8)
-    picture = Image.fromarray(noise).resize((WIDTH, HEIGHT), Image.Resampling.NEAREST)
-    pen = ImageDraw.Draw(picture)
+    image = Image.fromarray(noise).resize((WIDTH, HEIGHT), Image.Resampling.NEAREST)
+    pen = ImageDraw.Draw(image)
     row: dict[str, Any] = {"width": WIDTH, "height": HEIGHT}
     row |= {"boxes": [], "class_ids": [], "attribute_ids": []}
     cells = rng.permutation(3)[: rng.integers(1, 4)].tolist()
@@ -68,4 +68,4 @@ def drawn(rng: np.random.Generator) -> tuple[Image.Image, dict[str, Any]]:
         row["boxes"].append([x, y, x + side, y + side])
         row["class_ids"].append(kind)
         row["attribute_ids"].append([colour])
-    return picture, row
+    return image, row

@@ -23,7 +23,7 @@ from vlmill.schemas.errors import InputError
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight pictures to train on and two to validate on."""
+    """Eight images to train on and two to validate on."""
     return write_shapes(tmp_path_factory.mktemp("shapes"), 8, held_out=2)
 
 
@@ -31,7 +31,7 @@ def test_every_recipe_is_listed_with_what_it_trains(capsys: pytest.CaptureFixtur
     assert cli.command(["recipes"]) == 0
     said = capsys.readouterr().out
     assert all(f"{name} " in said for name in RECIPES)
-    assert "380,000 steps of 1 pictures of 600/1000 pixels, rate 0.001" in said
+    assert "380,000 steps of 1 images of 600/1000 pixels, rate 0.001" in said
 
 
 def test_a_shown_recipe_is_a_file_that_can_be_changed(
@@ -85,7 +85,7 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(
     output = tmp_path / "out"
     assert train(shapes, output, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "8 pictures" in said and "4 of 2 pictures" in said and "steps/s" in said
+    assert "8 images" in said and "4 of 2 images" in said and "steps/s" in said
     assert not output.exists()
     # Weights and momenta of both checkpoints: what the run itself leaves.
     told = next(line for line in said.splitlines() if line.startswith("output"))

@@ -1,4 +1,4 @@
-"""Measures of held-out pictures by hand, and COCO's beside pycocotools."""
+"""Measures of held-out images by hand, and COCO's beside pycocotools."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ TRUE = TrueBoxes(
 
 
 def detected(*rows: tuple[float, ...]) -> DetectedBoxes:
-    """Rows of picture, name, corners and score."""
+    """Rows of image, name, corners and score."""
     table = np.array(rows, dtype=np.float64).reshape(-1, 7)
     names = table[:, 1].astype(np.int64)
     return DetectedBoxes(table[:, 0].astype(np.int64), names, table[:, 2:6], table[:, 6])
@@ -49,7 +49,7 @@ def test_nothing_detected_is_0_everywhere() -> None:
 
 
 def findings() -> Findings:
-    """Two pictures with a box each."""
+    """Two images with a box each."""
     return Findings(
         sizes=[(40, 30), (40, 30)],
         truth=[np.array([[0, 0, 5, 5, 15, 15.0]]), np.array([[1, 1, 0, 0, 40, 30.0]])],
@@ -62,7 +62,7 @@ def findings() -> Findings:
     )
 
 
-def test_truth_is_of_whole_pixels_inside_the_picture() -> None:
+def test_truth_is_of_whole_pixels_inside_the_image() -> None:
     assert make_true_boxes(findings()).boxes.tolist() == [[5, 5, 15, 15], [0, 0, 39, 29]]
 
 

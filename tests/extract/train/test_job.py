@@ -36,7 +36,7 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight pictures to train on and two to validate on."""
+    """Eight images to train on and two to validate on."""
     return write_shapes(tmp_path_factory.mktemp("shapes"), 8, held_out=2)
 
 
@@ -70,7 +70,7 @@ def test_a_run_writes_a_detector_that_extracts(trained: Path, shapes: Path, tmp_
     assert metrics["pictures"] == 2 and 0 <= metrics["vg/map"] <= 1
     report = (trained / "report.html").read_text()
     assert "Best classes" in report and "true boxes; right: " in report
-    assert ">2</td>" in report and "2.0000" not in report  # pictures are counted
+    assert ">2</td>" in report and "2.0000" not in report  # images are counted
     regions = tmp_path / "regions"
     run = ["run", str(shapes), "--weights", str(trained), "--output", str(regions)]
     assert cli.command([*run, "--max-boxes", "5"]) == 0
@@ -119,7 +119,7 @@ def test_other_settings_are_refused_on_the_same_output(trained: Path, shapes: Pa
         train(shapes, trained, "solver.lr=0.5")
 
 
-def test_a_loss_that_is_not_finite_stops_with_step_and_pictures(
+def test_a_loss_that_is_not_finite_stops_with_step_and_images(
     shapes: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -166,10 +166,10 @@ def test_a_detector_of_other_classes_gives_rows_by_their_names(
     assert torch.equal(before[body], after[body])
 
 
-def test_bad_boxes_and_pictures_are_counted(
+def test_bad_boxes_and_images_are_counted(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Outside, inverted, unknown, crowd, cut; a missing picture; a picture without a box."""
+    """Outside, inverted, unknown, crowd, cut; a missing image; an image without a box."""
     table = pq.read_table(next(shapes.glob("boxes-*.parquet"))).to_pylist()
     spoilt = table[0]
     spoilt["boxes"] = [
@@ -197,7 +197,7 @@ def test_bad_boxes_and_pictures_are_counted(
         "1 without a box, kept as negatives",
         "1 with a single one",
         "1 inverted or empty (first in shapes/00000)",
-        "1 outside the picture",
+        "1 outside the image",
         "1 of an unknown class",
         "1 around a crowd",
         "1 cut at the border",
@@ -229,13 +229,13 @@ def test_lists_that_are_not_of_all_boxes_are_refused(
 
 
 def rejected(output: Path) -> list[tuple[str, str]]:
-    """The pictures of a run's rejects, and why."""
+    """The images of a run's rejects, and why."""
     rows = pq.read_table(next(output.glob("rejects-*.parquet"))).to_pylist()
     return [(row["key"], row["reason"]) for row in rows]
 
 
 def test_what_cannot_be_measured_is_a_reject_too(shapes: Path, tmp_path: Path) -> None:
-    """A held-out picture of another size than its boxes', and one that is not there."""
+    """A held-out image of another size than its boxes', and one that is not there."""
     table = pq.read_table(next(shapes.glob("boxes-*.parquet"))).to_pylist()
     held_out = [row for row in table if row["split"] == "val"]
     held_out[0]["width"] += 1
@@ -253,7 +253,7 @@ def test_what_cannot_be_measured_is_a_reject_too(shapes: Path, tmp_path: Path) -
 
 
 def test_a_killed_run_still_knows_what_it_could_not_use(shapes: Path, tmp_path: Path) -> None:
-    """The picture is met once, before the checkpoint that is left."""
+    """The image is met once, before the checkpoint that is left."""
     settings, output = read_settings("small", None, TINY), tmp_path / "out"
     first = next(visits_from([True] * 8, settings, 0))[0].example
     rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
@@ -281,8 +281,8 @@ def test_bfloat16_trains_the_same_detector(shapes: Path, trained: Path, tmp_path
     assert all(value.dtype == torch.float32 for value in weights.values())
 
 
-def broken_pictures(shapes: Path, folder: Path, count: int) -> Path:
-    """A table of pictures of which the first ones are none."""
+def broken_images(shapes: Path, folder: Path, count: int) -> Path:
+    """A table of images of which the first ones are none."""
     rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
     for row in rows[:count]:
         row["bytes"] = b"no picture"
@@ -291,9 +291,9 @@ def broken_pictures(shapes: Path, folder: Path, count: int) -> Path:
     return folder
 
 
-def test_a_step_of_broken_pictures_takes_the_next_ones(shapes: Path, tmp_path: Path) -> None:
-    """With one picture a step, as of the original's recipe, every step is one picture."""
-    folder, output = broken_pictures(shapes, tmp_path / "images", 5), tmp_path / "out"
+def test_a_step_of_broken_images_takes_the_next_ones(shapes: Path, tmp_path: Path) -> None:
+    """With one image a step, as of the original's recipe, every step is one image."""
+    folder, output = broken_images(shapes, tmp_path / "images", 5), tmp_path / "out"
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(output)]
     fields = ["recipe=small", *TINY, "batch_size=1", "steps=8"]
     assert cli.command(["train", *tables, *fields, "workers=1"]) == 0
@@ -303,17 +303,17 @@ def test_a_step_of_broken_pictures_takes_the_next_ones(shapes: Path, tmp_path: P
     ]
 
 
-def test_pictures_of_which_none_can_be_used_end_the_run(shapes: Path, tmp_path: Path) -> None:
-    folder = broken_pictures(shapes, tmp_path / "images", 8)
+def test_images_of_which_none_can_be_used_end_the_run(shapes: Path, tmp_path: Path) -> None:
+    folder = broken_images(shapes, tmp_path / "images", 8)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
-    with pytest.raises(InputError, match="none of 9 pictures of a step can be used"):
+    with pytest.raises(InputError, match="none of 9 images of a step can be used"):
         cli.command(["train", *tables, "recipe=small", *TINY])
 
 
-def test_an_undecodable_picture_is_left_out_of_its_step(
+def test_an_undecodable_image_is_left_out_of_its_step(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = broken_pictures(shapes, tmp_path / "images", 1)
+    folder = broken_images(shapes, tmp_path / "images", 1)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
     assert cli.command(["train", *tables, *TINY, "recipe=small"]) == 0
     assert "1 rejects" in capsys.readouterr().out

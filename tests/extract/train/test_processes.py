@@ -1,4 +1,4 @@
-"""Two processes train together as one does with all pictures of a step."""
+"""Two processes train together as one does with all images of a step."""
 
 import os
 import subprocess
@@ -16,9 +16,9 @@ from vlmill.extract.detect.saved import read_saved
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.processes import process_context
 
-# Every process divides by its own examples, normalises by its own pictures and draws for itself:
+# Every process divides by its own examples, normalises by its own images and draws for itself:
 # the same comes out where constants normalise, all anchors and proposals are taken, and there are
-# as many of each picture.
+# as many of each image.
 NOTHING_DRAWN = (
     *("detector.batch_norm=frozen", "detector.num_attributes=0", "solver.lr=0.002"),
     *("rpn.matching.batch=5000", "rpn.matching.positives=1.0", "roi.matching.positives=1.0"),
@@ -47,7 +47,7 @@ def of_two(rank: int, port: int, command: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_the_pictures_of_both(tmp_path: Path) -> None:
+def test_two_processes_are_one_with_the_images_of_both(tmp_path: Path) -> None:
     shapes, start = write_shapes(tmp_path / "shapes", 8), tmp_path / "start"
     assert train(shapes, start, "detector.num_attributes=0", "steps=0") == 0
     both, one = tmp_path / "both", tmp_path / "one"

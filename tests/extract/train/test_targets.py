@@ -135,7 +135,7 @@ def test_attributes_of_background_and_of_boxes_without_any() -> None:
     assert caffe.tolist() == [[4, 6], [0, -1], [-1, -1]]
 
 
-def test_a_picture_without_boxes_has_no_attribute_targets() -> None:
+def test_a_image_without_boxes_has_no_attribute_targets() -> None:
     """Where MILVLG's own code raises."""
     regions = Regions(
         torch.zeros(2, 4), torch.tensor([7, 7]), torch.arange(2), torch.tensor([0, 0])

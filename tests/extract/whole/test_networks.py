@@ -1,4 +1,4 @@
-"""Vectors of whole pictures are torchvision's own, from torchvision's own files."""
+"""Vectors of full images are torchvision's own, from torchvision's own files."""
 
 import io
 import re

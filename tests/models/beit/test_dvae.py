@@ -1,4 +1,4 @@
-"""Picture tokenizers: shapes, files that would run code, and wrong sizes."""
+"""Image tokenizers: shapes, files that would run code, and wrong sizes."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def test_the_published_encoder_has_its_size() -> None:
     assert round(4 * sum(p.numel() for p in model.parameters()) / 1e6) == 215
 
 
-def test_tokens_become_a_picture_again() -> None:
+def test_tokens_become_a_image_again() -> None:
     model = Dvae(DVAE)
     assert model.decode(torch.zeros(2, 4, 4, dtype=torch.int64)).shape == (2, 3, 32, 32)
 

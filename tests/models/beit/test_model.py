@@ -55,7 +55,7 @@ def classifier(**changes: Any) -> Beit:
     return tiny_beit(num_visual_tokens=0, num_classes=5, shared_relative=False, **changes)
 
 
-def pictures() -> Tensor:
+def images() -> Tensor:
     return torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1))
 
 
@@ -89,8 +89,8 @@ def test_masked_image_modelling_is_that_of_transformers(tmp_path: Path) -> None:
     for source in sources:  # names in memory differ from those in a file
         ours: Any = load_reference("beit", source, config)
         with torch.no_grad():
-            expected = theirs(pictures(), bool_masked_pos=masks()).logits
-            states = ours(pictures(), masks())
+            expected = theirs(images(), bool_masked_pos=masks()).logits
+            states = ours(images(), masks())
         logits = ours.visual_logits(states[:, 1:])
         torch.testing.assert_close(logits, expected[:, -9:], atol=1e-5, rtol=1e-4)
 
@@ -100,9 +100,9 @@ def test_the_classifier_is_that_of_transformers(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     ours: Any = load_reference("beit", tmp_path / "model.safetensors", config)
     with torch.no_grad():
-        expected = theirs(pictures(), output_hidden_states=True)
-    torch.testing.assert_close(ours(pictures()), expected.hidden_states[-1], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(ours.class_logits(pictures()), expected.logits, atol=1e-5, rtol=1e-4)
+        expected = theirs(images(), output_hidden_states=True)
+    torch.testing.assert_close(ours(images()), expected.hidden_states[-1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.class_logits(images()), expected.logits, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("model", [tiny_beit(), classifier()], ids=["masked", "classes"])
@@ -134,10 +134,10 @@ def test_a_classifier_starts_from_masked_image_modelling_at_another_size() -> No
 
 
 def test_masked_patches_are_not_read() -> None:
-    model, batch = tiny_beit(), pictures()
+    model, batch = tiny_beit(), images()
     states = model(batch, masks())
     other = batch.clone()
-    other[0, :, :8, :8] = 9.0  # the first patch of the first picture is masked
+    other[0, :, :8, :8] = 9.0  # the first patch of the first image is masked
     assert torch.equal(model(other, masks()), states)
     assert not torch.equal(model(other), model(batch))
 
@@ -177,7 +177,7 @@ def test_vlmo_starts_from_beit(shared: bool) -> None:
         if not shared:
             model.encoder.norm = torch.nn.Identity()  # type: ignore[assignment]
         torch.testing.assert_close(
-            model.encode_image(pictures()), source(pictures()), atol=1e-5, rtol=1e-4
+            model.encode_image(images()), source(images()), atol=1e-5, rtol=1e-4
         )
     table = origins["encoder.relative.table"]
     assert table.rows == 28 and table.rule == "0"
@@ -205,4 +205,4 @@ def test_what_is_no_beit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="want one head"):
         BeitConfig(num_classes=3)
     with pytest.raises(ValueError, match="masked patches need num_visual_tokens"):
-        classifier()(pictures(), masks())
+        classifier()(images(), masks())

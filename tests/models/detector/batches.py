@@ -1,4 +1,4 @@
-"""What tests ask of a batch: pictures in, and of each picture the places that are taken."""
+"""What tests ask of a batch: images in, and of each image the places that are taken."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,37 +12,37 @@ from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 
 
 def limits_of(sizes: Sequence[tuple[float, float]], offset: float) -> Tensor:
-    """The farthest corners of pictures of these heights and widths, x, y, x, y."""
+    """The farthest corners of images of these heights and widths, x, y, x, y."""
     return torch.tensor([[w - offset, h - offset] * 2 for h, w in sizes])
 
 
 def min_sides_of(scales: Sequence[float], config: DetectorConfig) -> Tensor:
-    """The least sides of proposals in pictures resized by ``scales``."""
+    """The least sides of proposals in images resized by ``scales``."""
     return torch.tensor([config.min_input_size(scale) for scale in scales])
 
 
 def detect(
     model: FasterRCNN,
-    pictures: Tensor,
+    images: Tensor,
     scales: Sequence[float],
     sizes: Sequence[tuple[int, int]] | None = None,
     chunk: int = 50,
 ) -> list[Detections]:
-    """Each picture's own detections, with no free places."""
+    """Each image's own detections, with no free places."""
     config = model.config
     if sizes is None:
-        sizes = [(pictures.shape[2], pictures.shape[3])] * len(pictures)
+        sizes = [(images.shape[2], images.shape[3])] * len(images)
     limits = limits_of(sizes, config.box_offset)
-    return each_picture(model(pictures, limits, min_sides_of(scales, config), chunk=chunk))
+    return each_image(model(images, limits, min_sides_of(scales, config), chunk=chunk))
 
 
-def each_picture(batch: Detections) -> list[Detections]:
-    """The pictures of a batch as batches of one, with no free places."""
+def each_image(batch: Detections) -> list[Detections]:
+    """The images of a batch as batches of one, with no free places."""
     return [
         dataclasses.replace(
             batch,
             **{
-                field.name: picture_of(getattr(batch, field.name), number, batch)
+                field.name: image_of(getattr(batch, field.name), number, batch)
                 for field in dataclasses.fields(batch)
             },
         )
@@ -50,8 +50,8 @@ def each_picture(batch: Detections) -> list[Detections]:
     ]
 
 
-def picture_of(values: Tensor | None, number: int, batch: Detections) -> Any:
-    """One picture's taken places [1, P, ...]; its one vector of the whole picture [1, D]."""
+def image_of(values: Tensor | None, number: int, batch: Detections) -> Any:
+    """One image's taken places [1, P, ...]; its one vector of the full image [1, D]."""
     if values is None:
         return None
     own = values[number : number + 1]
@@ -59,5 +59,5 @@ def picture_of(values: Tensor | None, number: int, batch: Detections) -> Any:
 
 
 def given(boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Boxes [P, 4] of one picture, all of them taken."""
+    """Boxes [P, 4] of one image, all of them taken."""
     return boxes[None], torch.ones(1, len(boxes), dtype=torch.bool)

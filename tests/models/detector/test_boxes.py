@@ -88,7 +88,7 @@ def test_suppression_equals_the_recorded_lists(family: str, threshold: str) -> N
 def one_list(
     boxes: Tensor, scores: Tensor, threshold: float, *, offset: float, inclusive: bool
 ) -> Tensor:
-    """All survivors of one picture and one order, best first."""
+    """All survivors of one image and one order, best first."""
     places, values = first_survivors(
         boxes[None, :, None],
         scores[None, :, None],
@@ -160,7 +160,7 @@ def test_iou_by_hand() -> None:
 
 
 def test_clipping_by_hand() -> None:
-    """Each picture to its own border."""
+    """Each image to its own border."""
     boxes = torch.tensor([[-3.0, 2.0, 99.0, 40.0], [5.0, 6.0, 7.0, 8.0]])
     limits = torch.tensor([[29.0, 19.0, 29.0, 19.0], [30.0, 7.0, 30.0, 7.0]])
     clipped = clip_boxes(boxes.expand(2, 2, 4), limits[:, None])

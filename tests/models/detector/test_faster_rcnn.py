@@ -46,7 +46,7 @@ def random_model(config: DetectorConfig, seed: int = 0) -> FasterRCNN:
     return model
 
 
-def picture(height: int, width: int, seed: int = 0) -> Tensor:
+def image(height: int, width: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(1, 3, 6, 8, generator=generator) * 64
     return nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
@@ -55,7 +55,7 @@ def picture(height: int, width: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("family", CONVENTIONS)
 def test_every_family_detects(family: str) -> None:
     spec = small(family)
-    (found,) = detect(random_model(spec), picture(96, 128), [1.0], chunk=4)
+    (found,) = detect(random_model(spec), image(96, 128), [1.0], chunk=4)
     count = found.boxes.shape[1]
     assert 0 < count <= 9
     assert found.features.shape == (1, count, spec.feature_size)
@@ -80,9 +80,9 @@ def test_folding_changes_roundings_only(family: str) -> None:
     model = random_model(small(family))
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
     with torch.no_grad():
-        before = model.describe(model.feature_map(picture(96, 128)), *given(boxes)).features
+        before = model.describe(model.feature_map(image(96, 128)), *given(boxes)).features
         fold_norms(model)
-        after = model.describe(model.feature_map(picture(96, 128)), *given(boxes)).features
+        after = model.describe(model.feature_map(image(96, 128)), *given(boxes)).features
     assert not any(isinstance(m.norm, FrozenBatchNorm) for m in model.modules() if is_conv(m))
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
 
@@ -96,7 +96,7 @@ def test_gradients_reach_every_stage(family: str) -> None:
     """Given boxes, as VL-BERT trains its Fast R-CNN: everything but the proposal head learns."""
     model = random_model(small(family)).train()
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
-    found = model.describe(model.feature_map(picture(96, 128)), *given(boxes))
+    found = model.describe(model.feature_map(image(96, 128)), *given(boxes))
     loss = found.features.square().mean() - found.class_probs[..., 0].log().mean()
     if found.attribute_probs is not None:
         loss = loss - found.attribute_probs[..., 0].log().mean()
@@ -113,7 +113,7 @@ def test_gradients_reach_every_stage(family: str) -> None:
 
 def test_proposals_are_constants_and_their_head_learns() -> None:
     model = random_model(small("milvlg")).train()
-    features = model.feature_map(picture(96, 128))
+    features = model.feature_map(image(96, 128))
     logits, deltas = model.proposal_generator.rpn_head(features)
     limits, sides = limits_of([(96, 128)], 1.0), min_sides_of([1.0], model.config)
     boxes, scores = model.proposal_generator.propose(logits, deltas, limits, sides)
@@ -128,7 +128,7 @@ def test_frozen_stages_and_trained_norms(stages: int) -> None:
     model = FasterRCNN(small("milvlg", frozen_stages=stages, batch_norm="trained")).train()
     assert not any(isinstance(m, FrozenBatchNorm) for m in model.roi_heads.modules())
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0]])
-    model.describe(model.feature_map(picture(96, 128)), *given(boxes))
+    model.describe(model.feature_map(image(96, 128)), *given(boxes))
     backbone = model.backbone
     parts = (backbone.stem, backbone.res2, backbone.res3, backbone.res4)
     for number, part in enumerate(parts, start=1):
@@ -145,15 +145,15 @@ def test_a_state_dict_is_the_same_for_frozen_and_trained_norms() -> None:
 
 
 @pytest.mark.parametrize("family", ["milvlg", "airsplay", "detectron2"])
-def test_pictures_of_a_batch_are_what_they_are_alone(family: str) -> None:
-    """Some places stay free: each picture has its own least size of proposals."""
+def test_images_of_a_batch_are_what_they_are_alone(family: str) -> None:
+    """Some places stay free: each image has its own least size of proposals."""
     model = random_model(small(family, min_proposal_size=20.0, post_nms_top=40), seed=2)
-    pictures = torch.cat([picture(96, 128, seed=seed) for seed in (1, 4, 5)])
+    images = torch.cat([image(96, 128, seed=seed) for seed in (1, 4, 5)])
     scales = [1.0, 2.0, 0.5]
     with torch.inference_mode():
-        together = detect(model, pictures, scales, chunk=4)
+        together = detect(model, images, scales, chunk=4)
         for number, found in enumerate(together):
-            own = pictures[number : number + 1]
+            own = images[number : number + 1]
             (alone,) = detect(model, own, scales[number : number + 1])
             torch.testing.assert_close(found.boxes, alone.boxes, rtol=1e-4, atol=1e-3)
             torch.testing.assert_close(found.features, alone.features, rtol=1e-4, atol=1e-4)
@@ -161,9 +161,9 @@ def test_pictures_of_a_batch_are_what_they_are_alone(family: str) -> None:
     assert len({found.boxes.shape[1] for found in together}) > 1
 
 
-def test_proposals_of_a_padded_picture_stay_in_the_picture() -> None:
+def test_proposals_of_a_padded_image_stay_in_the_image() -> None:
     model = random_model(small("detectron2"))
-    padded = nn.functional.pad(picture(64, 80), (0, 48, 0, 32))
+    padded = nn.functional.pad(image(64, 80), (0, 48, 0, 32))
     with torch.no_grad():
         (found,) = detect(model, padded, [1.0], sizes=[(64, 80)])
     assert found.boxes.shape[1] > 0
@@ -171,15 +171,15 @@ def test_proposals_of_a_padded_picture_stay_in_the_picture() -> None:
 
 
 @pytest.mark.parametrize(("offset", "family"), [(1.0, "milvlg"), (0.0, "airsplay")])
-def test_the_whole_pictures_as_regions(offset: float, family: str) -> None:
+def test_the_full_images_as_regions(offset: float, family: str) -> None:
     model = random_model(small(family))
-    pictures = torch.cat((picture(96, 128), picture(96, 128, seed=4)))
+    images = torch.cat((image(96, 128), image(96, 128, seed=4)))
     limits = limits_of([(96, 128)] * 2, offset)
     with torch.no_grad():
         batch = model(
-            pictures, limits, min_sides_of([1.0] * 2, model.config), with_global_features=True
+            images, limits, min_sides_of([1.0] * 2, model.config), with_global_features=True
         )
-        features = model.feature_map(pictures)
+        features = model.feature_map(images)
         boxes = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]]).expand(2, 1, 4)
         described = model.describe(features, boxes, torch.ones(2, 1, dtype=torch.bool))
     assert batch.whole is not None and torch.equal(batch.whole, described.features[:, 0])
@@ -190,7 +190,7 @@ def test_only_taken_places_are_computed_on_a_cpu() -> None:
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [torch.nan] * 4, [40.0, 0.0, 100.0, 90.0]])
     taken = torch.tensor([True, False, True])
     with torch.inference_mode():
-        features = model.feature_map(picture(96, 128))
+        features = model.feature_map(image(96, 128))
         found = model.describe(features, boxes[None], taken[None]).features
         expected = model.describe(features, *given(boxes[taken])).features
     assert torch.equal(found[:, taken], expected) and not found[:, ~taken].any()
@@ -206,7 +206,7 @@ def test_res5_dilates_or_strides_as_configured() -> None:
 
 def test_one_regression_for_all_classes() -> None:
     spec = small("detectron2", class_specific_boxes=False)
-    (found,) = detect(random_model(spec), picture(96, 128), [1.0])
+    (found,) = detect(random_model(spec), image(96, 128), [1.0])
     assert found.box_deltas is not None and found.box_deltas.shape == found.boxes.shape
 
 
@@ -234,11 +234,11 @@ def test_nothing_is_refined_to_nothing() -> None:
 def test_the_smallest_proposal_is_meant_before_or_after_resizing(of: str, smallest: float) -> None:
     spec = small("detectron2", min_proposal_size=16.0, min_size_of=of, post_nms_top=60)
     assert spec.min_input_size(2.0) == smallest
-    (large,) = detect(random_model(spec), picture(96, 128), [2.0])
+    (large,) = detect(random_model(spec), image(96, 128), [2.0])
     sides = large.boxes[..., 2:] - large.boxes[..., :2]
     assert sides.shape[1] > 5 and sides.min() > smallest
     everything = random_model(small("detectron2", post_nms_top=60))
-    (every,) = detect(everything, picture(96, 128), [2.0])
+    (every,) = detect(everything, image(96, 128), [2.0])
     assert (every.boxes[..., 2:] - every.boxes[..., :2]).min() < smallest
 
 
@@ -272,7 +272,7 @@ def test_regions_are_pooled_by_the_operator_that_is_named(
     model = random_model(spec)
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.5, 100.0, 90.0], [8.0, 8.0, 9.0, 9.0]])
     with torch.no_grad():
-        features = model.feature_map(picture(96, 128))
+        features = model.feature_map(image(96, 128))
         if pooling == "pool":
             pooled = ops.roi_pool(features, [boxes], size, 1 / 16)
         else:
@@ -286,7 +286,7 @@ def test_regions_are_pooled_by_the_operator_that_is_named(
     torch.testing.assert_close(extracted, expected, rtol=1e-4, atol=1e-5 * float(expected.max()))
 
 
-def test_a_picture_without_proposals_has_empty_outputs() -> None:
+def test_a_image_without_proposals_has_empty_outputs() -> None:
     """5 pixels are below the smallest proposal size at every scale."""
     spec = small("milvlg", min_proposal_size=16.0)
     (found,) = detect(random_model(spec), torch.zeros(1, 3, 5, 5), [1.0])
@@ -298,12 +298,12 @@ def test_a_picture_without_proposals_has_empty_outputs() -> None:
 def test_random_weights_follow_the_seed_and_keep_regions_apart() -> None:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randn(1, 3, 8, 10, generator=generator) * 64
-    picture = torch.nn.functional.interpolate(coarse, size=(128, 160), mode="bilinear")
+    image = torch.nn.functional.interpolate(coarse, size=(128, 160), mode="bilinear")
     outputs = []
     for seed in (0, 0, 1):
         model = FasterRCNN(ARCHITECTURES["tiny"]).eval()
         randomise(model, seed)
-        outputs.append(detect(model, picture, [0.5])[0])
+        outputs.append(detect(model, image, [0.5])[0])
     first, again, other = outputs
     assert torch.equal(first.features, again.features)
     assert first.features.shape != other.features.shape or not torch.equal(

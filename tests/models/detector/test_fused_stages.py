@@ -37,7 +37,7 @@ def both(config: DetectorConfig) -> tuple[FasterRCNN, FasterRCNN]:
     return models
 
 
-def picture() -> torch.Tensor:
+def image() -> torch.Tensor:
     coarse = torch.randn((1, 3, 7, 9), generator=torch.Generator().manual_seed(1)) * 64
     return nn.functional.interpolate(coarse, size=(112, 144), mode="bicubic")
 
@@ -57,8 +57,8 @@ def test_regions_equal_the_plain_path(
         fast.backbone.res2, FusedStage
     )
     with torch.inference_mode():
-        ((expected,), (found,)) = (detect(m, picture(), [1.0], chunk=7) for m in (plain, fast))
-        assert_near(fast.backbone(picture()), plain.backbone(picture()))
+        ((expected,), (found,)) = (detect(m, image(), [1.0], chunk=7) for m in (plain, fast))
+        assert_near(fast.backbone(image()), plain.backbone(image()))
         assert expected.boxes.shape[1] > 20
         assert_near(found.boxes, expected.boxes)
         assert_near(found.features, expected.features)
@@ -70,7 +70,7 @@ def test_equal_grids_are_computed_once(name: str, apart: int) -> None:
     plain, fast = both(CONVENTIONS[name])
     # 7 cells wide and high: each bin is half a cell; then a region of its own, and the first again.
     boxes = torch.tensor([[16.0, 0, 112, 96], [0, 0, 130, 75], [16, 0, 112, 96]])
-    features = plain.backbone(picture())
+    features = plain.backbone(image())
     index = pooling_windows(boxes, 1 / 16, 14, *features.shape[2:]).index
     stage = fast.roi_heads.res5
     assert isinstance(stage, FusedStage) and stage.get_dilation() == apart
@@ -110,7 +110,7 @@ def test_gradients_and_other_types_take_the_plain_operators() -> None:
 def test_no_regions() -> None:
     _, fast = both(TINY)
     with torch.inference_mode():
-        found = fast.describe(fast.backbone(picture()), *given(torch.zeros(0, 4)))
+        found = fast.describe(fast.backbone(image()), *given(torch.zeros(0, 4)))
     assert found.features.shape == (1, 0, TINY.feature_size)
 
 
@@ -120,9 +120,9 @@ def test_bfloat16_rounds_and_changes_nothing_else(name: str) -> None:
     plain, fast = both(CONVENTIONS[name])
     boxes = torch.tensor([[16.0, 0, 112, 96], [0, 0, 130, 75], [30, 20, 60, 90]])
     with torch.inference_mode():
-        expected = plain.roi_heads.region_features(plain.backbone(picture()), *given(boxes), 50)
+        expected = plain.roi_heads.region_features(plain.backbone(image()), *given(boxes), 50)
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            maps = fast.backbone(picture())
+            maps = fast.backbone(image())
             found = fast.roi_heads.region_features(maps, *given(boxes), 50)
     assert maps.dtype == torch.bfloat16 and found.dtype == torch.float32
     assert nn.functional.cosine_similarity(found, expected, dim=2).min() > 0.999

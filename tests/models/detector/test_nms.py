@@ -24,7 +24,7 @@ def test_a_limit_decides_as_the_double_does(threshold: float) -> None:
 
 @given(
     seed=st.integers(0, 2**16),
-    pictures=st.integers(1, 3),
+    images=st.integers(1, 3),
     rows=st.integers(1, 9),
     classes=st.integers(1, 3),
     own_boxes=st.booleans(),
@@ -36,7 +36,7 @@ def test_a_limit_decides_as_the_double_does(threshold: float) -> None:
 @settings(max_examples=100, deadline=None)
 def test_first_survivors_are_those_of_each_class(
     seed: int,
-    pictures: int,
+    images: int,
     rows: int,
     classes: int,
     own_boxes: bool,
@@ -47,22 +47,22 @@ def test_first_survivors_are_those_of_each_class(
 ) -> None:
     """``whole`` numbers make overlaps equal to thresholds, empty boxes and equal boxes."""
     rng = torch.Generator().manual_seed(seed)
-    low = torch.rand(pictures, rows, classes if own_boxes else 1, 2, generator=rng) * 6
+    low = torch.rand(images, rows, classes if own_boxes else 1, 2, generator=rng) * 6
     boxes = torch.cat((low, low + torch.rand(low.shape, generator=rng) * 6), dim=3)
     boxes = boxes.round() if whole else boxes
-    scores = torch.rand(pictures, rows, classes, generator=rng)
+    scores = torch.rand(images, rows, classes, generator=rng)
     scores[torch.rand(scores.shape, generator=rng) < 0.2] = -torch.inf
     thresholds, rules = (0.3, 0.5), {"offset": offset, "inclusive": inclusive}
     places, values = first_survivors(boxes, scores, thresholds, count, **rules)  # type: ignore[arg-type]
-    for picture in range(pictures):
-        ids, of_class = torch.nonzero(scores[picture] > -torch.inf, as_tuple=True)
-        own = boxes[picture, ids, of_class if own_boxes else torch.zeros_like(of_class)]
+    for image in range(images):
+        ids, of_class = torch.nonzero(scores[image] > -torch.inf, as_tuple=True)
+        own = boxes[image, ids, of_class if own_boxes else torch.zeros_like(of_class)]
         for number, threshold in enumerate(thresholds):
-            alive = scores[picture, ids, of_class]
+            alive = scores[image, ids, of_class]
             kept = by_class(own, alive, of_class, threshold, rules)[:count]
-            found = places[picture, number][values[picture, number] > -torch.inf]
+            found = places[image, number][values[image, number] > -torch.inf]
             assert found.tolist() == (ids * classes + of_class)[kept].tolist()
-            assert values[picture, number, : len(kept)].tolist() == alive[kept].tolist()
+            assert values[image, number, : len(kept)].tolist() == alive[kept].tolist()
 
 
 def by_class(boxes: Any, scores: Any, classes: Any, threshold: float, rules: Any) -> Any:

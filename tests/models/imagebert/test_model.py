@@ -146,7 +146,7 @@ def test_a_batch_equals_its_pairs_one_by_one() -> None:
         )
 
 
-def test_a_picture_without_regions_leaves_the_text_alone() -> None:
+def test_a_image_without_regions_leaves_the_text_alone() -> None:
     model, inputs = tiny_model(), random_batch()
     none = changed(inputs, region_mask=torch.zeros(3, 5, dtype=torch.bool))
     masked = model(none).text
@@ -241,7 +241,7 @@ def with_globals(inputs: VLInputs, width: int = 9) -> VLInputs:
     return changed(inputs, global_features=features)
 
 
-def test_whole_picture_features_are_regions_that_are_the_whole_picture() -> None:
+def test_full_image_features_are_regions_that_are_the_full_image() -> None:
     model, inputs = tiny_model(global_widths=(5, 4)), with_globals(random_batch())
     assert inputs.global_features is not None
     rows = model.embed_regions(
@@ -324,7 +324,7 @@ def test_impossible_switches_are_refused(change: dict[str, Any], message: str) -
         ((5,), 9, "are 9 wide, the model takes 5"),
     ],
 )
-def test_other_whole_picture_features_are_refused(
+def test_other_full_image_features_are_refused(
     widths: tuple[int, ...], given: int | None, message: str
 ) -> None:
     inputs = random_batch() if given is None else with_globals(random_batch(), given)

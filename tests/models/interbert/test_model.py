@@ -151,7 +151,7 @@ def test_text_alone_is_encoded_without_regions() -> None:
     torch.testing.assert_close(model(masked).text, encoded.text, atol=1e-5, rtol=1e-4)
 
 
-def test_a_picture_alone_is_encoded_without_text() -> None:
+def test_a_image_alone_is_encoded_without_text() -> None:
     inputs = random_pairs(tokens=0)
     encoded = tiny()(inputs)
     assert encoded.text_pooled is None and encoded.text.shape == (3, 0, 24)

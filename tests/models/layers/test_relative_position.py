@@ -87,7 +87,7 @@ def test_resizing_keeps_what_a_grid_shares() -> None:
     assert resize_relative(table, 5) is table
     constant = torch.full((81, 1), 2.5)
     torch.testing.assert_close(resize_relative(constant, 8), torch.full((15 * 15, 1), 2.5))
-    assert resize_relative(table, 4).shape == (49, 4)  # smaller pictures
+    assert resize_relative(table, 4).shape == (49, 4)  # smaller images
     assert resize_relative(table.half(), 7).dtype == torch.float16
 
 

@@ -180,22 +180,22 @@ def test_two_co_attention_layers_may_stand_before_one_layer() -> None:
 
 
 @pytest.mark.parametrize("lengths", [([6, 6], [5, 5, 5]), ([6, 2], [5, 1, 3])])
-def test_all_texts_against_all_pictures(lengths: tuple[list[int], list[int]]) -> None:
+def test_all_texts_against_all_images(lengths: tuple[list[int], list[int]]) -> None:
     """Each stream is read once; the pairs are the same as one by one."""
     model, size = tiny(), (max(lengths[0]), max(lengths[1]))
     texts = padded_pairs(lengths[0], [size[1]] * 2)
-    pictures = padded_pairs([size[0]] * 3, lengths[1])
+    images = padded_pairs([size[0]] * 3, lengths[1])
     text = model.read_text(texts.tokens, texts.token_mask)
-    embedded = model.embed_regions(pictures.region_features, pictures.region_locations)
-    regions = model.read_regions(embedded, pictures.region_mask)
+    embedded = model.embed_regions(images.region_features, images.region_locations)
+    regions = model.read_regions(embedded, images.region_mask)
     of_text = torch.tensor([0, 0, 0, 1, 1, 1])
-    of_picture = torch.tensor([0, 1, 2, 0, 1, 2])
-    together = model.join(text.take(of_text), regions.take(of_picture))
+    of_image = torch.tensor([0, 1, 2, 0, 1, 2])
+    together = model.join(text.take(of_text), regions.take(of_image))
     one_by_one = model.encode(
         texts.tokens[of_text],
         texts.token_mask[of_text],
-        embedded[of_picture],
-        pictures.region_mask[of_picture],
+        embedded[of_image],
+        images.region_mask[of_image],
         pack=False,
     )
     torch.testing.assert_close(together.pooled, one_by_one.pooled, atol=1e-5, rtol=1e-4)

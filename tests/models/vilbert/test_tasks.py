@@ -39,11 +39,11 @@ def test_the_heads_of_12_in_1() -> None:
     assert model.answer_logits(encoded.pooled).shape == (4, 9)
     assert model.gqa_logits(encoded.pooled).shape == (4, 8)
     assert model.entailment_logits(encoded.pooled).shape == (4, 3)
-    both = model.two_picture_logits(encoded.pooled)
+    both = model.two_image_logits(encoded.pooled)
     assert both.shape == (2, 2)
-    torch.testing.assert_close(model.two_picture_logits(encoded.pooled[2:]), both[1:])
-    with pytest.raises(ValueError, match="pooled has 3 rows, want a multiple of 2 pictures"):
-        model.two_picture_logits(encoded.pooled[:3])
+    torch.testing.assert_close(model.two_image_logits(encoded.pooled[2:]), both[1:])
+    with pytest.raises(ValueError, match="pooled has 3 rows, want a multiple of 2 images"):
+        model.two_image_logits(encoded.pooled[:3])
 
 
 @pytest.mark.parametrize(("num_pictures", "examples"), [(1, 4), (2, 2)])

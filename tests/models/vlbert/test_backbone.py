@@ -68,8 +68,8 @@ def test_torchvisions_own_network_gives_the_same_features() -> None:
     cnn = RegionCnn(config)
     table = load_backbone(cnn, theirs.state_dict(), "torchvision")
     assert not table.missing and set(table.unexpected) == {"fc.weight", "fc.bias"}
-    # What VL-BERT feeds is its mean colour outside the picture, which torchvision's network shall
-    # see too: so the picture is padded before its first convolution, which then pads no more.
+    # What VL-BERT feeds is its mean colour outside the image, which torchvision's network shall
+    # see too: so the image is padded before its first convolution, which then pads no more.
     pixels = torch.rand(1, 3, 90, 70) * 255
     mean = torch.tensor(MEAN_BGR).view(3, 1, 1)
     around = torch.nn.functional.pad(pixels - mean, (3, 3, 3, 3)) + mean

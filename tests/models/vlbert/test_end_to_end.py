@@ -1,4 +1,4 @@
-"""VL-BERT from pixels: regions from pictures, what is frozen, what masking removes."""
+"""VL-BERT from pixels: regions from images, what is frozen, what masking removes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.models.vlbert.cases import TINY, lively
 
 from vlmill.models import VLInputs
 from vlmill.models.convert.keymap import import_state
-from vlmill.models.inputs import PictureRegions
+from vlmill.models.inputs import ImageRegions
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import RegionCnnConfig, VlBertConfig, VlBertEndToEndConfig
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
@@ -26,7 +26,7 @@ def tiny_end_to_end() -> VlBertEndToEnd:
     return model
 
 
-def picture_regions(**changes: Any) -> PictureRegions:
+def image_regions(**changes: Any) -> ImageRegions:
     generator = torch.Generator().manual_seed(3)
     corners = torch.rand(2, 3, 2, generator=generator) * 30
     boxes = torch.cat([corners, corners + 20], dim=-1)
@@ -37,7 +37,7 @@ def picture_regions(**changes: Any) -> PictureRegions:
         "boxes": boxes,
         "region_mask": torch.tensor([[True, True, True], [True, True, False]]),
     }
-    return PictureRegions(**(parts | changes))
+    return ImageRegions(**(parts | changes))
 
 
 def texts(masked: bool = False) -> VLInputs:
@@ -53,9 +53,9 @@ def texts(masked: bool = False) -> VLInputs:
 
 
 def test_it_is_the_model_on_the_networks_regions() -> None:
-    model, regions = tiny_end_to_end().eval(), picture_regions()
+    model, regions = tiny_end_to_end().eval(), image_regions()
     output = model(regions, texts())
-    features = model.cnn(regions.pictures, regions.boxes, regions.region_mask)
+    features = model.cnn(regions.images, regions.boxes, regions.region_mask)
     assert not features[1, 2].any()
     expected = model.model(
         VLInputs(
@@ -69,33 +69,31 @@ def test_it_is_the_model_on_the_networks_regions() -> None:
 
 
 def test_locations_are_fractions_and_area() -> None:
-    locations = picture_regions().locations()
+    locations = image_regions().locations()
     expected = torch.tensor([0.0, 0.0, 63 / 64, 47 / 48, 63 / 64 * 47 / 48])
     torch.testing.assert_close(locations[0, 0], expected)
     assert not locations[1, 2].any()  # padding
 
 
 def test_masked_regions_lose_their_pixels_by_hand() -> None:
-    pictures = torch.ones(1, 3, 6, 7)
+    images = torch.ones(1, 3, 6, 7)
     boxes = torch.tensor([[[1.9, 0.2, 3.99, 2.0], [5.0, 5.0, 6.0, 5.0], [0.0, 0.0, 6.0, 5.0]]])
-    blank = without_pixels(pictures, boxes, torch.tensor([[True, True, False]]))
+    blank = without_pixels(images, boxes, torch.tensor([[True, True, False]]))
     expected = torch.ones(6, 7)
     expected[0:3, 1:4] = 0
     expected[5, 5:7] = 0
     assert torch.equal(blank[0, 1], expected)
-    assert torch.equal(
-        without_pixels(pictures, boxes, torch.zeros(1, 3, dtype=torch.bool)), pictures
-    )
+    assert torch.equal(without_pixels(images, boxes, torch.zeros(1, 3, dtype=torch.bool)), images)
 
 
 def test_nobody_sees_what_is_masked() -> None:
-    """Other pixels in a masked box change nothing, for the whole picture's region either."""
-    model, regions = tiny_end_to_end().eval(), picture_regions()
+    """Other pixels in a masked box change nothing, for the full image's region either."""
+    model, regions = tiny_end_to_end().eval(), image_regions()
     output = model(regions, texts(masked=True))
-    pictures = regions.pictures.clone()
+    images = regions.images.clone()
     left, top, right, bottom = regions.boxes[0, 1].long().tolist()
-    pictures[0, :, top : bottom + 1, left : right + 1] += 40.0
-    other = picture_regions(pictures=pictures)
+    images[0, :, top : bottom + 1, left : right + 1] += 40.0
+    other = image_regions(images=images)
     assert torch.equal(model(other, texts(masked=True)).text, output.text)
     assert not torch.allclose(model(other, texts()).text, model(regions, texts()).text, atol=1e-4)
 
@@ -104,7 +102,7 @@ def test_gradients_reach_what_is_trained() -> None:
     """Not the stem, not res2, no normalisation; in training these keep their statistics."""
     model = tiny_end_to_end().train()
     before = {n: b.clone() for n, b in model.named_buffers()}
-    output = model(picture_regions(), texts())
+    output = model(image_regions(), texts())
     (output.text.square().sum() + output.regions.square().sum()).backward()
     for name, parameter in model.cnn.named_parameters():
         trained = ".norm." not in name and name.split(".")[0] in ("res3", "res4", "res5")
@@ -116,8 +114,8 @@ def test_gradients_reach_what_is_trained() -> None:
 
 def test_instance_masks_blank_cells() -> None:
     cnn = RegionCnn(NARROW).eval()
-    regions = picture_regions()
-    args = regions.pictures, regions.boxes, regions.region_mask
+    regions = image_regions()
+    args = regions.images, regions.boxes, regions.region_mask
     plain = cnn(*args)
     torch.testing.assert_close(cnn(*args, torch.ones(2, 3, 14, 14)), plain)
     assert not cnn(*args, torch.zeros(2, 3, 14, 14)).any()
@@ -135,8 +133,8 @@ def test_without_dilation_conv5_halves() -> None:
 
 
 def test_no_region_at_all() -> None:
-    regions = picture_regions(region_mask=torch.zeros(2, 3, dtype=torch.bool))
-    assert not RegionCnn(NARROW)(regions.pictures, regions.boxes, regions.region_mask).any()
+    regions = image_regions(region_mask=torch.zeros(2, 3, dtype=torch.bool))
+    assert not RegionCnn(NARROW)(regions.images, regions.boxes, regions.region_mask).any()
 
 
 def test_a_round_trip_keeps_every_tensor_and_name() -> None:
@@ -169,7 +167,7 @@ def test_impossible_networks_are_refused(change: dict[str, Any], message: str) -
 def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="region_width=16, cnn gives 20"):
         VlBertEndToEndConfig(model=VlBertConfig(**TINY), cnn=NARROW)
-    held = picture_regions()
+    held = image_regions()
     object.__setattr__(held, "sizes", torch.ones(3, 2))
     with pytest.raises(ValueError, match=r"sizes has shape \(3, 2\), want \(2, 2\)"):
         held.__post_init__()

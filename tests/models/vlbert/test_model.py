@@ -119,7 +119,7 @@ def test_masks_with_holes_are_compacted() -> None:
         assert not output.text[:, 2].any() and not output.regions[:, 2].any()
 
 
-def test_regions_have_no_order_but_the_first_is_the_picture() -> None:
+def test_regions_have_no_order_but_the_first_is_the_image() -> None:
     model, inputs = tiny_model(), changed(random_batch(), masked_regions=None)
 
     def moved(order: list[int]) -> Encoded:

@@ -131,7 +131,7 @@ def test_vcr_is_one_sequence_a_choice() -> None:
         output.answer_logits[1, 2], model.answer_head(encoded.pooled)[0, 0], atol=1e-5, rtol=1e-5
     )
     assert output.category_logits.shape == (4 * 4 + 4 * 2, 81)
-    last = (output.pictures == 1).nonzero().flatten()
+    last = (output.images == 1).nonzero().flatten()
     assert output.regions[last].tolist() == [0, 1] * 4
     torch.testing.assert_close(
         output.category_logits[last[4:6]],
@@ -162,11 +162,11 @@ def test_vcr_asks_some_regions_and_masked_words() -> None:
     whole, places = model(choices()), (torch.tensor([1, 5]), torch.tensor([3, 0]))
     some = model(choices(), category_regions=places)
     of_places = [
-        int(((whole.pictures == 0) & (whole.regions == 3)).nonzero()[1]),
-        int(((whole.pictures == 1) & (whole.regions == 0)).nonzero()[1]),
+        int(((whole.images == 0) & (whole.regions == 3)).nonzero()[1]),
+        int(((whole.images == 1) & (whole.regions == 0)).nonzero()[1]),
     ]
     torch.testing.assert_close(some.category_logits, whole.category_logits[of_places])
-    assert some.pictures.tolist() == [0, 1] and some.regions.tolist() == [3, 0]
+    assert some.images.tolist() == [0, 1] and some.regions.tolist() == [3, 0]
     assert model.word_logits(whole.text[0]).shape == (6, body.vocab_size)
     masked = torch.zeros(2, 4, dtype=torch.bool)
     masked[0, 1] = True

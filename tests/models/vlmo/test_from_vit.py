@@ -117,14 +117,14 @@ def tiny(**changes: Any) -> Vlmo:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_pictures_have_the_states_of_transformers(layout: str) -> None:
+def test_images_have_the_states_of_transformers(layout: str) -> None:
     theirs, ours = vit(), tiny()
     origins = initialise_from_vit(ours, LAYOUTS[layout](theirs.state_dict()), "all")
     taken = {name for name, origin in origins.items() if origin.names}
     assert all("norm" in n or "layers." in n or "patch_embedding" in n for n in taken)
     assert {n for n in origins if "layers." in n} <= taken
     with torch.no_grad():
-        ours.encoder.type_table.weight.zero_()  # a picture's own, which a ViT has not
+        ours.encoder.type_table.weight.zero_()  # an image's own, which a ViT has not
         pixels = torch.randn(2, 3, 32, 32)
         expected = theirs.vit(pixels).last_hidden_state
         torch.testing.assert_close(ours.encode_image(pixels), expected, atol=2e-5, rtol=1e-5)
@@ -254,7 +254,7 @@ def test_one_part_or_all_start_from_it() -> None:
     assert torch.equal(parts(shared.encoder, 2)["shared"], up)
 
 
-def test_without_experts_a_text_and_its_picture_go_through_the_same_layers() -> None:
+def test_without_experts_a_text_and_its_image_go_through_the_same_layers() -> None:
     """Equal to experts that hold the same weights."""
     state = vit().state_dict()
     shared, every = tiny(modality_experts=False, first_vl_layer=3), tiny(first_vl_layer=3)

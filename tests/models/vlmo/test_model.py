@@ -235,7 +235,7 @@ def test_wrong_inputs_are_refused() -> None:
         PixelInputs(**(vars(batch) | {"token_mask": batch.token_mask & False})).validate()
     nan = batch.pixels.clone()
     nan[2, 0, 0, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"1 of 4 pictures hold NaN .* \(first: row 2\)"):
+    with pytest.raises(ValueError, match=r"1 of 4 images hold NaN .* \(first: row 2\)"):
         PixelInputs(**(vars(batch) | {"pixels": nan})).validate()
     assert batch.validate().to("cpu").tokens.equal(batch.tokens)
 

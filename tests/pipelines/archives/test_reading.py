@@ -285,8 +285,8 @@ def test_what_is_no_archive_is_broken(junk: bytes) -> None:
     assert items == [] and message
 
 
-def test_redirects_and_revisits_lead_to_what_they_repeat(response: Make, picture: Make) -> None:
-    photo = picture(8, 8)
+def test_redirects_and_revisits_lead_to_what_they_repeat(response: Make, image: Make) -> None:
+    photo = image(8, 8)
     data = response("http://a.org/i", photo, "image/jpeg")
     for status in ("301 Moved", "302 Found", "303 See", "307 Temporary", "308 Permanent"):
         data += response(f"http://a.org/{status[:3]}", b"", "text/html", status=status,
@@ -325,8 +325,8 @@ def test_reasons_of_records(response: Make) -> None:
     assert reason(response(url, bomb, "text/html", Content_Encoding="gzip")) == Reason.TOO_LARGE
 
 
-def test_what_a_record_says_is_kept(response: Make, picture: Make) -> None:
-    photo = picture(8, 8)
+def test_what_a_record_says_is_kept(response: Make, image: Make) -> None:
+    photo = image(8, 8)
     data = response("http://a.org/p", PAGE, "image/png; charset=latin-1", X_Robots_Tag="noai")
     data += response("http://a.org/i", photo, "text/html")
     (_, page), (_, record) = read(data)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from vlmill.pipelines.pages.images import ImageFacts
 
 from vlmill.pipelines.choice.choose import choose, probability
 from vlmill.pipelines.choice.joined import Choice, JoinedPage
@@ -10,7 +11,6 @@ from vlmill.pipelines.choice.survey import survey_site
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.markup import parse
 from vlmill.pipelines.pages.page import read_page
-from vlmill.pipelines.pages.pictures import PictureFacts
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.schemas.rejects import Reason
 
@@ -20,23 +20,23 @@ RULES = WebPairRules()
 def joined(
     markup: str, *, at: str = "http://a.org/page", size: tuple[int, int] = (800, 600)
 ) -> JoinedPage:
-    """A page all of whose pictures are at hand, each by its name."""
+    """A page all of whose images are at hand, each by its name."""
     tree = parse(markup, max_nesting=1_000)
     assert not isinstance(tree, Drop)
     page = read_page(tree, at, max_text_chars=2_000, max_images=100)
     assert not isinstance(page, Drop)
-    pictures = {
-        image.order: PictureFacts(
+    images = {
+        image.order: ImageFacts(
             image_id=image.urls[0], width=size[0], height=size[1], format="jpeg"
         )
         for image in page.images
         if image.urls
     }
-    return JoinedPage(page, pictures)
+    return JoinedPage(page, images)
 
 
 def chosen(page: JoinedPage, others: Sequence[JoinedPage] = ()) -> list[str | Reason]:
-    """The best text of each picture, or the reason why there is none."""
+    """The best text of each image, or the reason why there is none."""
     choices = choose(page, survey_site([page, *others], RULES), RULES)
     return [c.texts[0].text if isinstance(c, Choice) else c.reason for c in choices]
 
@@ -60,17 +60,17 @@ ARTICLE = "<title>A walk - Site</title><article><h1>A walk</h1>{}</article>"
         ),
     ],
 )
-def test_the_text_that_describes_a_picture(body: str, text: str) -> None:
+def test_the_text_that_describes_a_image(body: str, text: str) -> None:
     assert chosen(joined(ARTICLE.format(body))) == [text]
 
 
-def test_a_headline_over_a_picture_that_nothing_names_is_no_caption() -> None:
+def test_a_headline_over_a_image_that_nothing_names_is_no_caption() -> None:
     page = joined(ARTICLE.format("<img src=8472.jpg><p>" + "Words about other things. " * 20))
     assert chosen(page) == [Reason.LOW_SCORE]
 
 
 def test_the_heading_of_a_list_describes_none_of_its_cards() -> None:
-    """The picture leads to another page, and other pages show it, too."""
+    """The image leads to another page, and other pages show it, too."""
     card = "<a href=/recipes/tonic/><img src=/tonic.jpg></a><h2><a href=/recipes/tonic/>{}</a></h2>"
     lists = [
         joined(f"<title>{tag}</title><h1>{tag}</h1>{card.format('')}", at=f"http://a.org/{tag}")
@@ -83,13 +83,13 @@ def test_the_heading_of_a_list_describes_none_of_its_cards() -> None:
     assert chosen(named, lists) in (["A ginger tonic"], [Reason.LOW_SCORE])
 
 
-def test_captions_above_belong_to_the_next_picture() -> None:
+def test_captions_above_belong_to_the_next_image() -> None:
     rows = "".join(f"<p>Fox number {n} of them</p><p><img src={n}{n}.jpg></p>" for n in range(5))
     page = joined(f"<main><div>{rows}</div></main>")
     assert [text for text in chosen(page)] == [f"Fox number {n} of them" for n in range(5)]
 
 
-def test_captions_below_belong_to_the_picture_before() -> None:
+def test_captions_below_belong_to_the_image_before() -> None:
     rows = "".join(f"<p><img src={n}{n}.jpg></p><p>Fox number {n} of them</p>" for n in range(5))
     page = joined(f"<main><div>{rows}</div></main>")
     for number, text in enumerate(chosen(page)):
@@ -123,12 +123,12 @@ def test_banners_are_told_by_their_true_size() -> None:
 def test_what_is_not_at_hand_or_was_rejected() -> None:
     page = joined("<img src=a.jpg><img src=b.jpg>")
     second = page.page.images[1]
-    pictures = {second.order: Drop(Reason.TOO_SMALL, "10x10")}
-    reasons = chosen(JoinedPage(page.page, pictures))
+    images = {second.order: Drop(Reason.TOO_SMALL, "10x10")}
+    reasons = chosen(JoinedPage(page.page, images))
     assert reasons == [Reason.MISSING_IMAGE, Reason.REJECTED_IMAGE]
 
 
-def test_a_picture_of_every_page_belongs_to_the_site() -> None:
+def test_a_image_of_every_page_belongs_to_the_site() -> None:
     markup = "<article><img src=/banner.jpg alt='The hills of our region'>{}</article>"
     pages = [joined(markup.format(n), at=f"http://a.org/{n}") for n in range(6)]
     assert chosen(pages[0], pages[1:]) == [Reason.REPEATED]

@@ -176,16 +176,16 @@ PATIENT = ("busy", "unavailable", "never_available", "robots_endless")
 def test_a_crawl_is_fetched_again_where_something_has_changed(
     tmp_path: Path, served: Served
 ) -> None:
-    pictures = [url for url in served.site.urls() if url.endswith("/listed.jpg")][:4]
-    listed, first = write_list(tmp_path / "urls", pictures), tmp_path / "first"
+    images = [url for url in served.site.urls() if url.endswith("/listed.jpg")][:4]
+    listed, first = write_list(tmp_path / "urls", images), tmp_path / "first"
     assert main(arguments(listed, first, "--workers", "1")) == 0
     again = tmp_path / "again"
     assert main(arguments(first, again, "--workers", "1")) == 0
-    assert outcomes_of(again) == dict.fromkeys(pictures, "not_modified")
+    assert outcomes_of(again) == dict.fromkeys(images, "not_modified")
     assert all(row["etag"] and row["status"] == 304 for row in rows_of(again, "outcomes"))
     third = tmp_path / "third"
     assert main(arguments(again, third, "--workers", "1")) == 0
-    assert outcomes_of(third) == dict.fromkeys(pictures, "not_modified")
+    assert outcomes_of(third) == dict.fromkeys(images, "not_modified")
 
 
 def test_rejects_are_tried_again_by_giving_them_back(tmp_path: Path, served: Served) -> None:
@@ -229,7 +229,7 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(
     assert not output.exists()
 
 
-def test_a_page_may_be_fetched_without_its_pictures(tmp_path: Path, served: Served) -> None:
+def test_a_page_may_be_fetched_without_its_images(tmp_path: Path, served: Served) -> None:
     index = served.site.url(30, "/index.html")
     listed = write_list(tmp_path / "urls", [index])
     more = ("--workers", "1", "--addresses", "0")

@@ -54,13 +54,13 @@ def judged(
     return judge(answer, turn, scope or Scope(), max_redirects=2)
 
 
-def test_a_picture_is_archived() -> None:
+def test_a_image_is_archived() -> None:
     judgement = judged(content=JPEG, headers={"content-type": "text/html", "etag": '"1"'})
     assert judgement.outcome.outcome == "fetched" and judgement.outcome.etag == '"1"'
     assert judgement.record is not None and not judgement.entries
 
 
-def test_of_a_page_its_pictures_are_wanted() -> None:
+def test_of_a_page_its_images_are_wanted() -> None:
     judgement = judged(content=PAGE, headers=HTML)
     assert [(w.url, w.source, w.follow) for w in judgement.entries] == [
         ("http://a.org/x/a.jpg", "fetch_pictures", -1),

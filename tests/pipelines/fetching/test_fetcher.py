@@ -109,13 +109,13 @@ def run(tmp_path: Path, journal: Journal) -> Run:
     return run
 
 
-def pictures(*urls: str) -> Replies:
+def images(*urls: str) -> Replies:
     return {url: [{"status": 200, "content": JPEG}] for url in urls}
 
 
 def test_a_host_is_asked_once_in_a_while(run: Run) -> None:
     urls = [f"http://a.org/{n}" for n in range(3)]
-    world = World(pictures(*urls))
+    world = World(images(*urls))
     assert {o for o, _ in run(world, *urls).values()} == {"fetched"}
     times = [at for at, _ in world.asked]
     assert [url for _, url in world.asked] == [
@@ -128,7 +128,7 @@ def test_a_host_is_asked_once_in_a_while(run: Run) -> None:
 
 def test_hosts_do_not_wait_for_each_other(run: Run) -> None:
     urls = [f"http://{host}.org/1" for host in "abcdef"]
-    world = World(pictures(*urls))
+    world = World(images(*urls))
     run(world, *urls)
     assert world.now < 1_004
 
@@ -136,7 +136,7 @@ def test_hosts_do_not_wait_for_each_other(run: Run) -> None:
 def test_robots_may_ask_for_more_time(run: Run) -> None:
     urls = ["http://a.org/1", "http://a.org/2", "https://a.org/3"]
     robots = {"status": 200, "content": b"User-agent: *\nCrawl-delay: 7\n"}
-    world = World({**pictures(*urls), "http://a.org/robots.txt": [robots]})
+    world = World({**images(*urls), "http://a.org/robots.txt": [robots]})
     run(world, *urls)
     times = [at for at, _ in world.asked]
     assert min(b - a for a, b in itertools.pairwise(times)) >= 7
@@ -168,7 +168,7 @@ def test_robots_may_lie_elsewhere_on_the_site(host: str, place: str, run: Run) -
         there: [{"status": 200, "content": b"User-agent: *\nDisallow: /private\n"}],
     }
     urls = [f"http://{host}/1", f"http://{host}/private"]
-    world = World({**replies, **pictures(*urls)})
+    world = World({**replies, **images(*urls)})
     outcomes = {url: outcome for url, (outcome, _) in run(world, *urls).items()}
     assert outcomes == {urls[0]: "fetched", urls[1]: "robots"}
     times = [at for at, _ in world.asked]
@@ -185,7 +185,7 @@ def test_reservations_may_lie_elsewhere_on_the_site(run: Run) -> None:
         there: [{"status": 200, "content": reserved}],
     }
     urls = ["http://a.org/1", "http://a.org/art/2"]
-    world = World({**replies, **pictures(*urls)})
+    world = World({**replies, **images(*urls)})
     outcomes = {url: outcome for url, (outcome, _) in run(world, *urls).items()}
     assert outcomes == {urls[0]: "fetched", urls[1]: "tdm_reserved"}
     assert [url for _, url in world.asked][:4] == [
@@ -197,7 +197,7 @@ def test_a_reservation_that_leads_round_is_none(run: Run) -> None:
     known = "http://a.org/.well-known/tdmrep.json"
     replies: Replies = {known: [{"status": 302, "location": known}] * 9}
     url = "http://a.org/1"
-    world = World({**replies, **pictures(url)})
+    world = World({**replies, **images(url)})
     assert run(world, url)[url][0] == "fetched"
     assert [asked for _, asked in world.asked].count(known) == 6
 
@@ -213,7 +213,7 @@ def test_a_host_without_a_name_is_asked_once(run: Run) -> None:
 def test_a_busy_host_is_left_alone(run: Run) -> None:
     url = "http://a.org/1"
     busy = {"status": 429, "headers": {"retry-after": "30"}}
-    world = World({url: [busy, *pictures(url)[url]]})
+    world = World({url: [busy, *images(url)[url]]})
     assert run(world, url)[url][0] == "fetched"
     first, second = (at for at, asked in world.asked if asked == url)
     assert second - first >= 30
@@ -236,12 +236,12 @@ def test_a_host_that_fails_is_set_aside_and_tried_in_the_next_pass(
     outcomes = [o for o, _ in run(world, *urls).values()]
     assert outcomes == ["timed_out"] * 3 + ["host_failed"] * 6
     assert journal.retry_failed(1) == 9
-    assert {o for o, _ in run(World(pictures(*urls))).values()} == {"fetched"}
+    assert {o for o, _ in run(World(images(*urls))).values()} == {"fetched"}
 
 
 def test_a_host_has_its_share_of_bytes(run: Run) -> None:
     urls = [f"http://a.org/{n}" for n in range(5)]
-    world = World(pictures(*urls))
+    world = World(images(*urls))
     outcomes = run(world, *urls, manners=replace(MANNERS, max_host_bytes=2 * len(JPEG) - 1))
     assert [o for o, _ in outcomes.values()] == ["fetched"] * 2 + ["host_limit"] * 3
 
@@ -278,6 +278,6 @@ def test_a_killed_run_waits_before_it_asks(run: Run, journal: Journal) -> None:
     journal.list_url(UrlEntry(url=url, source="fetch_listed"))
     journal.take_hosts(5)
     journal.commit()
-    world = World(pictures(url))
+    world = World(images(url))
     run(world)
     assert world.asked[0][0] >= 1_001

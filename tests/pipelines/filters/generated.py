@@ -1,4 +1,4 @@
-"""Labelled pictures that are made up: photographs against charts, and skin against the rest."""
+"""Labelled images that are made up: photographs against charts, and skin against the rest."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Labelled pairs that are made up: a text names what its picture's regions are, or other things."""
+"""Labelled pairs that are made up: a text names what its image's regions are, or other things."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class World:
 
 
 def write_world(folder: Path, count: int, *, seed: int = 0, shards: int = 2) -> World:
-    """``count`` pictures with a pair each, of which every other one is described."""
+    """``count`` images with a pair each, of which every other one is described."""
     rng = np.random.default_rng(seed)
     pairs: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []

@@ -4,7 +4,7 @@ from tests.pipelines.filters.generated import chart, photograph
 
 from vlmill.pipelines.filters.fit_report import report_lines
 from vlmill.pipelines.filters.fitting import LabelledRows, auc, grow, split_folds, validate
-from vlmill.pipelines.filters.statistics import NAMES, picture_statistics
+from vlmill.pipelines.filters.statistics import NAMES, image_statistics
 
 
 def rows_of(count: int, noise: float) -> LabelledRows:
@@ -38,12 +38,12 @@ def test_a_fit_that_is_worth_nothing_says_so() -> None:
     assert "little better than guessing" in report_lines(validate(rows, seed=0), rows.labels)[-1]
 
 
-def test_pictures_are_told_apart_and_shuffled_labels_teach_nothing() -> None:
+def test_images_are_told_apart_and_shuffled_labels_teach_nothing() -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(240) % 2 == 0
-    pictures = [photograph(rng) if label else chart(rng) for label in labels]
+    images = [photograph(rng) if label else chart(rng) for label in labels]
     rows = LabelledRows(
-        features=np.stack([picture_statistics(pixels) for pixels in pictures]),
+        features=np.stack([image_statistics(pixels) for pixels in images]),
         labels=labels,
         units=[str(n) for n in range(240)],
         names=NAMES,

@@ -107,7 +107,7 @@ def test_words_meet_regions() -> None:
     assert other["cross_people_said_and_seen"] == 0
 
 
-def test_a_picture_without_boxes_is_none_of_missing_regions() -> None:
+def test_a_image_without_boxes_is_none_of_missing_regions() -> None:
     values = named(PairFacts(pair=pair("A dog"), regions=regions()))
     assert values["regions_boxes"] == 0 and values["cross_classes_named"] == 0
     assert values["cross_known_class_words_not_seen"] == 1
@@ -122,11 +122,11 @@ def test_names_of_classes() -> None:
     ]
 
 
-def test_a_look_at_a_picture() -> None:
+def test_a_look_at_a_image() -> None:
     data = encoded(photograph(np.random.default_rng(0), 200, 100))
     look = look_at(data, max_pixels=10**6)
     assert look is not None and (look.width, look.height, look.format) == (200, 100, "jpeg")
-    values = named(PairFacts(pair=pair("A red dog"), picture=look))
+    values = named(PairFacts(pair=pair("A red dog"), image=look))
     assert values["aspect"] == 2 and values["bytes_a_pixel"] == len(data) / 20_000
     assert values["said_and_shown_red"] == values["picture_red_share"]
     assert values["said_and_shown_blue"] == 0

@@ -7,15 +7,15 @@ from vlmill.pipelines.filters.statistics import (
     GROUPS,
     NAMES,
     SIDE,
-    picture_statistics,
+    image_statistics,
     shrunk,
-    small_picture,
+    small_image,
 )
 from vlmill.schemas.rejects import Rejected
 
 
 def named(pixels: np.ndarray) -> dict[str, float]:
-    return dict(zip(NAMES, picture_statistics(pixels).tolist(), strict=True))
+    return dict(zip(NAMES, image_statistics(pixels).tolist(), strict=True))
 
 
 def plain(colour: tuple[int, int, int], height: int = 12, width: int = 24) -> np.ndarray:
@@ -26,7 +26,7 @@ def test_names_are_of_one_group_each() -> None:
     assert len(set(NAMES)) == len(NAMES) == sum(map(len, GROUPS.values())) == 69
 
 
-def test_a_plain_picture_by_hand() -> None:
+def test_a_plain_image_by_hand() -> None:
     values = named(plain((255, 0, 0)))
     assert values["red_mean"] == 255 and values["green_mean"] == values["red_spread"] == 0
     assert values["red_share"] == 1 and values["blue_share"] == 0
@@ -65,7 +65,7 @@ def test_stripes_are_upright_edges() -> None:
     assert named(stripes.transpose(1, 0, 2))["level_edges"] == 1
 
 
-def test_kinds_of_pictures_differ_where_they_should() -> None:
+def test_kinds_of_images_differ_where_they_should() -> None:
     rng = np.random.default_rng(0)
     photographs = [named(photograph(rng)) for _ in range(10)]
     charts = [named(chart(rng)) for _ in range(10)]
@@ -80,8 +80,8 @@ def test_kinds_of_pictures_differ_where_they_should() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 30), (2, 2), (30, 1), (3, 3)])
-def test_tiny_pictures_have_statistics(size: tuple[int, int]) -> None:
-    values = picture_statistics(np.zeros((*size, 3), dtype=np.uint8))
+def test_tiny_images_have_statistics(size: tuple[int, int]) -> None:
+    values = image_statistics(np.zeros((*size, 3), dtype=np.uint8))
     assert values.shape == (len(NAMES),) and not np.isinf(values).any()
 
 
@@ -89,7 +89,7 @@ def test_tiny_pictures_have_statistics(size: tuple[int, int]) -> None:
 def test_a_file_is_decoded_small(file_format: str) -> None:
     rng = np.random.default_rng(1)
     data = encoded(photograph(rng, 900, 600), file_format)
-    image = small_picture(data, max_pixels=10**6)
+    image = small_image(data, max_pixels=10**6)
     assert image.mode == "RGB"
     assert file_format != "JPEG" or image.width < 300  # a JPEG at a fraction of its size
     assert shrunk(image).shape == (64, SIDE, 3)
@@ -99,15 +99,15 @@ def test_other_modes_are_rgb() -> None:
     for mode in ("L", "P", "RGBA", "CMYK", "1"):
         image = Image.new(mode, (20, 20))
         data = encoded(np.asarray(image.convert("RGB")), "PNG")
-        assert small_picture(data, max_pixels=400).mode == "RGB"
+        assert small_image(data, max_pixels=400).mode == "RGB"
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", encoded(plain((1, 2, 3)))[:200]])
-def test_what_is_no_picture_is_rejected(data: bytes) -> None:
+def test_what_is_no_image_is_rejected(data: bytes) -> None:
     with pytest.raises(Rejected):
-        small_picture(data, max_pixels=10**6)
+        small_image(data, max_pixels=10**6)
 
 
 def test_too_many_pixels_are_rejected() -> None:
     with pytest.raises(Rejected, match="limit 100"):
-        small_picture(encoded(plain((1, 2, 3))), max_pixels=100)
+        small_image(encoded(plain((1, 2, 3))), max_pixels=100)

@@ -1,4 +1,4 @@
-"""From labelled pictures to a filter that the mining job applies."""
+"""From labelled images to a filter that the mining job applies."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.pipelines.filters.generated import Pixels, chart, dressed, encoded, photograph, skin
 from torchvision.models.resnet import BasicBlock, ResNet
+from vlmill.pipelines.filters.image import ImageFilter, ImageFilters
 
-from vlmill.pipelines.filters.picture import ImageFilter, PictureFilters
 from vlmill.pipelines.fit_image_filter.command import main
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import Reason
@@ -20,7 +20,7 @@ COUNT = 90
 
 
 def write_set(folder: Path, positive: Draw, negative: Draw, count: int = COUNT) -> Path:
-    """A folder of pictures, every other one with label 1; returns the file of labels."""
+    """A folder of images, every other one with label 1; returns the file of labels."""
     rng = np.random.default_rng(0)
     folder.mkdir()
     lines = []
@@ -53,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def area(filter_path: Path, positive: Draw, negative: Draw) -> float:
-    """Held-out AUC over pictures that were not among the labelled ones."""
+    """Held-out AUC over images that were not among the labelled ones."""
     rng = np.random.default_rng(99)
     judge = ImageFilter.load(filter_path).judge
     ones = np.array([judge(positive(rng)) for _ in range(60)])
@@ -61,14 +61,14 @@ def area(filter_path: Path, positive: Draw, negative: Draw) -> float:
     return float(np.mean((ones[:, None] > zeros) + 0.5 * (ones[:, None] == zeros)))
 
 
-def test_filters_hold_on_pictures_that_they_have_not_seen(models: Path) -> None:
+def test_filters_hold_on_images_that_they_have_not_seen(models: Path) -> None:
     assert area(models / "realism.model", photograph, chart) > 0.97
     assert area(models / "safety.model", skin, dressed) > 0.9
 
 
 def test_the_mining_job_is_told_what_to_drop(models: Path) -> None:
     rng = np.random.default_rng(5)
-    filters = PictureFilters.load(
+    filters = ImageFilters.load(
         {"--safety-model": models / "safety.model", "--realism-model": models / "realism.model"}
     )
     reasons: dict[str, Reason | None] = {}
@@ -83,7 +83,7 @@ def test_the_mining_job_is_told_what_to_drop(models: Path) -> None:
     unreadable = filters.check_image(b"no picture", max_pixels=10**6)
     assert unreadable is not None and unreadable.reason == Reason.UNSUPPORTED_FORMAT
     assert filters.settings() == {"safety_threshold": 0.5, "realism_threshold": 0.5}
-    none = PictureFilters.load({"--safety-model": None, "--realism-model": None})
+    none = ImageFilters.load({"--safety-model": None, "--realism-model": None})
     assert none.check_image(b"no picture", max_pixels=1) is None
 
 

@@ -45,7 +45,7 @@ class Fit:
 
 @pytest.fixture(scope="module")
 def fitted(world: World, tmp_path_factory: pytest.TempPathFactory) -> Fit:
-    """A scorer with pictures and regions."""
+    """A scorer with images and regions."""
     path = tmp_path_factory.mktemp("scorer") / "scorer.model"
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -82,7 +82,7 @@ def test_groups_without_a_value_are_left_out(world: World) -> None:
 
 
 def test_a_scorer_of_new_pairs(world: World, fitted: Fit, tmp_path: Path) -> None:
-    """Held out: other pictures and texts of the same kind."""
+    """Held out: other images and texts of the same kind."""
     other = write_world(tmp_path / "w", 60, seed=1)
     sources = open_sources(other.output, str(other.regions), str(other.classes), None)
     rows = read_table(other.output, PAIRS).to_pylist()

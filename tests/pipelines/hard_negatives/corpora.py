@@ -15,7 +15,7 @@ from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.pipelines.hard_negatives.vectors import compute_idf, compute_weights
 
 Group = TypeVar("Group", Bags, Part)
-Corpus = Sequence[tuple[int, str]]  # pictures and captions
+Corpus = Sequence[tuple[int, str]]  # images and captions
 Answer = list[list[tuple[int, float]]]  # captions and cosines, best first
 
 
@@ -105,5 +105,5 @@ def captions(num: int, seed: int, words: int = 400, longest: int = 12) -> list[s
 
 
 def write_tsv(path: Path, corpus: Corpus) -> None:
-    """Rows of id, picture and caption without a header."""
+    """Rows of id, image and caption without a header."""
     path.write_text("".join(f"{k}\t{image}\t{text}\n" for k, (image, text) in enumerate(corpus)))

@@ -66,7 +66,7 @@ def test_every_pair_has_a_row_and_repeats_are_rejected(
     assert len(list((tmp_path / "out").glob("negatives-*.parquet"))) == 3
 
 
-def test_texts_without_a_picture_are_pictures_of_their_own(pairs: Path, tmp_path: Path) -> None:
+def test_texts_without_a_image_are_images_of_their_own(pairs: Path, tmp_path: Path) -> None:
     texts = [{"pair_id": f"text {k}", "text": "a red cat and its tail"} for k in range(2)]
     write_shard(pairs, PAIRS, [*texts, {"pair_id": "far", "text": "the tail of a dog"}], 1, 2)
     assert run(pairs, tmp_path / "out", "--below", "1") == 0
@@ -342,7 +342,7 @@ def test_a_word_thousands_of_times_has_its_negatives_or_is_named(
     assert lists_of(tmp_path / "fine") == lists_of(tmp_path / "out")
 
 
-def test_the_report_shows_captions_and_the_pictures_of_both(tmp_path: Path) -> None:
+def test_the_report_shows_captions_and_the_images_of_both(tmp_path: Path) -> None:
     write_images(tmp_path / "images", 2)
     image_ids = read_table(tmp_path / "images", IMAGES).column("image_id").to_pylist()
     texts = ["<b>a cat</b> of stone", "a cat of wood and iron"]

@@ -42,8 +42,8 @@ def long_caption(k: int) -> str:
 
 CORPORA: dict[str, Corpus] = {
     "like language": list(enumerate(captions(500, 1))),
-    "two captions a picture": [(k // 2, text) for k, text in enumerate(captions(400, 2))],
-    "a picture with most captions": [(k % 3 and k, t) for k, t in enumerate(captions(300, 3))],
+    "two captions an image": [(k // 2, text) for k, text in enumerate(captions(400, 2))],
+    "an image with most captions": [(k % 3 and k, t) for k, t in enumerate(captions(300, 3))],
     "one word each": list(enumerate(captions(300, 4, words=30, longest=1))),
     "few words, many ties": list(enumerate(captions(300, 5, words=12, longest=5))),
     "many equal captions": list(enumerate(captions(40, 6) * 8)),
@@ -115,7 +115,7 @@ def test_a_cosine_of_exactly_one_half_is_no_negative() -> None:
     assert answer(corpus, below=Fraction(500_001, 1_000_000))[0] == [(1, 0.5), (2, 0.5)]
 
 
-def test_the_same_picture_and_near_duplicates_are_excluded() -> None:
+def test_the_same_image_and_near_duplicates_are_excluded() -> None:
     corpus = [(1, "red cat"), (1, "red dog"), (2, "red cat"), (3, "red house under blue tree")]
     ((number, score),) = answer(corpus)[0]
     assert number == 3

@@ -21,7 +21,7 @@ def lines(records: list[Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def picture(width: int = 40, height: int = 30, *, turn: int = 1) -> bytes:
+def image(width: int = 40, height: int = 30, *, turn: int = 1) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = turn
     file = io.BytesIO()
@@ -63,7 +63,7 @@ def write_vqa(folder: Path) -> None:
     write(folder / "v2_OpenEnded_mscoco_test2015_questions.json", test)
     # A part of the test set, of which no second row is made.
     write(folder / "v2_OpenEnded_mscoco_test-dev2015_questions.json", test)
-    write(folder / "train2014" / "COCO_train2014_000000000010.jpg", picture())
+    write(folder / "train2014" / "COCO_train2014_000000000010.jpg", image())
 
 
 METADATA = {
@@ -109,12 +109,12 @@ def write_refcoco(folder: Path) -> None:
         ref(1, 91, 9, "testA", {20: "left man", 21: ""}),
         ref(2, 101, 10, "train", {22: "dog", 23: "", 20: "left man"}),
         ref(3, 92, 9, "train", {24: "beyond"}),
-        ref(4, 200, 20, "train", {25: "no picture"}),
+        ref(4, 200, 20, "train", {25: "no image"}),
     ]
     write(folder / "instances.json", instances)
     # As Python 2 wrote it: byte strings, protocol 2.
     write(folder / "refs(unc).p", pickle.dumps(refs, protocol=2))
-    write(folder / "train2014" / "COCO_train2014_000000000010.jpg", picture(turn=6))
+    write(folder / "train2014" / "COCO_train2014_000000000010.jpg", image(turn=6))
     detections = [
         {"det_id": 1, "image_id": 9, "box": [1, 2, 3, 4], "category_id": 2, "score": 0.7},
         {"det_id": 2, "image_id": 77, "box": [1, 2, 3, 4], "category_id": 2, "score": 0.7},

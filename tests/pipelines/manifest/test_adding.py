@@ -16,11 +16,11 @@ from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 FILE = '''
-"""Haiku of pictures: lines of a file's name, a blank, and the words."""
+"""Haiku of images: lines of a file's name, a blank, and the words."""
 
 from vlmill.pipelines.manifest.cleaning import text_of
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Image, Reading
 from vlmill.pipelines.manifest.reading.lines import lines_of
 from vlmill.schemas.tables import PAIRS
 
@@ -31,7 +31,7 @@ def open_haiku(folder, args):
         sources=(source,),
         entries=lambda: (entry(source, number, line) for number, line in lines_of(source)),
         expected={source.name: Expected(rows=3, source="their page")},
-        picture_folders=("pictures",),
+        image_folders=("images",),
     )
 
 
@@ -42,11 +42,11 @@ def entry(source, number, line):
         return Entry(key=key, group=source.name, rows=text)
     image_id = f"haiku/{name}"
     pair = {"pair_id": f"{image_id}#{number}", "image_id": image_id, "text": text}
-    picture = Picture(image_id=image_id, paths=(f"pictures/{name}",))
-    return Entry(key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,))
+    image = Image(image_id=image_id, paths=(f"images/{name}",))
+    return Entry(key=key, group=source.name, rows=((PAIRS, pair),), images=(image,))
 
 
-HAIKU = DataSet(title="haiku", about="Haiku of pictures.", tables=(PAIRS,), open=open_haiku)
+HAIKU = DataSet(title="haiku", about="Haiku of images.", tables=(PAIRS,), open=open_haiku)
 '''
 
 
@@ -58,7 +58,7 @@ def test_the_help_lists_every_data_set() -> None:
 def test_a_file_and_a_line_add_a_data_set(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    picture: object,
+    image: object,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(published_report, "pair_charts", lambda _: Markup(""))
@@ -71,7 +71,7 @@ def test_a_file_and_a_line_add_a_data_set(
     monkeypatch.setitem(SETS, "haiku", haiku.HAIKU)  # the line
 
     (tmp_path / "in/pictures").mkdir(parents=True)
-    (tmp_path / "in/pictures/a.jpg").write_bytes(picture(9, 9))  # type: ignore[operator]
+    (tmp_path / "in/pictures/a.jpg").write_bytes(image(9, 9))  # type: ignore[operator]
     (tmp_path / "in/haiku.txt").write_text("a.jpg an old pond\nb.jpg a frog leaps\nc.jpg \n")
     words = ["haiku", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
     assert main(words) == 0
@@ -84,4 +84,4 @@ def test_a_file_and_a_line_add_a_data_set(
     )
     with pytest.raises(SystemExit):
         main(["haiku", "--help"])
-    assert "Haiku of pictures." in capsys.readouterr().out
+    assert "Haiku of images." in capsys.readouterr().out

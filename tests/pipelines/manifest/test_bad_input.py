@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.manifest.layouts import write, write_json
 from tests.pipelines.manifest.running import made, reasons, rows
-from tests.pipelines.manifest.task_layouts import annotation, lines, picture, vcr_line
+from tests.pipelines.manifest.task_layouts import annotation, image, lines, vcr_line
 
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, IMAGES, PAIRS, QUESTIONS, STATEMENTS, Table
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 Files = dict[str, Any]
-Picture = Callable[..., bytes]
+Image = Callable[..., bytes]
 
 
 def write_all(root: Path, files: Files) -> Path:
@@ -61,7 +61,7 @@ HUGE = "9" * 5_000  # digits, of which int() refuses to make a number
 
 # name, files -> reasons, the table's ids
 CASES: dict[str, tuple[str, Files, list[str], tuple[Table, str], list[str]]] = {
-    "pictures that come twice": (
+    "images that come twice": (
         "coco",
         {COCO_FILE: {
             "images": [coco_image(1), coco_image(1), coco_image(1, "b.jpg"), "none", coco_image(-3)],
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, Files, list[str], tuple[Table, str], list[str]]] = {
         ["duplicate", "id_conflict", "bad_row", "bad_row"],
         (PAIRS, "pair_id"), ["coco/1"],
     ),
-    "one id for two pictures in two files": (
+    "one id for two images in two files": (
         "coco-json",
         {
             "a.json": {"images": [coco_image(1, "a/1.jpg")], "annotations": [caption(1, 1)]},
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, Files, list[str], tuple[Table, str], list[str]]] = {
                                  statement("2", True)])},
         ["label_unknown"] * 2, (STATEMENTS, "example_id"), ["nlvr2/dev-1-0-0"],
     ),
-    "questions of another picture than their annotation": (
+    "questions of another image than their annotation": (
         "vqa2",
         {
             QUESTIONS_FILE: {"questions": [
@@ -132,7 +132,7 @@ def test_rows_that_are_not_as_published_are_named(tmp_path: Path, case: str) -> 
     assert [row[column] for row in rows(out, table)] == ids
 
 
-def test_a_phrase_stays_with_the_lowest_region_that_lies_in_the_picture(tmp_path: Path) -> None:
+def test_a_phrase_stays_with_the_lowest_region_that_lies_in_the_image(tmp_path: Path) -> None:
     files = {
         "image_data.json": [vg_image(1), vg_image(1), vg_image(1, width=99), {"id": 2}, 7],
         "region_descriptions.json": [
@@ -180,7 +180,7 @@ def test_annotations_that_come_twice_do_not_move_a_box(tmp_path: Path) -> None:
     (expression,) = rows(out, EXPRESSIONS)
     assert expression["box"] == [1.0, 2.0, 11.0, 12.0]
     assert [reason for _, reason in reasons(out)] == [
-        *("duplicate", "id_conflict"),  # pictures
+        *("duplicate", "id_conflict"),  # images
         *("duplicate", "id_conflict", "bad_row"),  # annotations
         *("bad_row", "bad_row"),
     ]
@@ -191,11 +191,11 @@ def vcr_files(boxes: list[list[float]], *questions: dict[str, Any], **more: Any)
     return {
         "val.jsonl": lines(list(questions)),
         "vcr1images/m/val-0@1.json": metadata,
-        "vcr1images/m/val-0@1.jpg": picture(),
+        "vcr1images/m/val-0@1.jpg": image(),
     }
 
 
-def test_objects_of_vcr_are_cut_to_their_picture(tmp_path: Path) -> None:
+def test_objects_of_vcr_are_cut_to_their_image(tmp_path: Path) -> None:
     boxes = [[1, 2, 11, 22, 0.9], [30, 0, 45.5, 5, 0.5]]
     line = vcr_line("val-0", "val-0")
     other_split, other_words = vcr_line("train-1", "val-0"), line | {"question": ["Why", "?"]}
@@ -235,7 +235,7 @@ def test_sizes_that_cannot_be_are_warned_of(
         "region_descriptions.json": [{"id": 1, "regions": [region(1, "a cat", *box)]}],
     }
     if stored is not None:
-        files["VG_100K/1.jpg"] = picture(*stored)
+        files["VG_100K/1.jpg"] = image(*stored)
     out = made("vg", write_all(tmp_path / "in", files), "--boxes")
     notes = read_manifest(out)["notes"]
     assert [name for name in notes if name.startswith("size_")] == ([note] if note else [])
@@ -248,10 +248,10 @@ def test_sizes_that_cannot_be_are_warned_of(
 
 def test_a_name_that_two_synsets_have_is_two_images_and_of_one_synset_one(tmp_path: Path) -> None:
     files = {
-        "n01440764/n01440764_1.JPEG": picture(40, 30),
-        "n01440764/n01440764_1.png": picture(9, 9),
-        "n01440764/val_2.JPEG": picture(11, 11),
-        "n01440765/val_2.JPEG": picture(12, 12),
+        "n01440764/n01440764_1.JPEG": image(40, 30),
+        "n01440764/n01440764_1.png": image(9, 9),
+        "n01440764/val_2.JPEG": image(11, 11),
+        "n01440765/val_2.JPEG": image(12, 12),
     }
     out = made("imagenet22k", write_all(tmp_path / "in", files))
     assert [(row["image_id"], row["width"]) for row in rows(out, IMAGES)] == [
@@ -268,7 +268,7 @@ def test_a_path_of_another_machine_is_no_file_of_the_same_name_here(tmp_path: Pa
     cells = [{"bytes": None, "path": path} for path in paths]
     table = pa.table({"image": cells, "caption": ["a"] * len(cells)})
     pq.write_table(table, tmp_path / "in/train-0.parquet")
-    write(tmp_path / "in/1.jpg", picture())
+    write(tmp_path / "in/1.jpg", image())
     out = made("hf", tmp_path / "in")
     assert [row["image_id"] for row in rows(out, IMAGES)] == ["hf/train-0/3"]
     assert reasons(out) == [(f"hf/train-0/{n}", "image_missing") for n in range(3)]

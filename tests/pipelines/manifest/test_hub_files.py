@@ -21,7 +21,7 @@ from vlmill.schemas.tables import IMAGES, PAIRS
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 
-Picture = Callable[..., bytes]
+Image = Callable[..., bytes]
 Row = dict[str, Any]
 
 
@@ -32,12 +32,12 @@ def write_rows(path: Path, listed: Sequence[Row], schema: pa.Schema | None = Non
     return path.parents[1]
 
 
-def hub_rows(picture: Picture) -> list[Row]:
+def hub_rows(image: Image) -> list[Row]:
     """Five images as in Karpathy's splits on the hub: one file, whose name is of one split."""
     splits = ("restval", "train", "test", "val", "test")
     return [
         {
-            "image": {"bytes": picture(9, 9, seed=n), "path": f"{n}.jpg"},
+            "image": {"bytes": image(9, 9, seed=n), "path": f"{n}.jpg"},
             "sentences": [f"caption {k} of {n}" for k in range(2)],
             "split": split,
             "cocoid": 391895 + n,
@@ -55,9 +55,9 @@ def splits_of(out: Path) -> list[str | None]:
 
 
 def test_the_column_of_splits_wins_over_the_name_of_the_file(
-    tmp_path: Path, picture: Picture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, image: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = made("hf", write_rows(tmp_path / FILE, hub_rows(picture)))
+    out = made("hf", write_rows(tmp_path / FILE, hub_rows(image)))
     expected = [s for s in ("restval", "train", "test", "val", "test") for _ in range(2)]
     assert splits_of(out) == expected
     said = "restval 2, train 2 trained on; val 2 for validation; test 4 for test"
@@ -66,10 +66,10 @@ def test_the_column_of_splits_wins_over_the_name_of_the_file(
 
 
 def test_another_column_of_splits_is_named_and_an_empty_cell_has_its_file_s(
-    tmp_path: Path, picture: Picture
+    tmp_path: Path, image: Image
 ) -> None:
     listed = [row | {"part": part} for row, part in zip(
-        hub_rows(picture), ("dev", None, "holdout", " ", "test"), strict=True)]  # fmt: skip
+        hub_rows(image), ("dev", None, "holdout", " ", "test"), strict=True)]  # fmt: skip
     root = write_rows(tmp_path / "in/data/test-00000.parquet", listed)
     out = made("hf", root, "--split-column", "part")
     assert splits_of(out)[::2] == ["dev", "test", "holdout", "test", "test"]
@@ -82,7 +82,7 @@ def test_another_column_of_splits_is_named_and_an_empty_cell_has_its_file_s(
     assert set(splits_of(named)) == {"test"}
 
 
-def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, picture: Picture) -> None:
+def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, image: Image) -> None:
     features = {"split": {"names": ["train", "validation", "test"], "_type": "ClassLabel"}}
     about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     listed = [{"image": f"{n}.jpg", "text": "a dog", "split": n} for n in (2, 0, 1, -1)]
@@ -110,13 +110,13 @@ def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, picture: Pic
 )
 def test_columns_that_are_not_clear_are_refused_in_a_line(
     tmp_path: Path,
-    picture: Picture,
+    image: Image,
     capsys: pytest.CaptureFixture[str],
     more: Row,
     flags: tuple[str, ...],
     said: str,
 ) -> None:
-    root = write_rows(tmp_path / FILE, [row | more for row in hub_rows(picture)])
+    root = write_rows(tmp_path / FILE, [row | more for row in hub_rows(image)])
     made("hf", root, *flags, status=2)
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
@@ -142,8 +142,8 @@ def test_a_split_is_a_word_of_a_file_s_name(name: str, split: str | None) -> Non
         split_of_name(both)
 
 
-def test_ids_of_a_column_meet_published_features(tmp_path: Path, picture: Picture) -> None:
-    root = write_rows(tmp_path / FILE, hub_rows(picture))
+def test_ids_of_a_column_meet_published_features(tmp_path: Path, image: Image) -> None:
+    root = write_rows(tmp_path / FILE, hub_rows(image))
     out = made("hf", root, "--id-column", "cocoid")
     ids = [row["image_id"] for row in rows(out, IMAGES)]
     assert ids == [str(391895 + n) for n in range(5)]
@@ -154,8 +154,8 @@ def test_ids_of_a_column_meet_published_features(tmp_path: Path, picture: Pictur
     assert rows(named, IMAGES)[0]["image_id"] == "COCO_val2014_000000391895.jpg"
 
 
-def test_rows_of_one_id_are_captions_of_one_image(tmp_path: Path, picture: Picture) -> None:
-    one, other = ({"bytes": picture(9, 9, seed=n), "path": None} for n in range(2))
+def test_rows_of_one_id_are_captions_of_one_image(tmp_path: Path, image: Image) -> None:
+    one, other = ({"bytes": image(9, 9, seed=n), "path": None} for n in range(2))
     listed = [
         {"image": one, "caption": "a dog", "id": "x"},
         {"image": one, "caption": "a dog runs", "id": "x"},
@@ -179,9 +179,9 @@ def test_rows_of_one_id_are_captions_of_one_image(tmp_path: Path, picture: Pictu
     ],
 )
 def test_every_caption_of_a_row_is_a_pair_or_a_reject(
-    tmp_path: Path, picture: Picture, captions: Row
+    tmp_path: Path, image: Image, captions: Row
 ) -> None:
-    content = {"bytes": picture(9, 9), "path": "1.jpg"}
+    content = {"bytes": image(9, 9), "path": "1.jpg"}
     out = made("hf", write_rows(tmp_path / FILE, [{"image": content} | captions]))
     assert [(row["pair_id"], row["text"]) for row in rows(out, PAIRS)] == [
         ("hf/train-00000-of-00001/0#0", "a dog"),
@@ -199,7 +199,7 @@ def test_numbered_columns_are_named_by_what_they_share(tmp_path: Path) -> None:
 
 
 def test_paths_of_another_machine_are_found_below_images(
-    tmp_path: Path, picture: Picture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, image: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ["/home/me/photos/train/1.jpg", "C:\\photos\\val\\1.jpg", "/home/me/gone.jpg"]
     listed = [{"image": {"bytes": None, "path": path}, "caption": "a"} for path in paths]
@@ -212,7 +212,7 @@ def test_paths_of_another_machine_are_found_below_images(
     for width, split in ((11, "train"), (12, "val")):
         file = tmp_path / "mine" / split / "1.jpg"
         file.parent.mkdir(parents=True)
-        file.write_bytes(picture(width, 9))
+        file.write_bytes(image(width, 9))
     out = made("hf", root, "--images", str(tmp_path / "mine"), "--fresh")
     assert [row["width"] for row in rows(out, IMAGES)] == [11, 12]
     assert reasons(out) == [("hf/train-00000-of-00001/2", "image_missing")]

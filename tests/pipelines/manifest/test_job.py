@@ -1,4 +1,4 @@
-"""manifest own: pairs and pictures, rejects, resume, and a user's mistakes."""
+"""manifest own: pairs and images, rejects, resume, and a user's mistakes."""
 
 import json
 import random
@@ -30,9 +30,9 @@ ROWS = """file,caption,split,number
 1,  a red\u00a0 square,train,12
 1,another text,,13
 ../secret,hello,train,14
-gone,a picture that is not there,train,15
-broken.jpg,not a picture,train,16
-broken.jpg,still not a picture,train,17
+gone,an image that is not there,train,15
+broken.jpg,not an image,train,16
+broken.jpg,still not an image,train,17
 ,no name,train,18
 2.png,,train,19
 2.png,cut
@@ -43,15 +43,15 @@ way/out,through a link,train,22
 
 
 @pytest.fixture
-def photos(tmp_path: Path, picture: Callable[..., bytes]) -> Path:
+def photos(tmp_path: Path, image: Callable[..., bytes]) -> Path:
     root = tmp_path / "photos"
     (root / "deep").mkdir(parents=True)
-    (root / "1.jpg").write_bytes(picture(40, 30))
-    (root / "2.png").write_bytes(picture(20, 50, seed=1, format="PNG"))
-    (root / "deep" / "3.JPG").write_bytes(picture(10, 10, seed=2))
+    (root / "1.jpg").write_bytes(image(40, 30))
+    (root / "2.png").write_bytes(image(20, 50, seed=1, format="PNG"))
+    (root / "deep" / "3.JPG").write_bytes(image(10, 10, seed=2))
     (root / "broken.jpg").write_bytes(b"no picture")
-    (tmp_path / "secret").write_bytes(picture(9, 9))
-    (tmp_path / "out.jpg").write_bytes(picture(9, 9))
+    (tmp_path / "secret").write_bytes(image(9, 9))
+    (tmp_path / "out.jpg").write_bytes(image(9, 9))
     (root / "way").symlink_to(tmp_path)
     (tmp_path / "own.csv").write_text(ROWS, encoding="utf-8")
     return root
@@ -67,13 +67,13 @@ def reasons(output: Path) -> list[tuple[str, str]]:
     return [(row["key"], row["reason"]) for row in rows]
 
 
-def test_pairs_pictures_and_a_reason_for_every_other_row(
+def test_pairs_images_and_a_reason_for_every_other_row(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     flags = ["--image-root", str(photos), "--split-column", "split", "--split", "train"]
     assert own(tmp_path / "own.csv", out, *flags, "--language", "en") == 0
-    assert "done: 4 pairs, 3 pictures, 10 rejects" in capsys.readouterr().out
+    assert "done: 4 pairs, 3 images, 10 rejects" in capsys.readouterr().out
     pairs = read_table(out, PAIRS).to_pylist()
     assert [(p["image_id"], p["text"], p["split"]) for p in pairs] == [
         ("1", "a red square", "train"),
@@ -107,9 +107,9 @@ def test_pairs_pictures_and_a_reason_for_every_other_row(
 
 def test_the_funnel_adds_up(photos: Path, tmp_path: Path) -> None:
     assert own(tmp_path / "own.csv", tmp_path / "out", "--image-root", str(photos)) == 0
-    rows, pictures = json.loads((tmp_path / "out" / "funnel.json").read_text())
-    assert (rows["in"], rows["out"], pictures["in"], pictures["out"]) == (14, 10, 10, 4)
-    for stage in (rows, pictures):
+    rows, images = json.loads((tmp_path / "out" / "funnel.json").read_text())
+    assert (rows["in"], rows["out"], images["in"], images["out"]) == (14, 10, 10, 4)
+    for stage in (rows, images):
         assert stage["in"] == stage["out"] + sum(stage["rejects"].values())
 
 
@@ -219,7 +219,7 @@ def test_a_killed_run_continues_to_the_same_bytes(
         assert {p.name: p.read_bytes() for p in killed.iterdir()} == written
     capsys.readouterr()
     assert own(tmp_path / "own.csv", killed, *flags) == 0
-    assert "finished before: 4 pairs, 3 pictures, 10 rejects" in capsys.readouterr().out
+    assert "finished before: 4 pairs, 3 images, 10 rejects" in capsys.readouterr().out
 
 
 def test_another_input_is_not_mixed_in(
@@ -233,7 +233,7 @@ def test_another_input_is_not_mixed_in(
     assert read_table(tmp_path / "out", PAIRS).num_rows == 1
 
 
-def test_the_report_shows_pictures_and_escapes_captions(photos: Path, tmp_path: Path) -> None:
+def test_the_report_shows_images_and_escapes_captions(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("file,caption\n1,<script>alert(1)</script>\n,x\n")
     assert own(tmp_path / "x.csv", tmp_path / "out", "--image-root", str(photos)) == 0
     page = (tmp_path / "out" / "report.html").read_text()
@@ -269,7 +269,7 @@ def test_all_rejected_is_said(
 ) -> None:
     (tmp_path / "x.csv").write_text("file,caption\ngone,x\n")
     assert own(tmp_path / "x.csv", tmp_path / "out", "--image-root", str(photos)) == 1
-    assert "0 pairs, 0 pictures, 1 rejects (1 missing_image)" in capsys.readouterr().out
+    assert "0 pairs, 0 images, 1 rejects (1 missing_image)" in capsys.readouterr().out
 
 
 @given(st.text())
@@ -328,9 +328,9 @@ def test_mutated_tables_are_all_accounted_for(photos: Path, tmp_path: Path, endi
         table.write_bytes(mutated(content, chance))
         statuses.add(own(table, out, "--image-root", str(photos), "--workers", "1"))
         if out.exists():
-            rows, pictures = json.loads((out / "funnel.json").read_text())
-            assert pictures["out"] == read_table(out, PAIRS).num_rows
-            dropped = sum(rows["rejects"].values()) + sum(pictures["rejects"].values())
+            rows, images = json.loads((out / "funnel.json").read_text())
+            assert images["out"] == read_table(out, PAIRS).num_rows
+            dropped = sum(rows["rejects"].values()) + sum(images["rejects"].values())
             assert dropped == read_table(out, REJECTS).num_rows
     assert statuses <= {0, 2}
 

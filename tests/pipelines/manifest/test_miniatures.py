@@ -27,7 +27,7 @@ from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REJECTS
 
 pytestmark = pytest.mark.usefixtures("no_charts")
 
-Picture = Callable[..., bytes]
+Image = Callable[..., bytes]
 
 
 def ids(folder: Path) -> list[str]:
@@ -45,13 +45,13 @@ def funnel(folder: Path) -> list[tuple[str, int, int, dict[str, int]]]:
 # SBU
 
 
-def write_sbu(root: Path, picture: Picture, number: int, name: Callable[[int, str], str]) -> None:
+def write_sbu(root: Path, image: Image, number: int, name: Callable[[int, str], str]) -> None:
     """Writes three photos and, under ``number`` other ids, one image."""
     urls = [f"{FLICKR}/{n}_ab.jpg" for n in range(number + 3)]
     columns = {"image_urls": urls, "user_ids": urls, "captions": ["a cat"] * len(urls)}
     write(root / "sbu-captions-all.json", columns)
     for row, url in enumerate(urls):
-        content = picture(12, 10, seed=row) if row < 3 else picture(50, 37, seed=9, format="GIF")
+        content = image(12, 10, seed=row) if row < 3 else image(50, 37, seed=9, format="GIF")
         write(root / name(row, url.rpartition("/")[2]), content)
 
 
@@ -66,9 +66,9 @@ def write_sbu(root: Path, picture: Picture, number: int, name: Callable[[int, st
     ],
 )
 def test_sbu_keeps_its_three_photos_and_rejects_placeholders(
-    tmp_path: Path, picture: Picture, name: Callable[[int, str], str], number: int
+    tmp_path: Path, image: Image, name: Callable[[int, str], str], number: int
 ) -> None:
-    write_sbu(tmp_path / "in", picture, number, name)
+    write_sbu(tmp_path / "in", image, number, name)
     out = made("sbu", tmp_path / "in")
     assert ids(out) == ["sbu/0", "sbu/1", "sbu/2"]
     assert Counter(reason for _, reason in reasons(out)) == {"placeholder": number}
@@ -80,9 +80,9 @@ def test_bytes_of_few_ids_are_a_photo_that_was_stored_again() -> None:
 
 
 def test_flickr_s_own_placeholder_is_known_by_its_digest(
-    tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    LAYOUTS["sbu"](tmp_path / "in", picture)
+    LAYOUTS["sbu"](tmp_path / "in", image)
     (file,) = (tmp_path / "in/images").iterdir()
     digest = hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr(placeholders, "UNAVAILABLE_SHA1", digest)
@@ -90,10 +90,10 @@ def test_flickr_s_own_placeholder_is_known_by_its_digest(
     assert rows(out, IMAGES) == [] and ("sbu/2345", "placeholder") in reasons(out)
 
 
-def test_sbu_s_row_1000_is_not_the_image_of_row_0(tmp_path: Path, picture: Picture) -> None:
+def test_sbu_s_row_1000_is_not_the_image_of_row_0(tmp_path: Path, image: Image) -> None:
     urls = [f"http://else/{n}.jpg" for n in range(1001)]
     write(tmp_path / "in/sbu-captions-all.json", {"image_urls": urls, "captions": ["a"] * 1001})
-    write(tmp_path / "pictures/000.jpg", picture(9, 9))
+    write(tmp_path / "pictures/000.jpg", image(9, 9))
     out = made("sbu", tmp_path / "in", "--images", str(tmp_path / "pictures"))
     assert ids(out) == []
 
@@ -102,8 +102,8 @@ def test_sbu_s_row_1000_is_not_the_image_of_row_0(tmp_path: Path, picture: Pictu
 
 
 @pytest.mark.parametrize("name", ["coco", "coco-karpathy"])
-def test_one_missing_image_is_one_reject(tmp_path: Path, picture: Picture, name: str) -> None:
-    LAYOUTS[name](tmp_path / "in", picture)
+def test_one_missing_image_is_one_reject(tmp_path: Path, image: Image, name: str) -> None:
+    LAYOUTS[name](tmp_path / "in", image)
     lost = sorted((tmp_path / "in/val2014").iterdir())[-1]
     lost.unlink()
     image_id = f"coco/{lost.stem[-12:]}"
@@ -123,10 +123,8 @@ def test_one_missing_image_is_one_reject(tmp_path: Path, picture: Picture, name:
     assert all(row["detail"].startswith(f"{image_id}: no file ") for row in lost_rows)
 
 
-def test_counts_of_required_images_are_the_same_after_a_kill(
-    tmp_path: Path, picture: Picture
-) -> None:
-    LAYOUTS["coco"](tmp_path / "in", picture)
+def test_counts_of_required_images_are_the_same_after_a_kill(tmp_path: Path, image: Image) -> None:
+    LAYOUTS["coco"](tmp_path / "in", image)
     next((tmp_path / "in/train2014").iterdir()).unlink()
     flags = ("--require-images", "--rows-per-shard", "2")
     out = made("coco", tmp_path / "in", *flags)
@@ -179,11 +177,11 @@ def vilbert(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("layout", [karpathy, token, kaggle, vilbert])
 def test_flickr30k_s_pairs_keep_the_order_of_the_file(
-    tmp_path: Path, picture: Picture, layout: Callable[[Path], list[str]]
+    tmp_path: Path, image: Image, layout: Callable[[Path], list[str]]
 ) -> None:
     expected = layout(tmp_path / "in")
     for name in NAMES:
-        write(tmp_path / "in/flickr30k-images" / name, picture(9, 9))
+        write(tmp_path / "in/flickr30k-images" / name, image(9, 9))
     out = made("flickr30k", tmp_path / "in", "--rows-per-shard", "3", "--workers", "3")
     assert [row["text"] for row in rows(out, PAIRS)] == expected
 
@@ -200,16 +198,16 @@ def test_a_caption_of_two_of_flickr30k_s_splits_is_one_pair(tmp_path: Path) -> N
 # ImageNet-22k
 
 
-def imagenet_files(picture: Picture) -> dict[str, bytes]:
+def imagenet_files(image: Image) -> dict[str, bytes]:
     """Seven images whose names or bytes are not as one would think."""
     return {
-        "n01440764/n01440764_1.JPEG": picture(9, 9, seed=1),
-        "n01440764/n01440764_2.JPEG": picture(9, 9, seed=2, format="BMP"),
-        "n01440764/n01440764_3.v2.JPEG": picture(9, 9, seed=3, format="PNG"),
-        "n01440764/n01440764_4": picture(9, 9, seed=4, format="GIF"),
-        "n01440764/same.JPEG": picture(9, 9, seed=5),
-        "n01443537/n01443537_1.jpe": picture(9, 9, seed=6),
-        "n01443537/same.JPEG": picture(9, 9, seed=7),
+        "n01440764/n01440764_1.JPEG": image(9, 9, seed=1),
+        "n01440764/n01440764_2.JPEG": image(9, 9, seed=2, format="BMP"),
+        "n01440764/n01440764_3.v2.JPEG": image(9, 9, seed=3, format="PNG"),
+        "n01440764/n01440764_4": image(9, 9, seed=4, format="GIF"),
+        "n01440764/same.JPEG": image(9, 9, seed=5),
+        "n01443537/n01443537_1.jpe": image(9, 9, seed=6),
+        "n01443537/same.JPEG": image(9, 9, seed=7),
     }
 
 
@@ -248,9 +246,9 @@ def imagenet_shard(root: Path, files: Mapping[str, bytes]) -> None:
     "layout", [imagenet_folders, imagenet_tars, imagenet_nested, imagenet_shard]
 )
 def test_imagenet_loses_no_name(
-    tmp_path: Path, picture: Picture, layout: Callable[[Path, Mapping[str, bytes]], None]
+    tmp_path: Path, image: Image, layout: Callable[[Path, Mapping[str, bytes]], None]
 ) -> None:
-    layout(tmp_path / "in", imagenet_files(picture))
+    layout(tmp_path / "in", imagenet_files(image))
     out = made("imagenet22k", tmp_path / "in")
     assert ids(out) == [
         "imagenet22k/n01440764_1",
@@ -266,15 +264,15 @@ def test_imagenet_loses_no_name(
 
 
 def test_links_of_a_synset_are_images_or_named(
-    tmp_path: Path, picture: Picture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, image: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "in"
-    write(root / "n01440764/n01440764_1.JPEG", picture(9, 9))
-    write(tmp_path / "elsewhere.JPEG", picture(9, 9))
+    write(root / "n01440764/n01440764_1.JPEG", image(9, 9))
+    write(tmp_path / "elsewhere.JPEG", image(9, 9))
     targets = (root / "n01440764/n01440764_1.JPEG", tmp_path / "elsewhere.JPEG", tmp_path / "gone")
     for number, target in enumerate(targets, 2):
         os.symlink(target, root / f"n01440764/n01440764_{number}.JPEG")
-    write(root / "teddy/1.JPEG", picture(9, 9))
+    write(root / "teddy/1.JPEG", image(9, 9))
     out = made("imagenet22k", root)
     assert ids(out) == ["imagenet22k/n01440764_1", "imagenet22k/n01440764_2"]
     assert reasons(out) == [
@@ -346,11 +344,9 @@ def test_labels_that_few_questions_have_are_a_warning(
 # VCR
 
 
-def test_vcr_s_images_have_the_published_name_of_their_file(
-    tmp_path: Path, picture: Picture
-) -> None:
+def test_vcr_s_images_have_the_published_name_of_their_file(tmp_path: Path, image: Image) -> None:
     write(tmp_path / "in/val.jsonl", lines([vcr_line("val-0", "val-0")]))
-    write(tmp_path / "in/vcr1images/m/val-0@1.jpg", picture(40, 30))
+    write(tmp_path / "in/vcr1images/m/val-0@1.jpg", image(40, 30))
     write(tmp_path / "in/vcr1images/m/val-0@1.json", METADATA)
     (row,) = rows(made("vcr", tmp_path / "in"), IMAGES)
     assert (row["image_id"], row["uri"]) == ("vcr/val-0", "m/val-0@1.jpg")
@@ -360,9 +356,9 @@ def test_vcr_s_images_have_the_published_name_of_their_file(
 # WebDataset
 
 
-def test_each_line_of_a_caption_is_a_pair_or_a_reject(tmp_path: Path, picture: Picture) -> None:
+def test_each_line_of_a_caption_is_a_pair_or_a_reject(tmp_path: Path, image: Image) -> None:
     text = f"a dog\n{'x' * 10_001}\nit runs"
-    shard = tar_of({"0.jpg": picture(9, 9), "0.txt": text.encode()})
+    shard = tar_of({"0.jpg": image(9, 9), "0.txt": text.encode()})
     write(tmp_path / "in/00000.tar", shard)
     out = made("webdataset", tmp_path / "in", "--txt-lines")
     assert [row["pair_id"] for row in rows(out, PAIRS)] == ["webdataset/0#0", "webdataset/0#2"]

@@ -32,15 +32,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
-        ("coco", ["--require-images"]),  # a row depends on a picture that an earlier part names
+        ("coco", ["--require-images"]),  # a row depends on an image that an earlier part names
         ("coco", ["--exclude-hash", "LIST"]),
         ("vg", ["--boxes"]),
     ],
 )
 def test_workers_of_a_runner_write_the_same_bytes(
-    name: str, flags: list[str], tmp_path: Path, picture: Callable[..., bytes]
+    name: str, flags: list[str], tmp_path: Path, image: Callable[..., bytes]
 ) -> None:
-    LAYOUTS[name](tmp_path / "in", picture)
+    LAYOUTS[name](tmp_path / "in", image)
     words = [name, "--input", str(tmp_path / "in"), "--rows-per-shard", "2"]
     if "LIST" in flags:
         assert main([*words, "--output", str(tmp_path / "list")]) == 0
@@ -60,10 +60,8 @@ def test_workers_of_a_runner_write_the_same_bytes(
     assert contents(there) == contents(here)
 
 
-def test_own_captions_are_made_by_workers_too(
-    tmp_path: Path, picture: Callable[..., bytes]
-) -> None:
-    (tmp_path / "a.jpg").write_bytes(picture(20, 20))
+def test_own_captions_are_made_by_workers_too(tmp_path: Path, image: Callable[..., bytes]) -> None:
+    (tmp_path / "a.jpg").write_bytes(image(20, 20))
     rows = ["file,caption", *(f"a.jpg,a kite {n % 4}" for n in range(6)), "b.jpg,lost", "b.jpg,too"]
     (tmp_path / "own.csv").write_text("\n".join(rows))
     words = ["own", "--input", str(tmp_path / "own.csv"), "--text-column", "caption"]

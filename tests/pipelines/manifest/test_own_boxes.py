@@ -21,8 +21,8 @@ EXPECTED = {
 }
 
 
-def pictures(root: Path) -> None:
-    """Three pictures of 40 x 30 pixels."""
+def images(root: Path) -> None:
+    """Three images of 40 x 30 pixels."""
     for number, name in enumerate(EXPECTED):
         content = io.BytesIO()
         Image.new("RGB", (40, 30), (40 * number, 9, 9)).save(content, "PNG")
@@ -30,7 +30,7 @@ def pictures(root: Path) -> None:
 
 
 def tsv(root: Path) -> None:
-    pictures(root)
+    images(root)
     rows = [
         "image\tx1\ty1\tx2\ty2\tclass\tattributes\tsplit",
         "a.png\t10\t5\t30\t25\tDog\tbrown, small\ttrain",
@@ -45,7 +45,7 @@ def tsv(root: Path) -> None:
 
 
 def coco(root: Path) -> None:
-    pictures(root / "images")
+    images(root / "images")
     elements = [
         {"id": number, "file_name": name, "width": 40, "height": 30}
         for number, name in enumerate(EXPECTED)
@@ -73,15 +73,15 @@ def coco_as_published(root: Path) -> None:
     write_json(root / "annotations" / "captions_train2017.json", {"images": [], "annotations": []})
 
 
-def coco_beside_pictures(root: Path) -> None:
-    """As labelling services export it: a folder a split, with its pictures."""
+def coco_beside_images(root: Path) -> None:
+    """As labelling services export it: a folder a split, with its images."""
     coco(root)
     (root / "images").rename(root / "train")
     (root / "instances_train2017.json").rename(root / "train" / "_annotations.coco.json")
 
 
 def voc(root: Path) -> None:
-    pictures(root / "JPEGImages")
+    images(root / "JPEGImages")
     for name, (boxes, classes) in EXPECTED.items():
         things = "".join(
             f"<object><name>{kind}</name><bndbox><xmin>{x1 + 1:g}</xmin><ymin>{y1 + 1:g}</ymin>"
@@ -96,7 +96,7 @@ def voc(root: Path) -> None:
 
 
 def yolo(root: Path) -> None:
-    pictures(root / "images" / "train")
+    images(root / "images" / "train")
     write(root / "data.yaml", "names:\n  0: dog\n  1: cat\n")
     for name, (boxes, classes) in EXPECTED.items():
         lines = [
@@ -107,7 +107,7 @@ def yolo(root: Path) -> None:
         write(root / "labels" / "train" / f"{name[0]}.txt", "\n".join(lines))
 
 
-@pytest.mark.parametrize("layout", [tsv, coco, coco_as_published, coco_beside_pictures, voc, yolo])
+@pytest.mark.parametrize("layout", [tsv, coco, coco_as_published, coco_beside_images, voc, yolo])
 def test_every_layout_gives_the_same_boxes(layout: Callable[[Path], None], tmp_path: Path) -> None:
     layout(tmp_path / "in")
     out = tmp_path / "out"
@@ -141,7 +141,7 @@ def test_what_a_tsv_has_beside_boxes_and_what_is_left_out(tmp_path: Path) -> Non
     assert read_manifest(out)["notes"] == {
         "objects left out, bad_row": 1,
         "objects left out, empty_box": 1,
-        "pictures without an object": 1,
+        "images without an object": 1,
     }
     assert [row["reason"] for row in table(out, "rejects")] == ["bad_row"]
 
@@ -165,7 +165,7 @@ def test_voc_s_lists_say_the_splits(tmp_path: Path) -> None:
     assert splits == {"a.png": "train", "b.png": "val", "c.png": "train"}
 
 
-def test_yolo_s_polygons_scores_and_pictures_without_a_file(tmp_path: Path) -> None:
+def test_yolo_s_polygons_scores_and_images_without_a_file(tmp_path: Path) -> None:
     yolo(tmp_path / "in")
     labels = tmp_path / "in" / "labels" / "train"
     lines = ["0 0.25 0.5 0.75 0.2 0.5 0.8", "1 0.5 0.5 0.5 0.5 0.9", "0 0.1 0.2", "1 a b c d e f"]
@@ -179,10 +179,10 @@ def test_yolo_s_polygons_scores_and_pictures_without_a_file(tmp_path: Path) -> N
     ]
     assert boxes["c"] == []
     notes = read_manifest(out)["notes"]
-    assert notes == {"objects left out, bad_row": 2, "pictures without an object": 1}
+    assert notes == {"objects left out, bad_row": 2, "images without an object": 1}
 
 
-def test_a_size_that_is_another_pictures_is_told_and_boxes_are_drawn(tmp_path: Path) -> None:
+def test_a_size_that_is_another_images_is_told_and_boxes_are_drawn(tmp_path: Path) -> None:
     coco(tmp_path / "in")
     file = json.loads((tmp_path / "in" / "instances_train2017.json").read_text())
     file["images"][1] |= {"width": 80, "height": 60}
@@ -207,7 +207,7 @@ def test_a_vocabulary_of_ones_own_decides_the_numbers(tmp_path: Path) -> None:
 def test_a_folder_of_nothing_says_what_is_wanted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures(tmp_path / "in")
+    images(tmp_path / "in")
     assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "o")]) == 2
     assert "Pascal VOC" in capsys.readouterr().err
 
@@ -233,7 +233,7 @@ def coco_with(root: Path, more: dict[str, list[Any]]) -> None:
 
 
 def test_ids_of_coco_that_are_none_or_come_twice_are_rejects(tmp_path: Path) -> None:
-    """Two pictures of one id: the first keeps its boxes."""
+    """Two images of one id: the first keeps its boxes."""
     size = {"width": 40, "height": 30}
     thing = {"id": 9, "image_id": 1, "category_id": 3, "bbox": [1, 1, 5, 5]}
     more: dict[str, list[Any]] = {
@@ -258,7 +258,7 @@ def test_ids_of_coco_that_are_none_or_come_twice_are_rejects(tmp_path: Path) -> 
     assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 2
 
 
-def test_numbers_that_no_picture_has_are_none(tmp_path: Path) -> None:
+def test_numbers_that_no_image_has_are_none(tmp_path: Path) -> None:
     """Pascal VOC and YOLO with 5,000 digits: counted, and nothing breaks."""
     nines = "9" * 5000
     voc(tmp_path / "voc")

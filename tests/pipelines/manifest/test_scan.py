@@ -1,4 +1,4 @@
-"""SCAN's files of Flickr30k: captions in order, and the pictures that they are of."""
+"""SCAN's files of Flickr30k: captions in order, and the images that they are of."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from vlmill.schemas.tables import ALIASES, PAIRS
 pytestmark = pytest.mark.usefixtures("no_charts")
 
 
-def captions(*pictures: str) -> str:
-    return "".join(f"{words} , {k} .\n" for words in pictures for k in range(5))
+def captions(*images: str) -> str:
+    return "".join(f"{words} , {k} .\n" for words in images for k in range(5))
 
 
 def write_scan(root: Path, ids: str, *, mapping: bool = True) -> None:
@@ -26,7 +26,7 @@ def write_scan(root: Path, ids: str, *, mapping: bool = True) -> None:
 
 
 @pytest.mark.parametrize("ids", ["12\n31\n", "12\n" * 5 + "31\n" * 5, "1000268201\n10002456"])
-def test_five_lines_are_of_the_picture_of_the_list(tmp_path: Path, ids: str) -> None:
+def test_five_lines_are_of_the_image_of_the_list(tmp_path: Path, ids: str) -> None:
     write_scan(tmp_path / "in", ids)
     pairs = rows(made("flickr30k", tmp_path / "in"), PAIRS)
     assert {(row["split"], row["image_id"]) for row in pairs} == {
@@ -41,7 +41,7 @@ def test_five_lines_are_of_the_picture_of_the_list(tmp_path: Path, ids: str) -> 
     assert {row["alias"] for row in aliases} >= {"flickr/10002456"}
 
 
-def test_a_picture_that_the_names_lack_costs_its_captions_alone(tmp_path: Path) -> None:
+def test_a_image_that_the_names_lack_costs_its_captions_alone(tmp_path: Path) -> None:
     write_scan(tmp_path / "in", "12\n99\n")
     out = made("flickr30k", tmp_path / "in")
     assert len(rows(out, PAIRS)) == 10

@@ -1,4 +1,4 @@
-"""Pair sets, texts and pictures alone, from files in their published layouts."""
+"""Pair sets, texts and images alone, from files in their published layouts."""
 
 import gzip
 import json
@@ -40,14 +40,14 @@ def no_charts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
 
 
 @pytest.fixture
-def make(tmp_path: Path, picture: Callable[..., bytes]) -> Make:
+def make(tmp_path: Path, image: Callable[..., bytes]) -> Make:
     """Writes a data set's files and runs its job; returns the output."""
 
     def run(name: str, *flags: str, status: int = 0, prepare: Callable[[Path], None] | None = None,
             layout: str | None = None, output: str = "out") -> Path:  # fmt: skip
         root = tmp_path / "in"
         if not root.exists():
-            LAYOUTS[layout or name](root, picture)
+            LAYOUTS[layout or name](root, image)
         if prepare is not None:
             prepare(root)
         out = tmp_path / output
@@ -121,7 +121,7 @@ def test_a_set_in_a_store_gives_the_bytes_of_one_on_a_disk(
     assert {path.name: path.read_bytes() for path in there.glob("*.parquet")} == tables
 
 
-def test_cc_reads_quotes_as_text_and_finds_pictures_under_each_tool_s_name(make: Make) -> None:
+def test_cc_reads_quotes_as_text_and_finds_images_under_each_tool_s_name(make: Make) -> None:
     out = make("cc")
     assert column(out, PAIRS, "pair_id") == [
         *("cc/train/00000000#0", "cc/train/00000001#0", "cc/train/00000004#0"),
@@ -191,7 +191,7 @@ def test_sbu_reads_its_old_files_and_refuses_lines_that_do_not_belong_together(
 
 
 def test_sbu_rejects_the_bytes_of_many_ids_as_placeholders(
-    make: Make, picture: Callable[..., bytes]
+    make: Make, image: Callable[..., bytes]
 ) -> None:
     photos = [f"{FLICKR}/{n}_a.jpg" for n in range(24)]
 
@@ -200,7 +200,7 @@ def test_sbu_rejects_the_bytes_of_many_ids_as_placeholders(
         write_json(root / "sbu-captions-all.json", columns)
         for n in range(24):
             seed = n if n in (3, 9) else 0
-            write(root / f"images/{n}_a.jpg", picture(12, 10, seed=seed))
+            write(root / f"images/{n}_a.jpg", image(12, 10, seed=seed))
 
     out = make("sbu", prepare=many)
     assert column(out, IMAGES, "image_id") == ["sbu/3", "sbu/9"]
@@ -254,7 +254,7 @@ def test_karpathy_s_test_pairs_have_folds_and_imgid_is_no_coco_id(make: Make) ->
     assert pairs[0]["fold"] is None
 
 
-def test_a_fold_is_a_thousand_test_pictures(make: Make) -> None:
+def test_a_fold_is_a_thousand_test_images(make: Make) -> None:
     def many(root: Path) -> None:
         images = [
             karpathy_image(n, f"COCO_val2014_{n:012d}.jpg", "test", filepath="val2014", cocoid=n)
@@ -317,7 +317,7 @@ def test_flickr30k_of_vilbert_s_files(make: Make) -> None:
     assert reasons(out) == [("all_data_final_test_set0_2014.jsonline:1", "bad_row")]
 
 
-def test_vg_merges_equal_phrases_of_a_picture_under_the_lowest_id(make: Make) -> None:
+def test_vg_merges_equal_phrases_of_a_image_under_the_lowest_id(make: Make) -> None:
     out = make("vg")
     assert column(out, PAIRS, "pair_id") == ["vg/11", "vg/13", "vg/21"]
     assert column(out, IMAGES, "image_id") == ["vg/7", "vg/8"]
@@ -329,7 +329,7 @@ def test_vg_merges_equal_phrases_of_a_picture_under_the_lowest_id(make: Make) ->
                                                       "bad_row"]  # fmt: skip
 
 
-def test_vg_boxes_are_expressions_cut_to_their_picture(make: Make) -> None:
+def test_vg_boxes_are_expressions_cut_to_their_image(make: Make) -> None:
     out = make("vg", "--boxes")
     boxes = dict(zip(column(out, EXPRESSIONS, "expression_id"), column(out, EXPRESSIONS, "box"),
                      strict=True))  # fmt: skip
@@ -342,7 +342,7 @@ def test_vg_boxes_are_expressions_cut_to_their_picture(make: Make) -> None:
     assert ("region_descriptions.json:0.2", "empty_box") in reasons(out)
 
 
-def test_boxes_turn_with_a_picture_that_lies(make: Make, tmp_path: Path) -> None:
+def test_boxes_turn_with_a_image_that_lies(make: Make, tmp_path: Path) -> None:
     from PIL import Image
 
     def lying(root: Path) -> None:
@@ -354,7 +354,7 @@ def test_boxes_turn_with_a_picture_that_lies(make: Make, tmp_path: Path) -> None
     out = make("vg", "--boxes", prepare=lying)
     boxes = dict(zip(column(out, EXPRESSIONS, "expression_id"), column(out, EXPRESSIONS, "box"),
                      strict=True))  # fmt: skip
-    # Stored (4, 5)-(30, 20) of 30 x 20: the upright picture is 20 wide and 30 high.
+    # Stored (4, 5)-(30, 20) of 30 x 20: the upright image is 20 wide and 30 high.
     assert boxes["vg/21"] == [0, 4, 15, 30]
     row = read_table(out, IMAGES).to_pylist()[1]
     assert (row["width"], row["height"]) == (20, 30)
@@ -396,7 +396,7 @@ def test_vg_s_detector_has_the_vocabularies_numbers_and_its_own_splits(make: Mak
     }
 
 
-def test_lait_is_named_by_the_bytes_of_its_pictures(make: Make) -> None:
+def test_lait_is_named_by_the_bytes_of_its_images(make: Make) -> None:
     out = make("lait")
     (pair,) = read_table(out, PAIRS).to_pylist()
     (image,) = read_table(out, IMAGES).to_pylist()
@@ -439,8 +439,8 @@ def test_texts_keep_the_order_and_numbers_of_their_lines(make: Make) -> None:
     assert reasons(out) == [("wiki.doc:3", "too_long")]
 
 
-def test_imagenet_is_pictures_alone_in_every_layout(
-    make: Make, picture: Callable[..., bytes], tmp_path: Path
+def test_imagenet_is_images_alone_in_every_layout(
+    make: Make, image: Callable[..., bytes], tmp_path: Path
 ) -> None:
     folders = make("imagenet22k")
     names = column(folders, IMAGES, "image_id")
@@ -448,10 +448,10 @@ def test_imagenet_is_pictures_alone_in_every_layout(
     assert column(folders, IMAGES, "format") == ["png", "jpeg"]
     assert reasons(folders) == [("imagenet22k/n01440764_9", "image_broken")]
     inner = {
-        f"{synset}.tar": tar_of({f"{synset}_{n}.JPEG": picture(12, 10, seed=n) for n in range(2)})
+        f"{synset}.tar": tar_of({f"{synset}_{n}.JPEG": image(12, 10, seed=n) for n in range(2)})
         for synset in ("n01440764", "n01443537")
     }
-    flat = {"n01440764_0.JPEG": picture(12, 10), "n01440764_0.cls": b"3"}
+    flat = {"n01440764_0.JPEG": image(12, 10), "n01440764_0.cls": b"3"}
     for name, content in (("nested", tar_of(inner)), ("flat", tar_of(flat))):
         write(tmp_path / name / "all.tar", content)
         out = tmp_path / f"{name}-out"
@@ -510,7 +510,7 @@ def test_laion_s_nan_is_null(make: Make) -> None:
 
 
 def test_files_are_read_packed_and_out_of_archives(
-    make: Make, tmp_path: Path, picture: Callable[..., bytes]
+    make: Make, tmp_path: Path, image: Callable[..., bytes]
 ) -> None:
     plain = make("coco-karpathy")
     packed = tmp_path / "packed"
@@ -534,8 +534,8 @@ def test_files_are_read_packed_and_out_of_archives(
             assert read_table(out, table).equals(read_table(plain, table))
 
 
-def test_pictures_of_another_folder_and_none_outside_of_it(
-    make: Make, tmp_path: Path, picture: Callable[..., bytes]
+def test_images_of_another_folder_and_none_outside_of_it(
+    make: Make, tmp_path: Path, image: Callable[..., bytes]
 ) -> None:
     def bad_names(root: Path) -> None:
         path = root / "annotations/captions_val2014.json"
@@ -543,14 +543,14 @@ def test_pictures_of_another_folder_and_none_outside_of_it(
         content["images"][0]["file_name"] = "../../secret.jpg"
         write_json(path, content)
 
-    write(tmp_path / "secret.jpg", picture(9, 9))
-    write(tmp_path / "pictures/COCO_train2014_000000000009.jpg", picture(33, 22))
+    write(tmp_path / "secret.jpg", image(9, 9))
+    write(tmp_path / "pictures/COCO_train2014_000000000009.jpg", image(33, 22))
     out = make("coco", "--images", str(tmp_path / "pictures"), prepare=bad_names)
     assert column(out, IMAGES, "width") == [33]  # before those of --input
     assert ("coco/000000000042", "unsafe_path") in reasons(out)
 
 
-def test_pairs_of_missing_pictures_stay_unless_pictures_are_required(make: Make) -> None:
+def test_pairs_of_missing_images_stay_unless_images_are_required(make: Make) -> None:
     def without(root: Path) -> None:
         (root / "val2014/COCO_val2014_000000000042.jpg").unlink()
 
@@ -605,7 +605,7 @@ def test_a_wrong_folder_is_told_what_it_lacks(
     assert main([name, "--input", str(tmp_path / "nowhere"), *flags[2:]]) == 2
 
 
-def test_the_report_has_counts_pictures_overlaps_and_charts(make: Make, tmp_path: Path) -> None:
+def test_the_report_has_counts_images_overlaps_and_charts(make: Make, tmp_path: Path) -> None:
     (tmp_path / "test.txt").write_text("coco/000000000042\n")
     page = (make("coco", "--exclude", str(tmp_path / "test.txt")) / "report.html").read_text()
     for said in ("data:image/jpeg;base64", "<svg", "414,113", "InterBERT", "test.txt"):
@@ -636,7 +636,7 @@ def coco_val_ids(path: Path) -> str:
     return str(path)
 
 
-def test_pictures_are_excluded_by_any_of_their_names(make: Make, tmp_path: Path) -> None:
+def test_images_are_excluded_by_any_of_their_names(make: Make, tmp_path: Path) -> None:
     names = coco_val_ids(tmp_path / "test.txt")
     out = make("coco", "--exclude", names)
     assert read_table(out, PAIRS).num_rows == 0  # one by its id, the other by its photo's
@@ -660,8 +660,8 @@ def test_comparing_and_cleaning_training_alone_keep_rows(make: Make, tmp_path: P
     assert set(column(train, PAIRS, "split")) == {"val2014"}
 
 
-def test_a_split_and_a_table_of_pictures_are_lists_too(
-    make: Make, tmp_path: Path, picture: Callable[..., bytes]
+def test_a_split_and_a_table_of_images_are_lists_too(
+    make: Make, tmp_path: Path, image: Callable[..., bytes]
 ) -> None:
     def with_split(root: Path) -> None:
         more = {"filepath": "val2014", "cocoid": 42}
@@ -671,14 +671,14 @@ def test_a_split_and_a_table_of_pictures_are_lists_too(
     out = make("vg", "--exclude-split", "coco-karpathy:test", prepare=with_split)
     assert column(out, PAIRS, "image_id") == ["vg/8"]  # vg/7 is coco/42
     coco = tmp_path / "coco"
-    LAYOUTS["coco"](coco, picture)
+    LAYOUTS["coco"](coco, image)
     assert main(["coco", "--input", str(coco), "--output", str(tmp_path / "coco-out")]) == 0
     again = make("vg", "--exclude", str(tmp_path / "coco-out"), output="again")
     assert column(again, PAIRS, "image_id") == ["vg/8"]
 
 
-def test_equal_and_scaled_pictures_are_found_by_hash(
-    make: Make, tmp_path: Path, picture: Callable[..., bytes]
+def test_equal_and_scaled_images_are_found_by_hash(
+    make: Make, tmp_path: Path, image: Callable[..., bytes]
 ) -> None:
     out = make("coco")
     test = tmp_path / "out"  # the table of images of this very set

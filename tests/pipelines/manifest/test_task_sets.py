@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.pipelines.manifest.task_layouts import (
     METADATA,
+    image,
     lines,
-    picture,
     vcr_line,
     write,
     write_refcoco,
@@ -163,7 +163,7 @@ def test_vcr_from_its_archives(tmp_path: Path) -> None:
         archive.writestr("test.jsonl", lines([vcr_line("test-0", "test-0")]))
     for name in ("val-0", "test-0"):
         write(folder / "vcr1images" / "m" / f"{name}@1.json", METADATA)
-        write(folder / "vcr1images" / "m" / f"{name}@1.jpg", picture())
+        write(folder / "vcr1images" / "m" / f"{name}@1.jpg", image())
     made("vcr", folder, tmp_path / "out")
     rows = rows_of(tmp_path / "out", CHOICES)
     assert [row["example_id"] for row in rows] == [
@@ -197,7 +197,7 @@ def test_refcoco_with_the_detections_of_mattnet(tmp_path: Path) -> None:
         ("refcoco+/22", "dog", "train"),
     ]
     assert rows[0]["box"] == [30, 10, 40, 20]  # cut
-    assert rows[2]["box"] == [30 - 24, 2, 30 - 4, 12]  # turned with its picture, by a quarter
+    assert rows[2]["box"] == [30 - 24, 2, 30 - 4, 12]  # turned with its image, by a quarter
     assert (rows[0]["split_by"], rows[2]["category_id"]) == ("unc", 90)
     assert rejects_of(tmp_path / "out") == {
         "instances.json:annotations:3": "bad_reference",
@@ -248,7 +248,7 @@ def test_a_foreign_pickle_runs_nothing(
 # NLVR2
 
 
-def test_nlvr2_names_its_pictures_whatever_they_are(tmp_path: Path) -> None:
+def test_nlvr2_names_its_images_whatever_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "nlvr2"
 
     def statement(identifier: str, label: str, **more: Any) -> dict[str, Any]:
@@ -259,8 +259,8 @@ def test_nlvr2_names_its_pictures_whatever_they_are(tmp_path: Path) -> None:
     dev = [statement("dev-12-3-1", "False"), statement("dev-12-3-1", "False")]
     write(folder / "data" / "train.json", lines(train))
     write(folder / "data" / "dev.json", lines([*dev, statement("dev-12-3-1", "True")]))
-    write(folder / "images" / "train" / "4" / "train-1-0-img0.png", picture())  # JPEG inside
-    write(folder / "dev" / "dev-12-3-img1.png", picture())
+    write(folder / "images" / "train" / "4" / "train-1-0-img0.png", image())  # JPEG inside
+    write(folder / "dev" / "dev-12-3-img1.png", image())
     made("nlvr2", folder, tmp_path / "out")
     rows = rows_of(tmp_path / "out", STATEMENTS_TABLE)
     assert [(row["example_id"], row["label_id"]) for row in rows] == [

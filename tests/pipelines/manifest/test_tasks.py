@@ -198,7 +198,7 @@ def test_metadata_that_is_none(change: dict[str, Any], expected: Reason) -> None
     assert reason(vcr_objects.parse_objects(METADATA | change)) is expected
 
 
-def test_boxes_and_polygons_are_turned_with_their_picture() -> None:
+def test_boxes_and_polygons_are_turned_with_their_image() -> None:
     turned = vcr_objects.turn_objects(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
     assert (turned.width, turned.height) == (1080, 1920)
     assert turned.boxes[1] == (1080 - 4, 1, 1080 - 2, 3)
@@ -310,7 +310,7 @@ def test_boxes_that_are_none(bbox: list[Any], expected: Reason) -> None:
     )
 
 
-def test_a_detection_is_of_a_listed_picture() -> None:
+def test_a_detection_is_of_a_listed_image() -> None:
     detection = {"image_id": 380440, "box": [12.0, 30, 800, 20], "category_id": 1, "score": 0.9}
     frame = Frame(640, 480)
     assert detections.parse_detection(detection, SIZES, lambda _: frame) == (
@@ -333,7 +333,7 @@ def test_a_detection_is_of_a_listed_picture() -> None:
 STATEMENT = {"identifier": "dev-12-3-1", "sentence": "At least  two dogs sleep.", "label": "True"}
 
 
-def test_a_statement_names_its_two_pictures() -> None:
+def test_a_statement_names_its_two_images() -> None:
     row = nlvr2.statement_row(STATEMENT, "dev")
     assert isinstance(row, dict)
     assert row["image_ids"] == ["nlvr2/dev-12-3-img0", "nlvr2/dev-12-3-img1"]

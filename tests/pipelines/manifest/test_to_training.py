@@ -22,20 +22,20 @@ from vlmill.train.cli import main as train_vl
 TINY = ("--arch", "tiny", "--short-side", "48", "--long-side", "64")
 SIZES = ("width=16", "num_layers=2", "num_heads=2", "intermediate_width=32")
 STEP = ("steps=1", "batch_size=4", "log_every=1", "vocabulary_size=90", "workers=0")
-# Pictures alone go to a stage that reads pictures, and texts to a model that reads texts.
+# Images alone go to a stage that reads images, and texts to a model that reads texts.
 PAIR_SETS = [name for name in LAYOUTS if name not in ("imagenet22k", "text")]
 
 
 @pytest.fixture(scope="module")
 def outputs(
-    tmp_path_factory: pytest.TempPathFactory, picture: Callable[..., bytes]
+    tmp_path_factory: pytest.TempPathFactory, image: Callable[..., bytes]
 ) -> dict[str, str]:
     """Each data set's tables, from its files."""
     folder = tmp_path_factory.mktemp("sets")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(published_report, "pair_charts", lambda _: Markup(""))
         for name, write in LAYOUTS.items():
-            write(folder / name, picture)
+            write(folder / name, image)
             flags = ["--input", str(folder / name), "--output", str(folder / f"{name}-out")]
             assert manifest([name, *flags]) == 0
     return {name: str(folder / f"{name}-out") for name in LAYOUTS}
@@ -68,15 +68,15 @@ def test_texts_are_trained_on_in_a_step_of_their_own(
     assert step["loss"] > 0
 
 
-def vcr(root: Path, picture: Callable[..., bytes]) -> None:
+def vcr(root: Path, image: Callable[..., bytes]) -> None:
     write(root / "val.jsonl", lines([vcr_line("val-0", "val-0")]))
-    write(root / "vcr1images/m/val-0@1.jpg", picture(40, 30))
+    write(root / "vcr1images/m/val-0@1.jpg", image(40, 30))
     write(root / "vcr1images/m/val-0@1.json", METADATA)
 
 
-def refcoco(root: Path, picture: Callable[..., bytes]) -> None:
+def refcoco(root: Path, image: Callable[..., bytes]) -> None:
     write_refcoco(root)
-    write(root / "train2014/COCO_train2014_000000000009.jpg", picture(40, 30))
+    write(root / "train2014/COCO_train2014_000000000009.jpg", image(40, 30))
 
 
 TASKS: dict[str, tuple[Any, tuple[Table, ...]]] = {
@@ -87,10 +87,10 @@ TASKS: dict[str, tuple[Any, tuple[Table, ...]]] = {
 
 @pytest.mark.parametrize("name", TASKS)
 def test_annotated_boxes_of_tasks_become_regions(
-    name: str, tmp_path: Path, picture: Callable[..., bytes]
+    name: str, tmp_path: Path, image: Callable[..., bytes]
 ) -> None:
     layout, boxed = TASKS[name]
-    layout(tmp_path / name, picture)
+    layout(tmp_path / name, image)
     tables_out = tmp_path / "tables"
     assert manifest([name, "--input", str(tmp_path / name), "--output", str(tables_out)]) == 0
     for table in boxed:

@@ -19,7 +19,7 @@ from vlmill.pipelines.manifest.job import main
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.tables import ALIASES, CHOICES, IMAGES, PAIRS, STATEMENTS
 
-Picture = Callable[..., bytes]
+Image = Callable[..., bytes]
 
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -37,9 +37,9 @@ def with_more_keys(root: Path) -> None:
 
 
 def test_keys_that_nothing_reads_are_one_line_and_strict_refuses_them(
-    tmp_path: Path, picture: Picture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, image: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    LAYOUTS["coco"](tmp_path / "in", picture)
+    LAYOUTS["coco"](tmp_path / "in", image)
     with_more_keys(tmp_path / "in")
     out = made("coco", tmp_path / "in")
     said = [line for line in capsys.readouterr().err.splitlines() if "not read" in line]
@@ -70,7 +70,7 @@ def test_columns_that_nothing_reads_are_named_of_every_kind_of_file(
 
 
 def test_of_a_key_that_stands_twice_the_last_counts_and_is_told(
-    tmp_path: Path, picture: Picture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, image: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
     element = '{"id": 1, "file_name": "a.jpg"}'
     annotation = '{"id": 1, "image_id": 1, "caption": "first", "caption": "second"}'
@@ -112,17 +112,17 @@ def test_a_line_of_json_that_is_too_deep_costs_itself_alone(tmp_path: Path) -> N
 # Data sets
 
 
-def test_items_keep_their_category(tmp_path: Path, picture: Picture) -> None:
-    LAYOUTS["tao"](tmp_path / "in", picture)
+def test_items_keep_their_category(tmp_path: Path, image: Image) -> None:
+    LAYOUTS["tao"](tmp_path / "in", image)
     out = made("tao", tmp_path / "in")
     assert {row["category"] for row in rows(out, PAIRS)} == {"dress"}
     assert read_manifest(out)["unread"] == []
 
 
-def test_items_name_their_pictures_whatever_the_folder_is_called(
-    tmp_path: Path, picture: Picture
+def test_items_name_their_images_whatever_the_folder_is_called(
+    tmp_path: Path, image: Image
 ) -> None:
-    LAYOUTS["tao"](tmp_path / "in", picture)
+    LAYOUTS["tao"](tmp_path / "in", image)
     (tmp_path / "in" / "img").rename(tmp_path / "in" / "shop")
     items = tmp_path / "in" / "items.tsv"
     items.write_text(items.read_text("utf-8").replace("img/", "shop/"), "utf-8")
@@ -139,7 +139,7 @@ def test_statements_know_the_subset_that_they_are_scored_in(tmp_path: Path) -> N
         statement("1-0-0", "ab", "True"),
         statement("1-0-1", "ab", "False"),
         statement("2-0-0", "cd", "True"),
-        statement("2-1-0", "cd", "True"),  # the same pictures under other ids
+        statement("2-1-0", "cd", "True"),  # the same images under other ids
         statement("3-0-0", "ba", "True"),
     ]
     train = [statement("1-0-0", "ab", label, "train") for label in ("True", "False")]
@@ -154,7 +154,7 @@ def test_statements_know_the_subset_that_they_are_scored_in(tmp_path: Path) -> N
         **{"nlvr2/dev-2-0-0": "unbalanced", "nlvr2/dev-2-1-0": "unbalanced"},
         "nlvr2/dev-3-0-0": None,
     }
-    # A picture of training is found in dev by its URL.
+    # An image of training is found in dev by its URL.
     (tmp_path / "ids.txt").write_text("nlvr2/dev-1-0-img0\n")
     alias = next(a["alias"] for a in rows(out, ALIASES) if a["image_id"] == "nlvr2/dev-1-0-img0")
     (tmp_path / "ids.txt").write_text(alias)
@@ -172,22 +172,22 @@ def test_cc_s_subset_with_labels_is_read_by_its_caption_and_url(tmp_path: Path) 
     assert reasons(out) == [(f"{name}:1", "bad_row")]
 
 
-def test_sbu_of_vilt_is_paths_and_captions(tmp_path: Path, picture: Picture) -> None:
+def test_sbu_of_vilt_is_paths_and_captions(tmp_path: Path, image: Image) -> None:
     content = [["images_train/0000/0000000", "a cat"], ["images_train/0000/0000001"]]
     write_json(tmp_path / "in/annot.json", content)
-    write(tmp_path / "in/images_train/0000/0000000", picture(9, 9))
+    write(tmp_path / "in/images_train/0000/0000000", image(9, 9))
     out = made("sbu", tmp_path / "in")
     assert [row["image_id"] for row in rows(out, IMAGES)] == ["sbu/row-0"]
     assert [reason for _, reason in reasons(out)] == ["bad_row"]
 
 
-def test_img2dataset_s_folders_and_parquet_are_read(tmp_path: Path, picture: Picture) -> None:
-    write(tmp_path / "in/00000/000000000.jpg", picture(9, 9))
+def test_img2dataset_s_folders_and_parquet_are_read(tmp_path: Path, image: Image) -> None:
+    write(tmp_path / "in/00000/000000000.jpg", image(9, 9))
     write(tmp_path / "in/00000/000000000.txt", "a cat\nasleep")
     write(tmp_path / "in/00000/000000000.json", '{"url": "http://a/1.jpg"}')
     (row,) = rows(made("webdataset", tmp_path / "in"), PAIRS)
     assert (row["text"], row["image_url"]) == ("a cat asleep", "http://a/1.jpg")
-    columns = {"key": ["0", "1"], "jpg": [picture(9, 9), None], "txt": ["a cat", "a dog"]}
+    columns = {"key": ["0", "1"], "jpg": [image(9, 9), None], "txt": ["a cat", "a dog"]}
     (tmp_path / "parquet").mkdir()
     pq.write_table(pa.table(columns), tmp_path / "parquet/00000.parquet")
     out = made("hf", tmp_path / "parquet")
@@ -196,11 +196,11 @@ def test_img2dataset_s_folders_and_parquet_are_read(tmp_path: Path, picture: Pic
     assert read_manifest(out)["unread"] == [["00000.parquet", ["key"], []]]
 
 
-def test_vcr_takes_no_nan_and_draws_its_tags(tmp_path: Path, picture: Picture) -> None:
+def test_vcr_takes_no_nan_and_draws_its_tags(tmp_path: Path, image: Image) -> None:
     root = tmp_path / "in"
     write(root / "val.jsonl", lines([vcr_line("val-0", "val-0"), vcr_line("val-1", "val-1")]))
     for name in ("val-0", "val-1"):
-        write(root / f"vcr1images/m/{name}@1.jpg", picture(40, 30))
+        write(root / f"vcr1images/m/{name}@1.jpg", image(40, 30))
         write_json(root / f"vcr1images/m/{name}@1.json", METADATA)
     broken = json.dumps(METADATA).replace("0.9]", "NaN]")
     write(root / "vcr1images/m/val-1@1.json", broken)
@@ -213,10 +213,8 @@ def test_vcr_takes_no_nan_and_draws_its_tags(tmp_path: Path, picture: Picture) -
     assert "✓ a [1]" in examples and "vcr/val-0/q2a val" in examples
 
 
-def test_counts_of_a_killed_and_continued_run_are_the_same(
-    tmp_path: Path, picture: Picture
-) -> None:
-    LAYOUTS["cc"](tmp_path / "in", picture)
+def test_counts_of_a_killed_and_continued_run_are_the_same(tmp_path: Path, image: Image) -> None:
+    LAYOUTS["cc"](tmp_path / "in", image)
     out = made("cc", tmp_path / "in", "--rows-per-shard", "2")
     before = (out / "funnel.json").read_text()
     assert '"image_missing": 2' in before
@@ -229,10 +227,8 @@ def test_counts_of_a_killed_and_continued_run_are_the_same(
 # Archives
 
 
-def test_links_and_names_that_lead_out_of_a_tar_are_no_pictures(
-    tmp_path: Path, picture: Picture
-) -> None:
-    LAYOUTS["coco"](tmp_path / "in", picture)
+def test_links_and_names_that_lead_out_of_a_tar_are_no_images(tmp_path: Path, image: Image) -> None:
+    LAYOUTS["coco"](tmp_path / "in", image)
     names = ("train2014/COCO_train2014_000000000009.jpg", "val2014/COCO_val2014_000000000042.jpg")
     for name in names:
         (tmp_path / "in" / name).unlink()
@@ -242,8 +238,8 @@ def test_links_and_names_that_lead_out_of_a_tar_are_no_pictures(
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
         member = tarfile.TarInfo("../" + names[1])
-        member.size = len(picture(9, 9))
-        tar.addfile(member, io.BytesIO(picture(9, 9)))
+        member.size = len(image(9, 9))
+        tar.addfile(member, io.BytesIO(image(9, 9)))
     write(tmp_path / "pictures.tar", out.getvalue())
     made_out = made("coco", tmp_path / "in", "--images", str(tmp_path / "pictures.tar"))
     assert rows(made_out, IMAGES) == []
@@ -251,12 +247,12 @@ def test_links_and_names_that_lead_out_of_a_tar_are_no_pictures(
     assert missing == ["coco/000000000009", "coco/000000000042"]
 
 
-def test_of_two_members_of_one_name_the_first_counts(tmp_path: Path, picture: Picture) -> None:
-    LAYOUTS["coco-karpathy"](tmp_path / "in", picture)
+def test_of_two_members_of_one_name_the_first_counts(tmp_path: Path, image: Image) -> None:
+    LAYOUTS["coco-karpathy"](tmp_path / "in", image)
     name = "train2014/COCO_train2014_000000000100.jpg"
     with zipfile.ZipFile(tmp_path / "p.zip", "w") as file, pytest.warns(UserWarning):
-        file.writestr(name, picture(33, 22))
-        file.writestr(name, picture(44, 22))
+        file.writestr(name, image(33, 22))
+        file.writestr(name, image(44, 22))
     out = made("coco-karpathy", tmp_path / "in", "--images", str(tmp_path / "p.zip"))
     assert rows(out, IMAGES)[0]["width"] == 33
 
@@ -272,15 +268,15 @@ def test_a_file_that_unpacks_without_end_is_refused(
 # One's own files
 
 
-def test_json_lines_are_read_by_their_keys(tmp_path: Path, picture: Picture) -> None:
-    write(tmp_path / "a.jpg", picture(9, 9))
+def test_json_lines_are_read_by_their_keys(tmp_path: Path, image: Image) -> None:
+    write(tmp_path / "a.jpg", image(9, 9))
     content = [
         {"file_name": "a.jpg", "text": "a cat"},
         {"file_name": "a.jpg", "text": "a dog", "split": "val"},
         {"file_name": "a.jpg", "text": ["one", "two", "one", {}]},
         {"file_name": "a.jpg", "text": []},
         {"file_name": ["a.jpg"], "text": "a list of images"},
-        {"text": "no picture"},
+        {"text": "no image"},
     ]
     write(tmp_path / "metadata.jsonl", lines(content) + "{broken\n")
     words = ["own", "--input", str(tmp_path / "metadata.jsonl"), "--text-column", "text"]
@@ -299,10 +295,10 @@ def test_json_lines_are_read_by_their_keys(tmp_path: Path, picture: Picture) -> 
     assert main([*words, "--output", str(tmp_path / "other"), "--delimiter", ";"]) == 2
 
 
-def test_an_absolute_path_is_read_below_its_root_alone(tmp_path: Path, picture: Picture) -> None:
+def test_an_absolute_path_is_read_below_its_root_alone(tmp_path: Path, image: Image) -> None:
     inside, outside = tmp_path / "photos/sub/a.jpg", tmp_path / "b.jpg"
     for path in (inside, outside):
-        write(path, picture(9, 9))
+        write(path, image(9, 9))
     (tmp_path / "photos/link.jpg").symlink_to(outside)
     names = [
         str(inside),

@@ -1,4 +1,4 @@
-"""Regions of few pictures with chosen features."""
+"""Regions of few images with chosen features."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def write_features(
     whole: bool = False,
     marked: bool = True,
 ) -> str:
-    """A regions table of float32 features [R, D] by image_id; ``whole``: row 0 is the picture.
+    """A regions table of float32 features [R, D] by image_id; ``whole``: row 0 is the image.
 
     ``marked`` False: the file does not say that its numbers are finite, and they may be others.
     """

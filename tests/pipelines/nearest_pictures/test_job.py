@@ -1,4 +1,4 @@
-"""The nearest_pictures job: rows, splits, rejects, resume, and a user's mistakes."""
+"""The nearest_images job: rows, splits, rejects, resume, and a user's mistakes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.factories import Tables, write_images
-from tests.pipelines.nearest_pictures.conftest import write_features
+from tests.pipelines.nearest_images.conftest import write_features
+from vlmill.pipelines.nearest_images import job, means
+from vlmill.pipelines.nearest_images.command import main
 
-from vlmill.pipelines.nearest_pictures import job, means
-from vlmill.pipelines.nearest_pictures.command import main
 from vlmill.schemas.files.contents import content_problems
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.outputs import WORK
@@ -36,8 +36,8 @@ def run(regions: str, output: Path, *flags: str) -> int:
 
 
 def on_a_line(*places: Sequence[float]) -> list[np.ndarray]:
-    """Pictures of two features, of which the first is not 0."""
-    return [np.array([[x, 0.0] for x in picture], np.float32).reshape(-1, 2) for picture in places]
+    """Images of two features, of which the first is not 0."""
+    return [np.array([[x, 0.0] for x in image], np.float32).reshape(-1, 2) for image in places]
 
 
 def named(arrays: list[np.ndarray], names: str = "abcdefgh") -> dict[str, np.ndarray]:
@@ -55,7 +55,7 @@ def test_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "d": (["b", "a"], [0.0, 1.0]),
     }
     said = capsys.readouterr().out
-    assert said == f"done: neighbours of 4 pictures, 0 rejects: {tmp_path / 'out'}\n"
+    assert said == f"done: neighbours of 4 images, 0 rejects: {tmp_path / 'out'}\n"
     assert verify_folder(tmp_path / "out") == content_problems(tmp_path / "out") == []
     assert not (tmp_path / "out" / WORK).exists()
 
@@ -67,9 +67,7 @@ def test_ties_are_by_id_whatever_the_order_of_the_table(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "out")["z"] == (["a", "b", "c"], [1.0, 1.0, 1.0])
 
 
-def test_only_pictures_of_the_same_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_images_of_the_same_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = Tables(tmp_path)
     write_features(tmp_path / "regions", named(on_a_line([0], [1], [2], [3], [4], [5], [6])))
     ids, splits = [*"aabcdefg", "elsewhere"], [None, "train", "TEST", "train", "test", "Train"]
@@ -82,19 +80,19 @@ def test_only_pictures_of_the_same_split(
     lists = {image_id: ids for image_id, (ids, _) in rows_of(tmp_path / "out").items()}
     assert lists == {"b": ["d"], "d": ["b"], "a": ["c", "e"], "c": ["a", "e"], "e": ["c", "a"]}
     assert rejects_of(tmp_path / "out") == {"f": "id_conflict", "g": "no_text"}
-    assert "5 pictures, 5 with fewer than 100, 2 rejects" in capsys.readouterr().out
+    assert "5 images, 5 with fewer than 100, 2 rejects" in capsys.readouterr().out
     names = sorted(p.name for p in (tmp_path / "out").glob("neighbours-*"))
     assert len(names) == 2  # no shard has two splits
 
 
-def test_pairs_of_other_pictures_are_an_error(
+def test_pairs_of_other_images_are_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = Tables(tmp_path)
     write_features(tmp_path / "regions", named(on_a_line([0], [1])))
     tables.write_pairs([("elsewhere", "text")])
     assert run(tables.regions, tmp_path / "out", "--pairs", tables.pairs) == 2
-    assert "no pair is of a picture of --regions" in capsys.readouterr().err
+    assert "no pair is of an image of --regions" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -114,20 +112,18 @@ def test_nothing_but_rejects_is_a_failure(tmp_path: Path) -> None:
     assert run(regions, tmp_path / "out") == 1
 
 
-def test_a_whole_pictures_row_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where every picture begins with it; a picture with no other box is rejected."""
+def test_a_full_images_row_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where every image begins with it; an image with no other box is rejected."""
     arrays = named(on_a_line([90, 0], [70, 1, 3], [5]))
     regions = write_features(tmp_path / "r", arrays, whole=True)
     assert run(regions, tmp_path / "out") == 0
-    assert "row 0 of every picture is the whole picture" in capsys.readouterr().err
+    assert "row 0 of every image is the full image" in capsys.readouterr().err
     assert rows_of(tmp_path / "out") == {"a": (["b"], [2.0]), "b": (["a"], [2.0])}
     assert rejects_of(tmp_path / "out") == {"c": "no_boxes"}
-    assert run(regions, tmp_path / "all", "--whole-picture", "none") == 0
+    assert run(regions, tmp_path / "all", "--full-image", "none") == 0
     assert rows_of(tmp_path / "all")["c"] == (["b", "a"], [np.float32(74 / 3 - 5), 40.0])
     plain = write_features(tmp_path / "plain", arrays)
-    assert run(plain, tmp_path / "first", "--whole-picture", "first") == 0
+    assert run(plain, tmp_path / "first", "--full-image", "first") == 0
     assert rows_of(tmp_path / "first") == rows_of(tmp_path / "out")
 
 
@@ -136,18 +132,18 @@ def test_a_whole_pictures_row_is_left_out(
     [
         ([(0, 0, 200, 100), (1, 2, 3, 4)], True),
         ([(0, 0, 199, 99), (1, 2, 3, 4)], True),  # to the last pixel
-        ([(0, 0, 200, 100)], False),  # a table of whole pictures
+        ([(0, 0, 200, 100)], False),  # a table of full images
         ([(1, 2, 3, 4), (0, 0, 200, 100)], False),
         ([(0, 0, 197, 100), (1, 2, 3, 4)], False),
         ([(np.nan, 0, 200, 100), (1, 2, 3, 4)], False),
     ],
 )
-def test_which_row_0_is_a_whole_picture(
+def test_which_row_0_is_a_full_image(
     boxes: list[tuple[float, ...]], marked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = {"a": np.ones((2, 2)), "empty": np.ones((0, 2)), "b": np.ones((len(boxes), 2))}
     regions = RegionReader(write_features(tmp_path, features, whole=True))
-    assert means.marks_whole_pictures(regions)
+    assert means.marks_full_images(regions)
     if len(boxes) == 1:
         features = {"b": np.ones((1, 2))}
         shutil.rmtree(tmp_path)
@@ -161,7 +157,7 @@ def test_which_row_0_is_a_whole_picture(
         return actual(group, number)
 
     monkeypatch.setattr(type(group), "boxes", changed)
-    assert means.marks_whole_pictures(regions) is marked
+    assert means.marks_full_images(regions) is marked
 
 
 def many(folder: Path, count: int = 40) -> str:
@@ -174,12 +170,12 @@ def test_a_killed_run_continues_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed in the middle of the vectors, and again in the middle of a shard."""
-    monkeypatch.setattr(means, "PICTURES_PER_PART", 16)
-    flags = ["--pictures-per-shard", "15", "--top", "7"]
+    monkeypatch.setattr(means, "IMAGES_PER_PART", 16)
+    flags = ["--images-per-shard", "15", "--top", "7"]
     regions, whole, out = many(tmp_path / "r"), tmp_path / "whole", tmp_path / "out"
     assert run(regions, whole, *flags) == 0
     averaged: list[int] = []
-    original = means.picture_mean
+    original = means.image_mean
 
     def dies(reader: RegionReader, number: int, first: int) -> np.ndarray | None:
         if number == 20 and not averaged.count(20):
@@ -188,7 +184,7 @@ def test_a_killed_run_continues_to_the_same_bytes(
         averaged.append(number)
         return original(reader, number, first)
 
-    monkeypatch.setattr(means, "picture_mean", dies)
+    monkeypatch.setattr(means, "image_mean", dies)
     with pytest.raises(MemoryError):
         run(regions, out, *flags)
     with monkeypatch.context() as patched:
@@ -215,7 +211,7 @@ def test_a_finished_run_says_so_and_other_settings_are_refused(
     regions, out = many(tmp_path / "r"), tmp_path / "out"
     assert run(regions, out, "--top", "3") == 0
     assert run(regions, out, "--top", "3") == 0
-    assert "finished before: neighbours of 40 pictures" in capsys.readouterr().out
+    assert "finished before: neighbours of 40 images" in capsys.readouterr().out
     assert run(regions, out, "--top", "4") == 2
     assert "top was 3 and is 4" in capsys.readouterr().err
     (out / MANIFEST).unlink()
@@ -238,7 +234,7 @@ def test_the_table_says_what_it_was_made_of(tmp_path: Path) -> None:
     ]
 
 
-def test_the_report_shows_pictures_with_their_nearest(tmp_path: Path) -> None:
+def test_the_report_shows_images_with_their_nearest(tmp_path: Path) -> None:
     tables = Tables(tmp_path)
     tables.write()
     images = write_images(tmp_path / "images", 12)
@@ -252,7 +248,7 @@ def test_the_report_shows_pictures_with_their_nearest(tmp_path: Path) -> None:
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(many(tmp_path / "r"), tmp_path / "out", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "40 pictures, vectors of 8" in said and "pictures/s" in said
+    assert "40 images, vectors of 8" in said and "images/s" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -289,4 +285,4 @@ def test_a_table_without_boxes_is_an_error(
 ) -> None:
     regions = write_features(tmp_path / "r", named(on_a_line([], [])))
     assert run(regions, tmp_path / "out") == 2
-    assert "no picture has a box" in capsys.readouterr().err
+    assert "no image has a box" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The published list of nearest pictures comes in as plain data."""
+"""The published list of nearest images comes in as plain data."""
 
 import os
 import pickle
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.factories import Call
+from vlmill.pipelines.nearest_images import published
+from vlmill.pipelines.nearest_images.command import main
 
-from vlmill.pipelines.nearest_pictures import published
-from vlmill.pipelines.nearest_pictures.command import main
 from vlmill.schemas.files.contents import content_problems
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table

@@ -6,16 +6,15 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-from vlmill.pipelines.nearest_pictures import search
-from vlmill.pipelines.nearest_pictures.means import PICTURES_PER_PART, Means, Numbers
-from vlmill.pipelines.nearest_pictures.search import NearestIndex
+from vlmill.pipelines.nearest_images import search
+from vlmill.pipelines.nearest_images.means import IMAGES_PER_PART, Means, Numbers
+from vlmill.pipelines.nearest_images.search import NearestIndex
 
 Array = npt.NDArray[np.float32]
 
 
 def brute(vectors: Array, top: int) -> list[list[tuple[float, int]]]:
-    """Every picture's neighbours as (distance, place), by all distances in float64."""
+    """Every image's neighbours as (distance, place), by all distances in float64."""
     lists = []
     for place, vector in enumerate(vectors):
         distances = np.sqrt(((vectors.astype(np.float64) - vector) ** 2).sum(1)).astype(np.float32)
@@ -26,9 +25,9 @@ def brute(vectors: Array, top: int) -> list[list[tuple[float, int]]]:
 
 def index_of(vectors: Array, folder: Path, *, threads: int = 1) -> NearestIndex:
     paths = []
-    for number, start in enumerate(range(0, len(vectors), PICTURES_PER_PART)):
+    for number, start in enumerate(range(0, len(vectors), IMAGES_PER_PART)):
         paths.append(folder / f"means-{number}.npy")
-        np.save(paths[-1], vectors[start : start + PICTURES_PER_PART])
+        np.save(paths[-1], vectors[start : start + IMAGES_PER_PART])
     means = Means(paths, vectors.shape[1])
     return NearestIndex(means, np.arange(len(vectors)), folder / "vectors.npy", threads=threads)
 
@@ -49,7 +48,7 @@ def clouds(name: str) -> Array:
         # FAISS alone errs in the first digit here: differences of 1e-3 beside lengths of 1e4.
         "far from the origin": 10_000 + normal / 1_000,
         "several far clouds": normal + 1e6 * random.integers(0, 3, (300, 1)),
-        # Many pictures at one distance: squares of whole numbers up to 3.
+        # Many images at one distance: squares of whole numbers up to 3.
         "a lattice": random.integers(0, 2, (300, 3)).astype(float),
         "a lattice without repeats": np.stack(np.meshgrid(*[np.arange(7)] * 3), -1).reshape(-1, 3),
         "all the same": np.ones((300, 4)),
@@ -128,7 +127,7 @@ def test_blocks_parts_and_threads_change_nothing(
     assert [n.positions.tolist() for n in parts] == [[p for _, p in row] for row in whole]
 
 
-def test_one_picture_has_no_neighbour(tmp_path: Path) -> None:
+def test_one_image_has_no_neighbour(tmp_path: Path) -> None:
     assert searched(np.ones((1, 3), np.float32), tmp_path, 5) == [[]]
 
 

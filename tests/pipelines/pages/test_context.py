@@ -1,5 +1,5 @@
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.context import captions_by_picture, nearby
+from vlmill.pipelines.pages.context import captions_by_image, nearby
 from vlmill.pipelines.pages.markup import parse
 from vlmill.pipelines.pages.walk import Block, Spot, walk_page
 
@@ -12,10 +12,10 @@ def walk(markup: str) -> tuple[list[Block], list[Spot]]:
 
 
 def captions(markup: str) -> dict[int, str]:
-    return captions_by_picture(*walk(markup), max_chars=300)
+    return captions_by_image(*walk(markup), max_chars=300)
 
 
-def test_a_figure_caption_belongs_to_its_own_picture() -> None:
+def test_a_figure_caption_belongs_to_its_own_image() -> None:
     found = captions(
         "<div><figure><img src=a.jpg><figcaption>About <b>A</b></figcaption></figure>"
         "<img src=b.jpg></div>"
@@ -23,7 +23,7 @@ def test_a_figure_caption_belongs_to_its_own_picture() -> None:
     assert found == {0: "About A"}
 
 
-def test_captions_in_a_row_belong_to_the_picture_before() -> None:
+def test_captions_in_a_row_belong_to_the_image_before() -> None:
     found = captions(
         "<div><img src=a.jpg><p class=caption>A</p><img src=b.jpg><p class=wp-caption-text>B</p>"
     )
@@ -41,12 +41,12 @@ def test_an_icon_in_a_caption_does_not_take_it() -> None:
 def test_captions_are_whole_bounded_and_the_first_counts() -> None:
     figure = "<figure><img src=a.jpg><figcaption>{}</figcaption><figcaption>B</figcaption></figure>"
     assert captions(figure.format("<p>One</p><p>two</p>")) == {0: "One two"}
-    assert captions_by_picture(*walk(figure.format("One two")), max_chars=3) == {0: "One"}
+    assert captions_by_image(*walk(figure.format("One two")), max_chars=3) == {0: "One"}
     assert captions("<p class=caption>Of nothing</p>") == {}
     assert captions("") == {}
 
 
-def test_the_caption_of_a_listing_belongs_to_no_picture() -> None:
+def test_the_caption_of_a_listing_belongs_to_no_image() -> None:
     assert (
         captions(
             "<div><img src=a.jpg><figure><figcaption>Code</figcaption><pre>x = 1</pre></figure>"

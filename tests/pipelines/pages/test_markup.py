@@ -61,7 +61,7 @@ def test_lone_surrogates_are_parsed() -> None:
     assert not isinstance(tree, Drop)
 
 
-def test_pages_without_pictures_are_told_apart() -> None:
+def test_pages_without_images_are_told_apart() -> None:
     assert mentions_image(b"<p><IMG src=a>") and mentions_image(b'<meta property="og:image">')
     assert not mentions_image(b"<p>imagine")
 

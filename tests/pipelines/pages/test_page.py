@@ -34,7 +34,7 @@ def test_base_and_dots() -> None:
     assert one("<base href='/x/y/'><img src=../a.jpg>").urls == ("http://a.org/x/a.jpg",)
 
 
-def test_variants_of_one_picture() -> None:
+def test_variants_of_one_image() -> None:
     image = one(
         "<a href=full.jpg><picture><source srcset='s.webp 1x'>"
         "<img src=small.jpg data-src=lazy.jpg srcset='m.jpg 400w, l.jpg 800w'></picture></a>"
@@ -55,7 +55,7 @@ def test_srcset_urls_may_hold_commas() -> None:
     assert srcset("") == [] and srcset(" , ,") == []
 
 
-def test_metadata_names_a_picture() -> None:
+def test_metadata_names_a_image() -> None:
     head = "<meta property=og:image content=/a.jpg><meta name=description content='A cat.'>"
     shown = one(f"<head>{head}</head><img src=http://a.org/a.jpg>")
     assert shown.is_metadata and shown.metadata == ("A cat.",)
@@ -68,7 +68,7 @@ def test_page_facts() -> None:
     assert (found.title, found.url) == ("A page", URL)
 
 
-def test_each_picture_has_its_own_texts() -> None:
+def test_each_image_has_its_own_texts() -> None:
     found = page(
         "<figure><img src=a.jpg><figcaption>About <b>A</b></figcaption></figure>"
         "<h2>Second</h2><img src=b.jpg><p>After.</p>"
@@ -79,7 +79,7 @@ def test_each_picture_has_its_own_texts() -> None:
     assert found.blocks[second.block].text == "After."
 
 
-def test_a_copy_for_browsers_without_scripts_is_the_same_picture() -> None:
+def test_a_copy_for_browsers_without_scripts_is_the_same_image() -> None:
     image = one(
         "<img src=data:image/gif;base64,R0lG data-src=a.jpg>"
         "<noscript><img src=a.jpg alt='A cat.'></noscript>"
@@ -89,19 +89,19 @@ def test_a_copy_for_browsers_without_scripts_is_the_same_picture() -> None:
     assert placeholder.urls[0] == "http://a.org/dir/b.webp"
 
 
-def test_a_picture_in_the_page_is_kept_under_its_digest() -> None:
+def test_a_image_in_the_page_is_kept_under_its_digest() -> None:
     found = page("<img src='data:image/png;base64,QUJD'><img src='data:image/svg+xml,<svg/>'>")
     ((name, content),) = found.inline
     assert content == b"ABC" and found.images[0].urls == (name,)
     assert name.startswith("urn:sha256:b5d4045c") and found.images[1].urls == ()
 
 
-def test_any_attribute_that_is_named_like_a_picture_counts() -> None:
+def test_any_attribute_that_is_named_like_a_image_counts() -> None:
     names = [u.rsplit("/", 1)[1] for u in one("<img src=x data-zoom='/full.avif'>").urls]
     assert names == ["x", "full.avif"]
 
 
-def test_what_json_ld_says_of_pictures() -> None:
+def test_what_json_ld_says_of_images() -> None:
     said = (
         '[{"@graph": [{"@type": "ImageObject", "contentUrl": "/a.jpg", "caption": "A cat."},'
         '{"@type": "Article", "image": ["/b.jpg"], "license": "https://l.org/by"}]}]'
@@ -159,7 +159,7 @@ def test_labels_by_reference_and_of_the_link() -> None:
     assert one("<p id=one></p><img src=a.jpg aria-labelledby=one>").label == ""
 
 
-def test_pictures_that_an_elements_own_style_paints() -> None:
+def test_images_that_an_elements_own_style_paints() -> None:
     style = "color: red; background: #fff url(&quot;hero.jpg&quot;) no-repeat"
     image = one(f"<div role=img aria-label='A red fox' style='{style}'><h2>Foxes</h2></div>")
     assert image.urls == ("http://a.org/dir/hero.jpg",) and image.is_background
@@ -170,7 +170,7 @@ def test_pictures_that_an_elements_own_style_paints() -> None:
     assert len(page("<p style='background:url(a.jpg)'>" * 5, images=3).images) == 3
 
 
-def test_pictures_in_drawings() -> None:
+def test_images_in_drawings() -> None:
     image = one("<svg><title>A red fox</title><g><image xlink:href=a.jpg /></g></svg>")
     assert image.urls == ("http://a.org/dir/a.jpg",) and image.label == "A red fox"
     assert one("<svg><image href=b.jpg></image></svg>").urls == ("http://a.org/dir/b.jpg",)

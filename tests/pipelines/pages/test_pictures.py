@@ -5,38 +5,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from vlmill.pipelines.pages.images import ImageFacts, examine_image
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.pictures import PictureFacts, examine_picture
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason
 
 Make = Callable[..., bytes]
 
 
-def examine(data: bytes, side: int = 300, pixels: int = 1_000_000) -> PictureFacts | Reason:
-    found = examine_picture(data, min_side_px=side, max_pixels=pixels)
+def examine(data: bytes, side: int = 300, pixels: int = 1_000_000) -> ImageFacts | Reason:
+    found = examine_image(data, min_side_px=side, max_pixels=pixels)
     return found.reason if isinstance(found, Drop) else found
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_facts_of_a_good_picture(picture: Make, format: str) -> None:
-    data = picture(301, 302, format=format)
-    assert examine(data) == PictureFacts(
+def test_facts_of_a_good_image(image: Make, format: str) -> None:
+    data = image(301, 302, format=format)
+    assert examine(data) == ImageFacts(
         image_id=compute_image_id(data), width=301, height=302, format=format.lower()
     )
 
 
-def test_both_sides_must_be_above_the_limit(picture: Make) -> None:
-    assert examine(picture(300, 400)) == Reason.TOO_SMALL
-    assert examine(picture(400, 300)) == Reason.TOO_SMALL
+def test_both_sides_must_be_above_the_limit(image: Make) -> None:
+    assert examine(image(300, 400)) == Reason.TOO_SMALL
+    assert examine(image(400, 300)) == Reason.TOO_SMALL
 
 
-def test_reasons(picture: Make) -> None:
-    assert examine(picture(1001, 1000)) == Reason.TOO_LARGE
-    assert examine(picture(400, 400, format="BMP")) == Reason.UNSUPPORTED_FORMAT
+def test_reasons(image: Make) -> None:
+    assert examine(image(1001, 1000)) == Reason.TOO_LARGE
+    assert examine(image(400, 400, format="BMP")) == Reason.UNSUPPORTED_FORMAT
     assert examine(b"<svg xmlns='http://www.w3.org/2000/svg'/>") == Reason.UNSUPPORTED_FORMAT
-    assert examine(picture(400, 400)[:-600]) == Reason.UNREADABLE_IMAGE
+    assert examine(image(400, 400)[:-600]) == Reason.UNREADABLE_IMAGE
     assert examine(b"") == Reason.UNREADABLE_IMAGE
     assert examine(b"<html>503</html>") == Reason.UNREADABLE_IMAGE
 
@@ -70,7 +70,7 @@ def test_damage_gives_facts_or_a_reason(position: int, patch: bytes) -> None:
     data = bytearray(out.getvalue())
     data[position % len(data) : position % len(data) + len(patch)] = patch
     found = examine(bytes(data))
-    if isinstance(found, PictureFacts):
+    if isinstance(found, ImageFacts):
         assert found.image_id == compute_image_id(bytes(data))
         assert found.format == "png"
         assert min(found.width, found.height) > 300

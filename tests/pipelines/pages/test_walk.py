@@ -27,13 +27,13 @@ def test_blocks_are_runs_of_text_in_document_order() -> None:
     ]
 
 
-def test_a_picture_stands_before_the_text_that_follows_it() -> None:
+def test_a_image_stands_before_the_text_that_follows_it() -> None:
     blocks, spots = walk("<p>one</p><img src=a.jpg><p>two <img src=b.jpg> three</p>")
     assert [block.text for block in blocks] == ["one", "two", "three"]
     assert [spot.block for spot in spots] == [1, 2]
 
 
-def test_a_small_picture_stands_in_its_line() -> None:
+def test_a_small_image_stands_in_its_line() -> None:
     blocks, _ = walk("<p>two <img src=b.jpg width=16> three</p>")
     assert [block.text for block in blocks] == ["two three"]
 
@@ -66,7 +66,7 @@ def test_captions_in_inline_elements() -> None:
     ]
 
 
-def test_what_is_around_a_picture() -> None:
+def test_what_is_around_a_image() -> None:
     _, (spot,) = walk(
         "<body class=has-sidebar><div class='Post x' id=P1><a href=big.jpg><img class=Wide>"
     )
@@ -84,7 +84,7 @@ def test_sides_are_pixels_or_nothing(width: str, expected: int | None) -> None:
     assert spot.sides == (expected, None)
 
 
-def test_pictures_beyond_so_many_are_only_counted() -> None:
+def test_images_beyond_so_many_are_only_counted() -> None:
     markup = "<p>first</p>" + "<img src=a.jpg>" * 30 + "<p>last</p>"
     tree = parse(f"{markup}<svg>{'<image href=b.jpg />' * 20}</svg>", max_nesting=1_000)
     assert not isinstance(tree, Drop)

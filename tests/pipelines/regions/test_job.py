@@ -14,14 +14,14 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import IMAGES, REGIONS, REJECTS
 
 FLAGS = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "5"]
-FLAGS += ["--pictures-per-shard", "3"]
+FLAGS += ["--images-per-shard", "3"]
 
 
 @pytest.fixture(scope="module")
-def images(picture: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tables: five good pictures, one broken, one that comes again in a later part."""
+def images(image: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tables: five good images, one broken, one that comes again in a later part."""
     folder = tmp_path_factory.mktemp("tables") / "images"
-    good = [picture(96, 64 + 8 * n, seed=n) for n in range(5)]
+    good = [image(96, 64 + 8 * n, seed=n) for n in range(5)]
     first, second = [*good[:3], b"no picture"], [good[3], good[0], good[4]]
     for index, contents in enumerate((first, second)):
         rows = [{"image_id": compute_image_id(data), "bytes": data} for data in contents]
@@ -50,7 +50,7 @@ def test_both_ways_write_the_same_bytes(
 ) -> None:
     assert run(images, tmp_path / "out") == 0
     printed = capsys.readouterr()
-    assert "done: 7 pictures, 5 rows of regions, 2 rejects" in printed.out
+    assert "done: 7 images, 5 rows of regions, 2 rejects" in printed.out
     assert "RANDOM weights" in printed.err and "random weights, seed 0" in printed.out
     assert files_of(tmp_path / "out") == expected
     assert verify_folder(tmp_path / "out") == []

@@ -29,8 +29,8 @@ from vlmill.schemas.tables import (
 )
 
 
-def pair(number: int, picture: str | None, **more: Any) -> dict[str, Any]:
-    return {"pair_id": f"p{number}", "image_id": picture, "text": f"text {number}"} | more
+def pair(number: int, image: str | None, **more: Any) -> dict[str, Any]:
+    return {"pair_id": f"p{number}", "image_id": image, "text": f"text {number}"} | more
 
 
 def image(name: str, content: bytes = b"x", **more: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def folder(path: Path, tables: dict[Table, list[list[dict[str, Any]]]], **about:
 
 @pytest.fixture
 def mined(tmp_path: Path) -> str:
-    """Five pairs of three pictures in two shards, with negatives and an alias."""
+    """Five pairs of three images in two shards, with negatives and an alias."""
     scores = [0.9, 0.1, None, 0.6, 0.7]
     names = ["a", "a", "b", "c", None]
     rows = [
@@ -122,11 +122,11 @@ def test_filter_keeps_the_rows_of_which_a_condition_holds(
     assert main(["filter", mined, "--where", where, "--output", str(out)]) == 0
     pairs = read_table(out, PAIRS).to_pylist()
     assert [row["pair_id"] for row in pairs] == stay
-    # Other tables keep what is about the pictures and pairs that are left.
-    pictures = sorted({row["image_id"] for row in pairs if row["image_id"]})
-    assert ids(out, IMAGES, "image_id") == pictures
+    # Other tables keep what is about the images and pairs that are left.
+    images = sorted({row["image_id"] for row in pairs if row["image_id"]})
+    assert ids(out, IMAGES, "image_id") == images
     assert ids(out, NEGATIVES) == (["p0"] if "p0" in stay else [])
-    assert ids(out, ALIASES, "image_id") == [name for name in pictures if name == "b"]
+    assert ids(out, ALIASES, "image_id") == [name for name in images if name == "b"]
     assert verify_folder(out) == []
 
 
@@ -206,7 +206,7 @@ def test_a_sample_depends_on_ids_and_seed_alone(mined: str, tmp_path: Path) -> N
     assert ids(tmp_path / "all", PAIRS) == ["p0", "p1", "p2", "p3", "p4"]
 
 
-def test_remove_takes_a_picture_out_of_every_table_and_names_who_saw_it(
+def test_remove_takes_a_image_out_of_every_table_and_names_who_saw_it(
     mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = tmp_path / "asked.txt"
@@ -222,14 +222,14 @@ def test_remove_takes_a_picture_out_of_every_table_and_names_who_saw_it(
     assert ids(out, IMAGES, "image_id") == ["a", "c"]
     assert read_table(out, ALIASES).num_rows == 0
     (negatives,) = read_table(out, NEGATIVES).to_pylist()
-    assert negatives["negative_pair_ids"] == ["p3"]  # p2 was of the picture
+    assert negatives["negative_pair_ids"] == ["p3"]  # p2 was of the image
     assert negatives["similarities"] == pytest.approx([0.4])
     error = capsys.readouterr().err
-    assert "was trained on 1 of these pictures and 0 of these pairs" in error
+    assert "was trained on 1 of these images and 0 of these pairs" in error
     assert b"http://x/b.jpg" not in b"".join(p.read_bytes() for p in out.glob("*"))
 
 
-def test_remove_finds_pictures_by_digest_and_by_id_in_lists_too(tmp_path: Path) -> None:
+def test_remove_finds_images_by_digest_and_by_id_in_lists_too(tmp_path: Path) -> None:
     rows = [
         {"example_id": f"e{n}", "image_ids": names, "text_a": "t", "label_id": 1}
         for n, names in enumerate((["a", "b"], ["c", "d"], []))
@@ -288,13 +288,13 @@ def test_remove_finds_a_url_by_its_alias_and_an_id_in_lists(
 
 
 @pytest.mark.parametrize("asked", ["vg/1", "coco/9", "flickr/7", "flickr30k/7", "copy"])
-def test_remove_takes_a_picture_out_under_all_its_names(tmp_path: Path, asked: str) -> None:
+def test_remove_takes_a_image_out_under_all_its_names(tmp_path: Path, asked: str) -> None:
     names = [("vg/1", "coco/9"), ("coco/9", "flickr/7"), ("flickr30k/7", "flickr/7"), ("vg/2", "x")]
     aliases = [{"image_id": name, "alias": alias} for name, alias in names]
-    pictures = [image("flickr30k/7", b"seven"), image("copy", b"seven"), image("vg/2", b"two")]
+    images = [image("flickr30k/7", b"seven"), image("copy", b"seven"), image("vg/2", b"two")]
     of = ("vg/1", "coco/9", "flickr30k/7", "copy", "vg/2", None)
     pairs = [pair(number, name) for number, name in enumerate(of)]
-    tables = {PAIRS: [pairs], IMAGES: [pictures], ALIASES: [aliases]}
+    tables = {PAIRS: [pairs], IMAGES: [images], ALIASES: [aliases]}
     given = folder(tmp_path / "in", tables)
     wanted = tmp_path / "wanted.txt"
     wanted.write_text(asked)

@@ -71,7 +71,7 @@ def test_a_caption_obeys_its_rules(text: str) -> None:
         ("A cat at http://a.org/cat on a mat", "A cat at on a mat"),
         ("Image of a cat on a mat", "A cat on a mat"),
         ("Photo: a cat on a mat", "A cat on a mat"),
-        ("Picture 3 of 12: a cat", "A cat"),
+        ("Image 3 of 12: a cat", "A cat"),
         ("Fig. 2: A cat on a mat", "A cat on a mat"),
         ("A cat (Getty Images)", "A cat"),
         ("A cat (Alex Wong/Getty Images; View)", "A cat"),

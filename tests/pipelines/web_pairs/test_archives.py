@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.factories import NO_MODELS
-from tests.pipelines.conftest import make_picture, write_archive
+from tests.pipelines.conftest import make_image, write_archive
 from tests.web import LOCAL, FileServer, file_server
 from warcio.archiveiterator import ArchiveIterator
 
@@ -33,13 +33,13 @@ def responses_of(name: str, seed: int) -> list[tuple[str, bytes, str]]:
     page = f"<html lang=en><title>{name}</title><img src={name}.jpg alt='A {name} on the mat'>"
     return [
         (f"{SITE}{name}.html", f"{page}<p>{PROSE}</p>".encode(), "text/html"),
-        (f"{SITE}{name}.jpg", make_picture(400, 320, seed=seed), "image/jpeg"),
+        (f"{SITE}{name}.jpg", make_image(400, 320, seed=seed), "image/jpeg"),
     ]
 
 
 @pytest.fixture(scope="module")
 def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three archives of a page and its picture, where Common Crawl has them."""
+    """Three archives of a page and its image, where Common Crawl has them."""
     folder = tmp_path_factory.mktemp("crawl") / "crawl-data" / "warc"
     folder.mkdir(parents=True)
     for seed, name in enumerate(ANIMALS):
@@ -192,7 +192,7 @@ def test_an_outage_is_no_damage_of_the_archive(
     server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the middle of an archive that is larger than what is read at once."""
-    noise = [(f"{SITE}{n}.jpg", make_picture(900, 900, seed=n), "image/jpeg") for n in range(12)]
+    noise = [(f"{SITE}{n}.jpg", make_image(900, 900, seed=n), "image/jpeg") for n in range(12)]
     content = write_archive(tmp_path / "a.warc.gz", noise).read_bytes()
     content += b"".join(content for _ in range(200_000 // len(content) + 1))
     server.files["/a.warc.gz"] = content

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.factories import NO_MODELS
-from tests.pipelines.conftest import make_picture, make_response
+from tests.pipelines.conftest import make_image, make_response
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
@@ -57,11 +57,11 @@ LATE = (BOAT, HORSE, "A church in the snow", "Bread on a wooden table")
 
 
 class Case(NamedTuple):
-    """A page's body, and the texts of its pictures as a reader would give them.
+    """A page's body, and the texts of its images as a reader would give them.
 
-    ``texts`` are by pictures, which lie at /a.jpg and so on; another that is there gives no pair.
-    ``files`` says which picture lies elsewhere, by its address. ``$host`` is the page's host, and
-    ``$inline`` picture a as an address.
+    ``texts`` are by images, which lie at /a.jpg and so on; another that is there gives no pair.
+    ``files`` says which image lies elsewhere, by its address. ``$host`` is the page's host, and
+    ``$inline`` image a as an address.
     """
 
     name: str
@@ -93,7 +93,7 @@ CASES = (
         "<figure><img src=a.jpg><figcaption>A <b>red</b> boat <i>on the</i> lake</figcaption></figure>",
     ),
     Case(
-        "figure of two pictures",
+        "figure of two images",
         f"<figure><img src=a.jpg alt='{BOAT}'></figure><figure><img src=b.jpg><figcaption>{HORSE}</figcaption></figure>",
         {"a": BOAT, "b": HORSE},
     ),
@@ -115,7 +115,7 @@ CASES = (
         f"<ul class=gallery><li><div class=thumb><a href=/wiki/File:A><img src=a.jpg></a></div><div class=gallerytext>{BOAT}</div></li></ul>",
     ),
     Case(
-        "picture behind a thumbnail",
+        "image behind a thumbnail",
         f"<a href=a.jpg><img src=thumb.jpg width=100 height=80 alt='{BOAT}'></a>",
     ),
     Case(
@@ -202,7 +202,7 @@ CASES = (
         files={"/bilder/gr%C3%B6%C3%9Fe%20a.jpg": "a"},
     ),
     Case(
-        "another host's picture",
+        "another host's image",
         f"<img src='http://cdn.example/$host/a.jpg' alt='{BOAT}'>",
         files={"http://cdn.example/$host/a.jpg": "a"},
     ),
@@ -211,11 +211,11 @@ CASES = (
         f"<img src='a.jpg?w=800&amp;h=600' alt='{BOAT}'>",
         files={"/a.jpg?w=800&h=600": "a"},
     ),
-    Case("https of an http picture", f"<img src='https://$host/a.jpg' alt='{BOAT}'>"),
+    Case("https of an http image", f"<img src='https://$host/a.jpg' alt='{BOAT}'>"),
     Case("fragment after the name", f"<img src='a.jpg#big' alt='{BOAT}'>"),
     Case("redirect", f"<img src=moved.jpg alt='{BOAT}'>", files={"/there.jpg": "a"}),
     Case("revisit", f"<img src=again.jpg alt='{BOAT}'>", files={"/before.jpg": "a"}),
-    Case("inline picture", f"<img src='$inline' alt='{BOAT}'>", files={"/none.jpg": "z"}),
+    Case("inline image", f"<img src='$inline' alt='{BOAT}'>", files={"/none.jpg": "z"}),
     Case("WebP", f"<img src=a.webp alt='{BOAT}'>", files={"/a.webp": "a"}),
     Case("AVIF", f"<img src=a.avif alt='{BOAT}'>", files={"/a.avif": "a"}),
     Case("PNG", f"<img src=a.png alt='{BOAT}'>", files={"/a.png": "a"}),
@@ -227,7 +227,7 @@ CASES = (
         head=f"<meta property=og:image content=a.jpg><meta property=og:image:alt content='{BOAT}'>",
     ),
     Case(
-        "og:image of a shown picture",
+        "og:image of a shown image",
         "<img src=a.jpg>",
         head=f"<meta property=og:image content=a.jpg><meta property=og:image:alt content='{BOAT}'>",
     ),
@@ -375,7 +375,7 @@ CASES = (
     Case("shown as a dot", f"<img src=a.jpg width=1 height=1 alt='{BOAT}'>", {}),
     Case("template", f"<template><img src=a.jpg alt='{BOAT}'></template>", {}),
     Case("comment", f"<!-- <img src=a.jpg alt='{BOAT}'> -->", {}),
-    Case("words for any picture", "<img src=a.jpg alt=image>", {}),
+    Case("words for any image", "<img src=a.jpg alt=image>", {}),
     Case("file's name", "<img src=a.jpg alt='DSC_0042.JPG'>", {}),
     Case(
         "site's description",
@@ -386,11 +386,11 @@ CASES = (
 )
 
 
-def picture_of(number: int, letter: str, path: str) -> bytes:
-    """A picture of this case alone, in the format that its name says."""
+def image_of(number: int, letter: str, path: str) -> bytes:
+    """An image of this case alone, in the format that its name says."""
     suffix = path.rpartition(".")[2]
     format_ = suffix.upper() if suffix in ("webp", "avif", "png", "gif") else "JPEG"
-    return make_picture(400 + number, 320 + ord(letter) - ord("a"), format=format_)
+    return make_image(400 + number, 320 + ord(letter) - ord("a"), format=format_)
 
 
 def files_of(case: Case) -> dict[str, str]:
@@ -398,9 +398,9 @@ def files_of(case: Case) -> dict[str, str]:
 
 
 def records_of(number: int, case: Case) -> Iterator[bytes]:
-    """The page, its pictures, and what leads to them."""
+    """The page, its images, and what leads to them."""
     host = f"case{number}.example"
-    inline = base64.b64encode(picture_of(number, "a", "")).decode()
+    inline = base64.b64encode(image_of(number, "a", "")).decode()
     page = (
         (
             f"<html lang={case.language}><head><title>Page</title>{case.head}</head><body><main>"
@@ -417,7 +417,7 @@ def records_of(number: int, case: Case) -> Iterator[bytes]:
     for path, letter in files_of(case).items():
         path = path.replace("$host", host)
         url = path if "://" in path else f"http://{host}{path}"
-        yield make_response(url, picture_of(number, letter, path), "image/jpeg")
+        yield make_response(url, image_of(number, letter, path), "image/jpeg")
     if case.name == "redirect":
         yield make_response(
             f"http://{host}/moved.jpg", b"", "text/html", status="302 Found", Location="/there.jpg"
@@ -438,7 +438,7 @@ def revisit(url: str, target: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The text of each picture that the job keeps, by image id."""
+    """The text of each image that the job keeps, by image id."""
     folder = tmp_path_factory.mktemp("cases")
     warc = folder / "cases.warc.gz"
     warc.write_bytes(b"".join(r for n, case in enumerate(CASES) for r in records_of(n, case)))
@@ -452,7 +452,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
 def test_a_page_gives_the_pairs_that_a_reader_takes(number: int, texts: dict[str, str]) -> None:
     case = CASES[number]
-    pictures = {letter: path for path, letter in files_of(case).items()}
-    pictures |= {letter: pictures.get(letter, "") for letter in case.texts}
-    ids = {p: compute_image_id(picture_of(number, p, path)) for p, path in pictures.items()}
+    images = {letter: path for path, letter in files_of(case).items()}
+    images |= {letter: images.get(letter, "") for letter in case.texts}
+    ids = {p: compute_image_id(image_of(number, p, path)) for p, path in images.items()}
     assert {p: texts[key] for p, key in ids.items() if key in texts} == case.texts

@@ -1,4 +1,4 @@
-"""Archives without pictures: their candidates' pictures are fetched, in one command."""
+"""Archives without images: their candidates' images are fetched, in one command."""
 
 import json
 import os
@@ -25,9 +25,9 @@ TEXTS = ("grey harbour", "red tower", "old bridge", "green valley", "steep coast
 
 
 class Site:
-    """A host with pictures, and what it was asked."""
+    """A host with images, and what it was asked."""
 
-    def __init__(self, picture: Callable[..., bytes]) -> None:
+    def __init__(self, image: Callable[..., bytes]) -> None:
         self.asked: list[str] = []
         site = self
 
@@ -38,10 +38,10 @@ class Site:
                 """Says nothing."""
 
             def do_GET(self) -> None:
-                """Sends a picture of its own for each number."""
+                """Sends an image of its own for each number."""
                 site.asked.append(self.path)
                 found = self.path.startswith("/p")
-                body = picture(400, 380, seed=int(self.path[2])) if found else b""
+                body = image(400, 380, seed=int(self.path[2])) if found else b""
                 self.send_response(200 if found else 404)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -52,8 +52,8 @@ class Site:
 
 
 @pytest.fixture
-def site(picture: Callable[..., bytes]) -> Iterator[Site]:
-    site = Site(picture)
+def site(image: Callable[..., bytes]) -> Iterator[Site]:
+    site = Site(image)
     thread = threading.Thread(target=site.server.serve_forever, daemon=True)
     thread.start()
     yield site
@@ -63,7 +63,7 @@ def site(picture: Callable[..., bytes]) -> Iterator[Site]:
 
 @pytest.fixture
 def archive(tmp_path: Path, site: Site, response: Callable[..., bytes]) -> Path:
-    """A page with six pictures, an icon and one that its text does not describe."""
+    """A page with six images, an icon and one that its text does not describe."""
     figures = "".join(
         f"<figure><img src='/p{n}.jpg'><figcaption>A {text} seen from the sea in the evening."
         "</figcaption></figure>"
@@ -93,7 +93,7 @@ EXPECTED = {
 }
 
 
-def test_candidates_get_their_pictures(archive: Path, site: Site, tmp_path: Path) -> None:
+def test_candidates_get_their_images(archive: Path, site: Site, tmp_path: Path) -> None:
     output = tmp_path / "out"
     args = arguments(archive, output, "--delay", "0")
     assert main(args) == 0
@@ -139,7 +139,7 @@ def test_it_needs_a_contact(archive: Path, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_a_kill_repeats_nothing(archive: Path, site: Site, tmp_path: Path) -> None:
-    """While pictures are fetched; the same command goes on, and ends as one that was not killed."""
+    """While images are fetched; the same command goes on, and ends as one that was not killed."""
     args = arguments(archive, tmp_path / "out", "--delay", "0.3")
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vlmill.pipelines.web_pairs", *args]

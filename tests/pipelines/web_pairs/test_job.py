@@ -56,10 +56,10 @@ def rows(folder: Path, spec: Any) -> list[dict[str, Any]]:
     return found
 
 
-def responses_of(picture: Make) -> list[tuple[str, bytes, str]]:
-    """Two pages that share a picture under two URLs, a text of three pictures, and dirt."""
-    cat, dog = picture(320, 310, seed=1), picture(310, 330, seed=2, format="PNG")
-    shared = [(f"{SITE}s{n}.jpg", picture(305, 305, seed=10 + n), "image/jpeg") for n in range(3)]
+def responses_of(image: Make) -> list[tuple[str, bytes, str]]:
+    """Two pages that share an image under two URLs, a text of three images, and dirt."""
+    cat, dog = image(320, 310, seed=1), image(310, 330, seed=2, format="PNG")
+    shared = [(f"{SITE}s{n}.jpg", image(305, 305, seed=10 + n), "image/jpeg") for n in range(3)]
     same = "".join(f"<img src=s{n}.jpg alt='A view over the bay'>" for n in range(3))
     return [
         html_page("a", "<img src=cat.jpg alt='A black cat on a mat'>"),
@@ -76,7 +76,7 @@ def responses_of(picture: Make) -> list[tuple[str, bytes, str]]:
         (f"{SITE}cat.jpg", cat, "image/jpeg"),
         (f"{SITE}copy/cat.jpg", cat, "image/jpeg"),
         (f"{SITE}dog.png", dog, "image/png"),
-        (f"{SITE}small.jpg", picture(300, 400), "image/jpeg"),
+        (f"{SITE}small.jpg", image(300, 400), "image/jpeg"),
         (f"{SITE}broken.jpg", cat[:400], "image/jpeg"),
         (f"{SITE}x.js", b"var x;", "text/javascript"),
         *shared,
@@ -87,8 +87,8 @@ FLAGS = ("--max-images-per-text", "2", "--shards", "3")
 
 
 @pytest.fixture(scope="module")
-def site(picture: Make) -> list[tuple[str, bytes, str]]:
-    return responses_of(picture)
+def site(image: Make) -> list[tuple[str, bytes, str]]:
+    return responses_of(image)
 
 
 @pytest.fixture(scope="module")
@@ -246,16 +246,16 @@ def test_finished_continued_refused_fresh(
 
 
 @pytest.mark.usefixtures("in_a_loop")
-def test_pictures_beyond_the_limit_of_a_page_are_one_reject(
-    archive: Pack, picture: Make, tmp_path: Path
+def test_images_beyond_the_limit_of_a_page_are_one_reject(
+    archive: Pack, image: Make, tmp_path: Path
 ) -> None:
     most = WebPairRules().max_images_per_page
     body = "<img src=cat.jpg alt='A black cat on a mat'>" + "<img src=gone.jpg>" * (most + 2)
-    site = [html_page("a", body), (f"{SITE}cat.jpg", picture(310, 320), "image/jpeg")]
+    site = [html_page("a", body), (f"{SITE}cat.jpg", image(310, 320), "image/jpeg")]
     assert run(archive(tmp_path / "a.warc.gz", site), tmp_path / "out") == 0
     (row,) = (row for row in rows(tmp_path / "out", REJECTS) if row["reason"] == "too_many")
     assert (row["stage"], row["key"]) == ("join", f"{SITE}a.html")
-    assert row["detail"] == f"3 pictures after {most}"
+    assert row["detail"] == f"3 images after {most}"
     (join,) = (
         stage
         for stage in json.loads((tmp_path / "out" / "funnel.json").read_text())
@@ -370,9 +370,9 @@ def test_the_report_shows_the_scores_by_regions(mined: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("in_a_loop")
-def test_wrong_digests_are_counted_and_shown(response: Make, picture: Make, tmp_path: Path) -> None:
+def test_wrong_digests_are_counted_and_shown(response: Make, image: Make, tmp_path: Path) -> None:
     page = response(*html_page("a", "<img src=1.jpg alt='A boat on the lake'>"), gzip=False)
-    other = response(f"{SITE}1.jpg", picture(320, 330), "image/jpeg", gzip=False)
+    other = response(f"{SITE}1.jpg", image(320, 330), "image/jpeg", gzip=False)
     head = b"WARC-Block-Digest: sha1:"
     at = other.index(head) + len(head)
     (tmp_path / "a.warc").write_bytes(page + other[:at] + b"A" * 32 + other[at + 32 :])
@@ -437,7 +437,7 @@ def test_archives_that_are_added_are_mined_alone(
     folder, out, whole = tmp_path / "warcs", tmp_path / "out", tmp_path / "whole"
     folder.mkdir()
     archive(folder / "pages.warc.gz", site[:4])
-    assert run(folder / "*.warc.gz", out, *FLAGS) == 1  # no picture is at hand
+    assert run(folder / "*.warc.gz", out, *FLAGS) == 1  # no image is at hand
     before = (out / "_manifest.json").read_bytes()
     archive(folder / "pictures.warc.gz", site[4:])
     names: list[str] = []
@@ -494,7 +494,7 @@ def test_an_archive_that_changes_at_equal_size_is_noticed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run ends before it reads the pictures again, and their archive changes meanwhile."""
+    """The run ends before it reads the images again, and their archive changes meanwhile."""
     path = archive(tmp_path / "a.warc.gz", site)
 
     def stop_at_shards(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> Any:
@@ -517,7 +517,7 @@ def test_an_archive_that_changes_at_equal_size_is_noticed(
 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory, archive: Pack) -> Path:
-    """Three pictures that look alike in two sizes, one that does not, each with a text."""
+    """Three images that look alike in two sizes, one that does not, each with a text."""
     pixels = [noise(seed).resize(size) for seed, size in ((1, (640, 480)), (1, (400, 320)))]
     encoded = [
         encode(p, quality) for p, quality in ((pixels[0], 90), (pixels[1], 90), (pixels[1], 60))
@@ -535,9 +535,9 @@ def noise(seed: int) -> Image.Image:
     return Image.fromarray(coarse).resize((640, 480), Image.Resampling.BICUBIC)
 
 
-def encode(picture: Image.Image, quality: int) -> bytes:
+def encode(image: Image.Image, quality: int) -> bytes:
     out = io.BytesIO()
-    picture.save(out, "JPEG", quality=quality)
+    image.save(out, "JPEG", quality=quality)
     return out.getvalue()
 
 
@@ -548,7 +548,7 @@ def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_a_loop")
-def test_pictures_that_look_alike_are_counted_and_dropped_on_request(
+def test_images_that_look_alike_are_counted_and_dropped_on_request(
     alike: Path, tmp_path: Path
 ) -> None:
     assert run(alike, tmp_path / "all") == 0
@@ -574,10 +574,10 @@ def test_groups_are_held_out_as_a_whole(alike: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_a_loop")
 @pytest.mark.parametrize("listed", ["id", "url"])
-def test_pictures_of_a_list_are_kept_out(
+def test_images_of_a_list_are_kept_out(
     listed: str, mined: Path, site: Any, warcs: Path, tmp_path: Path
 ) -> None:
-    """By its URL a picture is kept out under its other URLs, too."""
+    """By its URL an image is kept out under its other URLs, too."""
     line = compute_image_id(site[4][1]) if listed == "id" else f"{SITE}cat.jpg"
     (tmp_path / "list.txt").write_text(f"{line}\nunknown\n")
     out = tmp_path / "out"
@@ -625,7 +625,7 @@ def test_webdataset_holds_the_same_pairs(mined: Path, warcs: Path, tmp_path: Pat
     assert verify_folder(out) == []
 
 
-def test_going_without_picture_filters_has_to_be_said(
+def test_going_without_image_filters_has_to_be_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--warc", "a.warc", "--output", str(tmp_path / "out")]
@@ -640,11 +640,11 @@ def test_going_without_picture_filters_has_to_be_said(
 
 
 @pytest.mark.usefixtures("in_a_loop")
-def test_redirects_and_inline_pictures_lead_to_pairs(
-    picture: Make, response: Make, tmp_path: Path
+def test_redirects_and_inline_images_lead_to_pairs(
+    image: Make, response: Make, tmp_path: Path
 ) -> None:
-    """A picture that has moved twice, at last to another archive, and one that is in its page."""
-    inline, moved = picture(330, 320, seed=5), picture(340, 320, seed=6)
+    """An image that has moved twice, at last to another archive, and one that is in its page."""
+    inline, moved = image(330, 320, seed=5), image(340, 320, seed=6)
     source = base64.b64encode(inline).decode()
     page = html_page(
         "a",
@@ -671,7 +671,7 @@ def test_redirects_and_inline_pictures_lead_to_pairs(
 @pytest.mark.usefixtures("in_a_loop")
 @pytest.mark.parametrize("ignored", [False, True])
 def test_opt_outs_are_honoured_and_counted(
-    ignored: bool, picture: Make, response: Make, tmp_path: Path
+    ignored: bool, image: Make, response: Make, tmp_path: Path
 ) -> None:
     texts = ("A boat on the lake", "A house on a hill")
     pages = [html_page(f"{n}", f"<img src={n}.jpg alt='{text}'>") for n, text in enumerate(texts)]
@@ -679,8 +679,8 @@ def test_opt_outs_are_honoured_and_counted(
     (tmp_path / "a.warc").write_bytes(
         response(*pages[0])
         + response(pages[1][0], forbidden, "text/html")
-        + response(f"{SITE}0.jpg", picture(320, 320), "image/jpeg", X_Robots_Tag="noimageai")
-        + response(f"{SITE}1.jpg", picture(330, 320, seed=1), "image/jpeg")
+        + response(f"{SITE}0.jpg", image(320, 320), "image/jpeg", X_Robots_Tag="noimageai")
+        + response(f"{SITE}1.jpg", image(330, 320, seed=1), "image/jpeg")
     )
     flags = ["--ignore-opt-outs"] if ignored else []
     run(tmp_path / "a.warc", tmp_path / "out", *flags)

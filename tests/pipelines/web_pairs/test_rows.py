@@ -1,19 +1,20 @@
 from typing import Any
 
+from vlmill.pipelines.pages.images import ArchivedImage
+
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.pictures import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
 from vlmill.schemas.rejects import Reason, reject
 
-PICTURE = ArchivedImage(
+IMAGE = ArchivedImage(
     image_id="0" * 64, url="u", width=9, height=9, format="png", phash=1, archive="a", offset=0
 )
 
 
 def pair(**changes: Any) -> Pair:
     values: dict[str, Any] = {
-        "picture": PICTURE,
+        "picture": IMAGE,
         "text": "t",
         "text_source": "alt",
         "score": 0.5,
@@ -38,13 +39,13 @@ def test_pairs_come_back_as_they_were() -> None:
         assert rows.pair(rows.encode(one)) == one
 
 
-def test_of_one_url_the_largest_picture_sorts_first_and_a_drop_last() -> None:
+def test_of_one_url_the_largest_image_sorts_first_and_a_drop_last() -> None:
     large = ArchivedImage(
         image_id="1" * 64, url="u", width=99, height=9, format="png", phash=1, archive="a", offset=0
     )
-    outcomes: list[ArchivedImage | Drop] = [Drop(Reason.TOO_SMALL), PICTURE, large]
+    outcomes: list[ArchivedImage | Drop] = [Drop(Reason.TOO_SMALL), IMAGE, large]
     keys = sorted(outcomes, key=lambda outcome: rows.fact_key(b"k" * rows.KEY, outcome))
-    assert keys == [large, PICTURE, Drop(Reason.TOO_SMALL)]
+    assert keys == [large, IMAGE, Drop(Reason.TOO_SMALL)]
     request = b"k" * rows.KEY + rows.REQUEST
     assert all(rows.fact_key(b"k" * rows.KEY, outcome) < request for outcome in outcomes)
 

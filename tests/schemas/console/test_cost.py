@@ -76,12 +76,12 @@ def test_output_in_words(estimate: Estimate, output: str) -> None:
 def test_the_table_says_all_that_is_known() -> None:
     rate = Rate(items=4, seconds=2.0, unit="pictures")
     estimate = Estimate(
-        inputs={"INPUT": "40 pictures"}, min_bytes=3000, seconds=20.0, rate=rate, note="a note"
+        inputs={"INPUT": "40 images"}, min_bytes=3000, seconds=20.0, rate=rate, note="a note"
     )
     assert estimate_lines(estimate, 2000) == [
-        "input      INPUT 40 pictures",
+        "input      INPUT 40 images",
         "output     at least 3.0 kB",
-        "time       20 s, at 2 pictures/s (measured on 4 in 2.0 s)",
+        "time       20 s, at 2 images/s (measured on 4 in 2.0 s)",
         "free       2.0 kB at --output: NOT ENOUGH",
         "note       a note",
         "dry run: nothing was written",

@@ -6,7 +6,7 @@ from vlmill.schemas.console.launched import open_accelerator
 
 
 def test_the_others_may_wait_longer_than_a_library_s_ten_minutes() -> None:
-    """One process measures thousands of held-out pictures."""
+    """One process measures thousands of held-out images."""
     accelerator = open_accelerator("no")
     assert accelerator.num_processes == 1
     handler = accelerator.init_handler

@@ -75,11 +75,11 @@ def test_thumbnails_are_small_jpegs() -> None:
 
 
 def test_progress_lines_say_rate_rest_and_rejects(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(total=10, unit="picture", label="regions", done=2) as progress:
+    with Progress(total=10, unit="image", label="regions", done=2) as progress:
         progress.advance(4, rejects=1, loss="0.5")
     line = progress.line(seconds=2.0)
-    assert line == "regions: 6/10 pictures, 2/s, 2 s left, 1 rejected, loss 0.5"
-    assert "6/10 pictures" in capsys.readouterr().err
+    assert line == "regions: 6/10 images, 2/s, 2 s left, 1 rejected, loss 0.5"
+    assert "6/10 images" in capsys.readouterr().err
     assert "left" not in Progress(total=None, unit="page", label="p").line(seconds=1.0)
 
 

@@ -18,12 +18,12 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def good() -> Rows:
     """Tables that belong together."""
-    pictures = [b"one", b"two"]
-    ids = [compute_image_id(picture) for picture in pictures]
+    images = [b"one", b"two"]
+    ids = [compute_image_id(image) for image in images]
     return {
         "images": [
-            {"image_id": image_id, "bytes": picture, "sha256": image_id}
-            for image_id, picture in zip(ids, pictures, strict=True)
+            {"image_id": image_id, "bytes": image, "sha256": image_id}
+            for image_id, image in zip(ids, images, strict=True)
         ],
         "pairs": [
             {"pair_id": "p0", "image_id": ids[0], "text": "a cat"},
@@ -68,12 +68,12 @@ def change(name: str, column: str, value: object) -> Callable[[Rows], None]:
         (repeat("pairs"), "pairs: pair_id p0 comes twice"),
         (repeat("negatives"), "negatives: pair_id p0 comes twice"),
         (repeat("images"), "comes twice"),
-        (change("pairs", "image_id", "gone"), "pairs: p0: its image_id gone is no picture"),
+        (change("pairs", "image_id", "gone"), "pairs: p0: its image_id gone is no image"),
         (change("images", "bytes", b"other"), "its bytes are not those of its sha256"),
         (change("negatives", "similarities", []), "p0: 1 negatives and 0 similarities"),
         (change("negatives", "negative_pair_ids", ["p0"]), "a negative is the pair itself"),
         (repeat("neighbours"), "neighbours: image_id a comes twice"),
-        (change("neighbours", "neighbour_ids", ["b", "a", "c"]), "a neighbour is the picture"),
+        (change("neighbours", "neighbour_ids", ["b", "a", "c"]), "a neighbour is the image"),
         (change("neighbours", "neighbour_ids", ["b", "c", "b"]), "or comes twice"),
         (change("neighbours", "neighbour_ids", ["d", "b", "c"]), "not in order of distance and id"),
         (change("neighbours", "distances", [0.5, 1.0, 0.5]), "not in order of distance and id"),
@@ -90,7 +90,7 @@ def test_a_broken_promise_is_told(
     assert problem in told and "\n" not in told
 
 
-def test_pairs_without_pictures_beside_them_are_not_looked_for(tmp_path: Path) -> None:
+def test_pairs_without_images_beside_them_are_not_looked_for(tmp_path: Path) -> None:
     rows = good()
     del rows["images"]
     assert content_problems(written(rows, tmp_path / "out")) == []

@@ -159,7 +159,7 @@ def test_a_table_that_is_written_anew_takes_no_places_along(tmp_path: Path) -> N
         max_size=3,
     )
 )
-def test_pictures_of_few_bytes_are_read_and_verified(
+def test_images_of_few_bytes_are_read_and_verified(
     tmp_path_factory: pytest.TempPathFactory, groups: list[Values]
 ) -> None:
     folder = tmp_path_factory.mktemp("images")
@@ -243,7 +243,7 @@ def test_places_that_do_not_fit_the_footer_are_not_used(
     assert "values of bytes are not where its metadata says" in verify_folder(tmp_path)[0]
 
 
-def test_verify_tells_an_empty_picture_from_none(tmp_path: Path) -> None:
+def test_verify_tells_an_empty_image_from_none(tmp_path: Path) -> None:
     path = write_images(tmp_path, GROUPS)
     with_places(path, lambda sizes, gaps: sizes.__setitem__(3, NULL))
     assert "row group 0: values of bytes are not where" in verify_folder(tmp_path)[0]
@@ -257,9 +257,9 @@ def test_a_value_of_another_length_than_its_place_is_an_error(tmp_path: Path) ->
     path = write_images(tmp_path, GROUPS)
     with_places(path, swap)
     reader = ImageReader(path)
-    with pytest.raises(InputError, match="picture 0 of row group 0 is not where its metadata says"):
+    with pytest.raises(InputError, match="image 0 of row group 0 is not where its metadata says"):
         reader.read_bytes(0)
-    with pytest.raises(InputError, match="picture 2 of row group 0 is not where its metadata says"):
+    with pytest.raises(InputError, match="image 2 of row group 0 is not where its metadata says"):
         reader.read_bytes(2)
     assert reader.read_bytes(4) == GROUPS[1][0]
     assert "row group 0: values of bytes" in verify_folder(tmp_path)[0]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.lying import STORED, encoded
+from vlmill.schemas.images.decode import QUIET, Bounds, decode, open_image, upright_size
 
-from vlmill.schemas.pictures.decode import QUIET, Bounds, decode, open_image, upright_size
 from vlmill.schemas.rejects import Reason, Rejected
 
 BOUNDS = Bounds(max_pixels=10_000, max_bytes=1_000_000)
@@ -37,9 +37,9 @@ def with_late_exif(data: bytes) -> bytes:
 @pytest.mark.parametrize("orientation", list(STORED))
 def test_the_orientation_comes_with_the_pixels(kind: str, orientation: int) -> None:
     """Of a TIFF, too, which pillow turns by itself."""
-    picture = decode(encoded(PIXELS, orientation, kind), BOUNDS)
-    assert picture.orientation == orientation
-    np.testing.assert_array_equal(np.asarray(picture.image), PIXELS)
+    image = decode(encoded(PIXELS, orientation, kind), BOUNDS)
+    assert image.orientation == orientation
+    np.testing.assert_array_equal(np.asarray(image.image), PIXELS)
 
 
 def test_a_png_may_say_it_behind_its_pixels() -> None:

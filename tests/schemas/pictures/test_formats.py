@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from PIL import AvifImagePlugin, Image, ImageFile, features
+from vlmill.schemas.images import decode as decoding
+from vlmill.schemas.images.decode import Bounds, decode
+from vlmill.schemas.images.formats import format_name, other_name
 
-from vlmill.schemas.pictures import decode as decoding
-from vlmill.schemas.pictures.decode import Bounds, decode
-from vlmill.schemas.pictures.formats import format_name, other_name
 from vlmill.schemas.rejects import Reason, Rejected
 
 BOUNDS = Bounds(max_pixels=10_000, max_bytes=None)

@@ -3,8 +3,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-
-from vlmill.schemas.pictures.hashes import (
+from vlmill.schemas.images.hashes import (
     NEAR,
     Hashes,
     Neighbours,
@@ -15,7 +14,7 @@ from vlmill.schemas.pictures.hashes import (
 )
 
 
-def picture(seed: int) -> Image.Image:
+def image(seed: int) -> Image.Image:
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC)
 
@@ -24,20 +23,20 @@ def apart(one: Image.Image, other: Image.Image) -> int:
     return (perceptual_hash(one) ^ perceptual_hash(other)).bit_count()
 
 
-def test_a_picture_and_its_copies_are_near_others_are_not() -> None:
-    one = picture(1)
+def test_a_image_and_its_copies_are_near_others_are_not() -> None:
+    one = image(1)
     assert apart(one, one.resize((640, 480))) <= NEAR
     out = io.BytesIO()
     one.save(out, "JPEG", quality=50)
     assert apart(one, Image.open(out)) <= NEAR
     assert apart(one, one.point(lambda value: value * 0.9)) <= NEAR
-    others = [apart(one, picture(seed)) for seed in range(2, 12)]
+    others = [apart(one, image(seed)) for seed in range(2, 12)]
     assert min(others) > 2 * NEAR
 
 
-def test_modes_and_plain_pictures_have_hashes() -> None:
+def test_modes_and_plain_images_have_hashes() -> None:
     for mode in ("L", "P", "RGBA", "CMYK", "1"):
-        assert 0 <= perceptual_hash(picture(3).convert(mode)) < 1 << 64
+        assert 0 <= perceptual_hash(image(3).convert(mode)) < 1 << 64
     assert apart(Image.new("RGB", (40, 40), "white"), Image.new("RGB", (9, 99), "white")) == 0
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-
-from vlmill.schemas.pictures.orientation import (
+from vlmill.schemas.images.orientation import (
     TURNS,
     orientation_in,
     read_orientation,
@@ -100,7 +99,7 @@ def test_the_text_that_imagemagick_writes() -> None:
     ],
 )
 def test_boxes_by_hand(orientation: int, want: list[float]) -> None:
-    """10, 20 to 30, 60 in pictures that are 100 x 200 upright."""
+    """10, 20 to 30, 60 in images that are 100 x 200 upright."""
     boxes = np.array([[10, 20, 30, 60]], dtype=np.float32)
     made = turn_boxes(boxes, orientation, 100, 200)
     assert made.tolist() == [want] and made.dtype == np.float32

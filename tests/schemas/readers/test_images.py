@@ -1,4 +1,4 @@
-"""Pictures by id and by row, of plain and of compressed shards."""
+"""Images by id and by row, of plain and of compressed shards."""
 
 import pickle
 from pathlib import Path
@@ -12,12 +12,9 @@ from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.tables import IMAGES
 
 
-def write(
-    folder: Path, pictures: dict[str, bytes | None], compression: str, index: int = 0
-) -> None:
+def write(folder: Path, images: dict[str, bytes | None], compression: str, index: int = 0) -> None:
     rows = [
-        {**dict.fromkeys(IMAGES.schema.names), "image_id": k, "bytes": v}
-        for k, v in pictures.items()
+        {**dict.fromkeys(IMAGES.schema.names), "image_id": k, "bytes": v} for k, v in images.items()
     ]
     write_shard(folder, IMAGES, rows, index, 2, compression=compression)
 

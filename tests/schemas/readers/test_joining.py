@@ -24,7 +24,7 @@ def test_ids_meet_by_name_and_it_is_said() -> None:
     asked = ["46.jpg", "32", "same", "coco/000000132417", "gone", "", "46.jpg"]
     assert some.find(asked).tolist() == [0, 1, 3, 2, ABSENT, ABSENT, 0]
     assert some.summary() == (
-        "--pairs and --regions call 3 pictures by different ids; they met: 1 but for an ending "
+        "--pairs and --regions call 3 images by different ids; they met: 1 but for an ending "
         "(46.jpg is 46), 1 but for folders (32 is train/32.jpeg), 1 but for COCO's prefix or zeros "
         "(coco/000000132417 is 132417)"
     )

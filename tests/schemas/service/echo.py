@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     @application.post("/v1/echo")
     async def echo(request: Request) -> dict[str, object]:
         form = await shell.form(request, words=("do",))
-        payloads = [*form.words.get("do", []), *(picture.name for picture in form.pictures)]
+        payloads = [*form.words.get("do", []), *(image.name for image in form.images)]
         return {"answers": await shell.ask(request, payloads)}
 
     @application.get("/v1/broken")

@@ -16,7 +16,7 @@ from vlmill.schemas.service.refused import RequestRefused
 ECHO = ("-m", "tests.schemas.service.echo")
 TOKEN = "a-token-of-the-tests"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
-LIMITS = ("max_bytes=20000", "max_pictures=3", "seconds=2", "header_seconds=1", "queue=64")
+LIMITS = ("max_bytes=20000", "max_images=3", "seconds=2", "header_seconds=1", "queue=64")
 
 
 @pytest.fixture(scope="module")
@@ -141,16 +141,16 @@ MANY = {
 @pytest.mark.parametrize("name", MANY)
 def test_json_of_many_values_is_not_read(name: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        read_form("application/json", MANY[name], words=("do",), most_pictures=3)
+        read_form("application/json", MANY[name], words=("do",), most_images=3)
     assert refused.value.reason == ("bad_json" if "bytes" in name else "too_many_fields")
 
 
 def test_what_a_request_needs_of_json_is_read() -> None:
     said = {"do": ['a \\ [[[ ,,, " b'] * 1_000, "pictures": ["A" * 100_000] * 3}
     form = read_form(
-        "application/json", json.dumps(said, indent=8).encode(), words=("do",), most_pictures=3
+        "application/json", json.dumps(said, indent=8).encode(), words=("do",), most_images=3
     )
-    assert form.words["do"] == said["do"] and len(form.pictures[2].content) == 75_000
+    assert form.words["do"] == said["do"] and len(form.images[2].content) == 75_000
 
 
 def test_an_error_of_ours_shows_nothing_of_it(service: Served) -> None:

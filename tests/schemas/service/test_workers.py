@@ -130,7 +130,7 @@ def test_who_waits_for_a_batch_is_sent_away_at_the_end() -> None:
 
 
 def test_requests_are_batched_and_the_queue_is_bounded(many: ThreadPoolExecutor) -> None:
-    with served([*ECHO, "batch=4", "batch_wait=0.05", "queue=8", "max_pictures=8"]) as service:
+    with served([*ECHO, "batch=4", "batch_wait=0.05", "queue=8", "max_images=8"]) as service:
         blocked = many.submit(echo, service, "sleep 1")
         until(lambda: service.count("vlmill_queue_items") == 0 and not blocked.done())
         time.sleep(0.2)
@@ -244,7 +244,7 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
 def test_settings_that_cannot_be_are_told() -> None:
     for wrong, said in (
         ({"queue": 0}, "--queue 0"),
-        ({"max_pictures": 300}, "--queue 256: must hold"),
+        ({"max_images": 300}, "--queue 256: must hold"),
         ({"max_connections": 0}, "--max-connections 0: want at least 1"),
         ({"batch_wait": -0.001}, "--batch-wait -1: want 0 or more"),
         ({"port": 65_536}, "--port"),

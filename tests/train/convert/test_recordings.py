@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from tests.conftest import GOLDEN
 from torch import Tensor
+from vlmill.train.loading.images.tokenizer import read_image_tokenizer
 
 from vlmill.models import MODELS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.loading.pictures.tokenizer import read_picture_tokenizer
 from vlmill.train.loading.vocabulary import SPECIAL
 
 RECORDED = {
@@ -35,7 +35,7 @@ def assert_same(written: dict[str, Tensor], published: dict[str, Tensor]) -> Non
 
 
 def words_of(config: Any) -> int:
-    """How many words a configuration has, at any depth; a model of pictures has none."""
+    """How many words a configuration has, at any depth; a model of images has none."""
     found = [getattr(config, "vocab_size", 0)]
     found += [words_of(v) for v in vars(config).values() if hasattr(v, "__dataclass_fields__")]
     return max(found)
@@ -64,7 +64,7 @@ def test_a_published_file_becomes_a_folder_and_comes_back(name: str, tmp_path: P
     assert_same(load_file(back), published)
 
 
-def test_a_tokenizer_of_pictures_needs_no_configuration(tmp_path: Path, capsys: Any) -> None:
+def test_a_tokenizer_of_images_needs_no_configuration(tmp_path: Path, capsys: Any) -> None:
     weights = GOLDEN / TOKENIZER / "weights.safetensors"
     published = load_file(weights)
     (tmp_path / "alone.safetensors").write_bytes(weights.read_bytes())
@@ -73,7 +73,7 @@ def test_a_tokenizer_of_pictures_needs_no_configuration(tmp_path: Path, capsys: 
         words = ("--to", target, "--output", str(written))
         convert("dvae", tmp_path / "alone.safetensors", *words)
         assert_same(load_file(written), published)
-        assert read_picture_tokenizer(written).num_tokens == len(published["codebook.weight"])
+        assert read_image_tokenizer(written).num_tokens == len(published["codebook.weight"])
     folder = ["--output", str(tmp_path / "folder")]
     command = ["convert", "--family", "dvae", "--checkpoint", str(weights), *folder]
     assert main(command) == 2

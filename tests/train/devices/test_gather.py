@@ -14,11 +14,11 @@ from torch.multiprocessing.spawn import spawn
 
 from vlmill.train.devices.gather import gather_first, gather_tensor, world_size
 from vlmill.train.objectives.losses import contrast
-from vlmill.train.objectives.negatives import same_pictures
+from vlmill.train.objectives.negatives import same_images
 from vlmill.train.optim.adam import BertAdam
 
 PAIRS, WORLD = 3, 2
-PICTURES = torch.tensor([4, 7, 9, 7, 2, 9])  # two of them with a caption on each process
+IMAGES = torch.tensor([4, 7, 9, 7, 2, 9])  # two of them with a caption on each process
 
 
 def vectors() -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +51,7 @@ def run(rank: int, folder: str, port: int) -> None:
     own = slice(rank * PAIRS, (rank + 1) * PAIRS)
     results: dict[str, Tensor] = {"numbers": gather_first(torch.tensor([rank]))}
     texts, images, scale = vectors()
-    excluded = same_pictures(gather_first(PICTURES[own]))
+    excluded = same_images(gather_first(IMAGES[own]))
     results["sparing"] = contrast(
         gather_first(texts[own]), gather_first(images[own]), scale, excluded
     )
@@ -87,7 +87,7 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     loss = contrast(texts, images, scale)
     loss.backward()  # type: ignore[no-untyped-call]
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
-    sparing = contrast(*vectors(), same_pictures(PICTURES))
+    sparing = contrast(*vectors(), same_images(IMAGES))
     assert [rank["numbers"].tolist() for rank in ranks] == [[0, 1], [1, 0]]
     for rank in ranks:
         torch.testing.assert_close(rank["sparing"], sparing)

@@ -1,4 +1,4 @@
-"""The papers' rules for a picture's feature, one picture at a time, to compare batches with.
+"""The papers' rules for an image's feature, one image at a time, to compare batches with.
 
 R regions, D feature width.
 """
@@ -14,7 +14,7 @@ def without(features: Array, zeroed: Flags) -> Array:
 
 
 def mean_after_masking(features: Array) -> Array:
-    """The picture's feature [D]: sum of the masked [R, D] by the number of regions, zeroed or not.
+    """The image's feature [D]: sum of the masked [R, D] by the number of regions, zeroed or not.
 
     ViLBERT's and InterBERT's in pretraining.
     """
@@ -23,7 +23,7 @@ def mean_after_masking(features: Array) -> Array:
 
 
 def mean_of_unmasked(features: Array, mean: Array, zeroed: Flags) -> Array:
-    """VL-BERT's: the feature [D] of the whole picture without what the ``zeroed`` [R] gave to it.
+    """VL-BERT's: the feature [D] of the full image without what the ``zeroed`` [R] gave to it.
 
     ``mean`` [D] is of all ``features`` [R, D]. Zeros where nothing is left, of which the published
     code makes rounding noise a hundred thousand times as large.

@@ -13,7 +13,7 @@ from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, wi
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionRow
-from vlmill.train.loading.batch import Batch, HostBatch, not_finite, whole_picture
+from vlmill.train.loading.batch import Batch, HostBatch, full_image, not_finite
 from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import load_features
@@ -112,7 +112,7 @@ def test_mismatched_pairs_are_asked_where_the_masking_says_so() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "rest"])
-def test_the_whole_picture_comes_first(kind: Literal["mean", "rest"]) -> None:
+def test_the_full_image_comes_first(kind: Literal["mean", "rest"]) -> None:
     batch = made(sample(2, 3, True, (1,)), feeding=Feeding(whole_image=kind))
     assert batch.inputs.region_mask.shape == (1, 4)
     ends = (200, 100) if kind == "mean" else (199, 99)
@@ -134,7 +134,7 @@ def test_the_whole_picture_comes_first(kind: Literal["mean", "rest"]) -> None:
     padding=st.integers(0, 3),
     hidden=st.lists(st.booleans(), min_size=6, max_size=6),
 )
-def test_the_pictures_feature_is_that_of_the_rules(
+def test_the_images_feature_is_that_of_the_rules(
     count: int, padding: int, hidden: list[bool]
 ) -> None:
     features = np.random.default_rng(count).random((count, 4), dtype=np.float32)
@@ -145,14 +145,14 @@ def test_the_pictures_feature_is_that_of_the_rules(
     flags = torch.zeros(1, count + padding, dtype=torch.bool)
     flags[0, :count] = torch.tensor(zeroed)
     counts = torch.tensor([count])
-    mean = whole_picture(batch, counts, flags, "mean")[0].numpy()
+    mean = full_image(batch, counts, flags, "mean")[0].numpy()
     np.testing.assert_allclose(mean, mean_after_masking(seen), rtol=1e-5, atol=1e-6)
-    rest = whole_picture(batch, counts, flags, "rest")[0].numpy()
+    rest = full_image(batch, counts, flags, "rest")[0].numpy()
     whole = features.sum(axis=0) / max(count, 1)
     np.testing.assert_allclose(rest, mean_of_unmasked(features, whole, zeroed), atol=1e-4)
 
 
-def test_the_rules_of_the_picture_s_feature_by_hand() -> None:
+def test_the_rules_of_the_image_s_feature_by_hand() -> None:
     features = np.array([[2, 4], [4, 8], [6, 3]], dtype=np.float32)
     zeroed = np.array([False, True, False])
     masked = without(features, zeroed)
@@ -223,12 +223,12 @@ def test_a_row_without_features_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1e30])
-def test_pictures_that_are_not_finite_are_found(dtype: torch.dtype, value: float) -> None:
+def test_images_that_are_not_finite_are_found(dtype: torch.dtype, value: float) -> None:
     largest = min(torch.finfo(dtype).max, 9.9e9)  # the sum of such is above what is allowed
     features = torch.full((3, 4, 2), largest, dtype=dtype)
     boxes = torch.zeros(2, 4, 5)
     assert not_finite(["a", "b"], features, boxes) == []
-    features[2] = torch.tensor(value).to(dtype)  # a row without a picture
+    features[2] = torch.tensor(value).to(dtype)  # a row without an image
     assert not_finite(["a", "b"], features, boxes) == []
     features[1, 3, 1] = torch.tensor(value).to(dtype)
     assert not_finite(["a", "b"], features, boxes) == ["b"]
@@ -238,7 +238,7 @@ def test_pictures_that_are_not_finite_are_found(dtype: torch.dtype, value: float
     assert not_finite([], features[:0]) == not_finite(["a"], features[:1, :0]) == []
 
 
-def test_boxes_beyond_the_picture_are_cut_at_its_edge() -> None:
+def test_boxes_beyond_the_image_are_cut_at_its_edge() -> None:
     boxes = np.array([[-10, -10, 300, 50]], np.float32)
     (locations,) = padded_locations([boxes], [(200, 100)], 2)
     np.testing.assert_allclose(locations, np.array([[0, 0, 1, 0.5, 0.5], [0] * 5]))
@@ -255,7 +255,7 @@ def test_a_planned_batch_travels_as_it_is() -> None:
     assert [stored.num_regions for stored in came.stored] == [1, 2]
 
 
-def test_a_picture_alone_has_no_token() -> None:
+def test_a_image_alone_has_no_token() -> None:
     one = sample(3, 2, True, ())
     assert one.regions is not None
     batch = made(Sample(pair_id="a", regions=one.regions))

@@ -1,4 +1,4 @@
-"""Detected and annotated regions of a picture come as one."""
+"""Detected and annotated regions of an image come as one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vlmill.train.recipes.parts import Feeding
 
 
 def tables(folder: Path, *, empty: tuple[str, ...] = ()) -> JoinedRegions:
-    """Five detected and three annotated regions of two pictures."""
+    """Five detected and three annotated regions of two images."""
     detected, annotated = Tables(folder / "detected"), Tables(folder / "annotated")
     detected.write_regions(["a", "b"], empty=empty)
     annotated.write_regions(["b", "a"], boxes=3)
@@ -51,7 +51,7 @@ def test_annotated_regions_are_the_last_to_go(
 def test_of_expressions_the_annotated_regions_go_first(
     tmp_path: Path, with_annotated: bool
 ) -> None:
-    """All that were detected count for the whole picture, shown or not, as in training so later."""
+    """All that were detected count for the full image, shown or not, as in training so later."""
     reader = tables(tmp_path)
     assert count_shown(5, 3, 6, detected_first=True) == (5, 1)
     feeding = Feeding(max_regions=4, whole_image="mean", boxes="joined-in-training")
@@ -66,7 +66,7 @@ def test_of_expressions_the_annotated_regions_go_first(
     np.testing.assert_allclose(features[0], mean, rtol=1e-5, atol=1e-7)
 
 
-def test_one_kind_alone_counts_for_the_whole_picture(tmp_path: Path) -> None:
+def test_one_kind_alone_counts_for_the_full_image(tmp_path: Path) -> None:
     np.testing.assert_allclose(whole_weights(0, 4), 0.25)
     np.testing.assert_allclose(whole_weights(2, 0), 0.5)
     assert whole_weights(0, 0).size == 0

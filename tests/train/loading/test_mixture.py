@@ -11,20 +11,20 @@ from vlmill.train.loading.mixture import Mixture, SourcePairs, select_captions
 from vlmill.train.loading.order import PairOrder
 from vlmill.train.recipes import Loading, MixedSource
 
-captions = st.lists(st.integers(1, 6), min_size=1, max_size=12)  # of each picture
+captions = st.lists(st.integers(1, 6), min_size=1, max_size=12)  # of each image
 weights = st.sampled_from([0.01, 0.25, 0.5, 1.0, 1.5, 2.0, 3.25])
 mosts = st.none() | st.integers(1, 7)
 
 
-def source(per_picture: list[int], first: int = 0, **rule: float | None) -> SourcePairs:
+def source(per_image: list[int], first: int = 0, **rule: float | None) -> SourcePairs:
     """Pairs from row ``first`` of the table on."""
-    pictures = np.repeat(np.arange(len(per_picture)), per_picture)
-    keys = np.array([key64(f"{first + i}") for i in range(len(pictures))], dtype=np.uint64)
+    images = np.repeat(np.arange(len(per_image)), per_image)
+    keys = np.array([key64(f"{first + i}") for i in range(len(images))], dtype=np.uint64)
     return SourcePairs(
         rule=MixedSource(source="vg", **rule),  # type: ignore[arg-type]
-        positions=np.arange(first, first + len(pictures)),
+        positions=np.arange(first, first + len(images)),
         keys=keys,
-        pictures=pictures,
+        images=images,
     )
 
 
@@ -34,19 +34,19 @@ def mixture(num_other: int, *sources: SourcePairs) -> Mixture:
 
 
 @settings(max_examples=60, deadline=None)
-@given(per_picture=captions, weight=weights, most=mosts, epoch=st.integers(0, 5))
+@given(per_image=captions, weight=weights, most=mosts, epoch=st.integers(0, 5))
 def test_an_epoch_visits_what_weight_and_captions_say(
-    per_picture: list[int], weight: float, most: int | None, epoch: int
+    per_image: list[int], weight: float, most: int | None, epoch: int
 ) -> None:
-    pairs = source(per_picture, weight=weight, captions_per_picture=most)
+    pairs = source(per_image, weight=weight, captions_per_picture=most)
     counts = pairs.visits(0, 0, epoch)
-    in_a_round = sum(min(most or count, count) for count in per_picture)
+    in_a_round = sum(min(most or count, count) for count in per_image)
     assert counts.sum() == pairs.epoch_visits
     assert abs(pairs.epoch_visits - weight * in_a_round) <= 1 and pairs.epoch_visits >= 1
     whole = int(weight)
     assert counts.max() <= whole + 1
-    of_pictures = np.bincount(pairs.pictures, weights=counts)
-    for count, visits in zip(per_picture, of_pictures, strict=True):
+    of_images = np.bincount(pairs.images, weights=counts)
+    for count, visits in zip(per_image, of_images, strict=True):
         in_round = min(most or count, count)
         assert whole * in_round <= visits <= (whole + 1) * in_round
     if most is None:
@@ -61,20 +61,20 @@ def test_rounds_and_epochs_draw_anew_and_seeds_differ() -> None:
     assert (twice > 0).sum() > 150  # of 100 visits a round, few of the same captions
 
 
-def test_half_a_source_is_drawn_from_all_of_its_pictures_alike() -> None:
+def test_half_a_source_is_drawn_from_all_of_its_images_alike() -> None:
     pairs = source([50] * 200 + [1] * 200, weight=0.5, captions_per_picture=1)
     counts = sum(pairs.visits(0, 0, epoch).astype(int) for epoch in range(40))
-    of_pictures = np.bincount(pairs.pictures, weights=counts)
-    many, single = of_pictures[:200].mean(), of_pictures[200:].mean()
+    of_images = np.bincount(pairs.images, weights=counts)
+    many, single = of_images[:200].mean(), of_images[200:].mean()
     assert abs(many - 20) < 1 and abs(single - 20) < 1
 
 
 def test_captions_by_hand() -> None:
-    pictures = np.array([3, 3, 3, 8, 9, 9])
+    images = np.array([3, 3, 3, 8, 9, 9])
     draws = np.array([30, 10, 20, 50, 7, 6], dtype=np.uint64) << np.uint64(50)
-    assert select_captions(pictures, draws, 1).tolist() == [0, 1, 0, 1, 0, 1]
-    assert select_captions(pictures, draws, 2).tolist() == [0, 1, 1, 1, 1, 1]
-    assert not len(select_captions(pictures[:0], draws[:0], 1))
+    assert select_captions(images, draws, 1).tolist() == [0, 1, 0, 1, 0, 1]
+    assert select_captions(images, draws, 2).tolist() == [0, 1, 1, 1, 1, 1]
+    assert not len(select_captions(images[:0], draws[:0], 1))
 
 
 def test_visits_of_a_pair_are_counted_and_other_sources_come_once() -> None:
@@ -87,7 +87,7 @@ def test_visits_of_a_pair_are_counted_and_other_sources_come_once() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    per_picture=captions,
+    per_image=captions,
     weight=weights,
     most=mosts,
     window=st.integers(1, 60),
@@ -95,10 +95,10 @@ def test_visits_of_a_pair_are_counted_and_other_sources_come_once() -> None:
     size=st.integers(1, 7),
 )
 def test_batches_hold_an_epoch_of_the_mixture_whatever_was_asked_before(
-    per_picture: list[int], weight: float, most: int | None, window: int, block: int, size: int
+    per_image: list[int], weight: float, most: int | None, window: int, block: int, size: int
 ) -> None:
     def order() -> PairOrder:
-        mixed = mixture(9, source(per_picture, 9, weight=weight, captions_per_picture=most))
+        mixed = mixture(9, source(per_image, 9, weight=weight, captions_per_picture=most))
         return PairOrder(
             rows=mixed.rows,
             lengths=None,

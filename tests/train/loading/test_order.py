@@ -78,8 +78,8 @@ def test_windows_are_runs_from_anywhere() -> None:
     assert np.ptp(rows[0]) > 3200
 
 
-def same_picture_pairs(made: PairOrder, captions: int, batches: int = 40) -> float:
-    """Pairs of captions of one picture in a batch, where each has ``captions`` in a row."""
+def same_image_pairs(made: PairOrder, captions: int, batches: int = 40) -> float:
+    """Pairs of captions of one image in a batch, where each has ``captions`` in a row."""
     counts = [
         np.unique([visit.row // captions for visit in made.batch(i)], return_counts=True)[1]
         for i in range(batches)
@@ -87,14 +87,14 @@ def same_picture_pairs(made: PairOrder, captions: int, batches: int = 40) -> flo
     return float(np.mean([(count * (count - 1) // 2).sum() for count in counts]))
 
 
-def test_pairs_from_anywhere_bring_few_captions_of_a_picture_together() -> None:
+def test_pairs_from_anywhere_bring_few_captions_of_a_image_together() -> None:
     """As few as a shuffle of all pairs: C(64, 2) x 7 / 9599. A window of runs has 13 times that."""
     expected = 64 * 63 / 2 * 7 / 9599
     (stage,) = recipe_named("vlmo-base").stages
     assert stage.loading.block == 1
     anywhere = order(9600, 64, window=640, block=stage.loading.block)
-    assert 0.5 * expected < same_picture_pairs(anywhere, 8) < 2 * expected
-    assert same_picture_pairs(order(9600, 64, window=640, block=64), 8) > 10 * expected
+    assert 0.5 * expected < same_image_pairs(anywhere, 8) < 2 * expected
+    assert same_image_pairs(order(9600, 64, window=640, block=64), 8) > 10 * expected
 
 
 def test_buckets_bring_like_lengths_together() -> None:
@@ -143,7 +143,7 @@ def test_pairs_that_an_epoch_repeats_leave_all_others_as_spares() -> None:
     """An epoch of 90 visits: row 0 comes 81 times, and the nine others once each."""
     rule = MixedSource(source="vg", weight=81)
     often = SourcePairs(
-        rule=rule, positions=np.arange(1), keys=np.zeros(1, dtype=np.uint64), pictures=np.arange(1)
+        rule=rule, positions=np.arange(1), keys=np.zeros(1, dtype=np.uint64), images=np.arange(1)
     )
     mixed = replace(order(10, 2), mixture=Mixture(rows=np.arange(10), sources=(often,)))
     assert {spare.row for spare in mixed.spares(0, 0, 1)} == set(range(10))

@@ -11,7 +11,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Captions:
-    """Row ``i`` is caption ``texts[i]`` of picture ``pictures[i]``."""
+    """Row ``i`` is caption ``texts[i]`` of image ``images[i]``."""
 
     def __init__(self, pairs: list[tuple[int, int]], hard: dict[int, list[int]] | None = None):
         self.pairs, self.hard = pairs, hard or {}
@@ -34,7 +34,7 @@ def draw(
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8))
-def test_a_negative_is_never_a_caption_of_the_picture(pairs: list[tuple[int, int]]) -> None:
+def test_a_negative_is_never_a_caption_of_the_image(pairs: list[tuple[int, int]]) -> None:
     table = Captions(pairs)
     for text_row, image_row, matching in draw(table, 0, 10):
         assert table.matches(text_row, image_row) == matching
@@ -60,7 +60,7 @@ def test_hard_negatives_have_their_share() -> None:
 
 
 def test_a_hard_negative_that_matches_after_all_is_not_taken() -> None:
-    table = Captions([(0, 0), (0, 1), (1, 2)], hard={0: [1]})  # pictures 0 and 1: the same text
+    table = Captions([(0, 0), (0, 1), (1, 2)], hard={0: [1]})  # images 0 and 1: the same text
     assert {(t, i) for t, i, matching in draw(table, 0, 200, 1.0) if not matching} == {
         (2, 0),
         (0, 2),

@@ -52,7 +52,7 @@ def prepared(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
             tmp_path / "prepared",
             PreparationInputs(
                 pairs=tables.pairs,
-                pictures=reader,
+                images=reader,
                 tokenizer=tokenizer,
                 max_tokens=44,
                 takes_texts=True,
@@ -102,27 +102,27 @@ def test_an_epoch_has_every_pair_once(batches: PretrainBatches) -> None:
     assert ids[:10] != ids[10:]
 
 
-def test_pairs_of_a_picture_share_a_key_and_a_text_alone_has_its_own(
+def test_pairs_of_a_image_share_a_key_and_a_text_alone_has_its_own(
     tables: Tables, tmp_path: Path, stage: Stage
 ) -> None:
-    """Keys go with the picture that a pair shows, be it another pair's."""
-    pictures = ["picture-0", "picture-0", "picture-1", "picture-2"]
+    """Keys go with the image that a pair shows, be it another pair's."""
+    images = ["picture-0", "picture-0", "picture-1", "picture-2"]
     tables.write_pairs(
-        [(name, f"a dog beside {i} cats") for i, name in enumerate(pictures)]
+        [(name, f"a dog beside {i} cats") for i, name in enumerate(images)]
         + [(None, "a dog runs"), (None, "a dog sits")]  # type: ignore[list-item]
     )
-    tables.write_regions(sorted(set(pictures)))
+    tables.write_regions(sorted(set(images)))
     made = prepared(tables, tmp_path, stage)
-    keys = [made.table.picture_key(row) for row in range(6)]
+    keys = [made.table.image_key(row) for row in range(6)]
     assert keys[0] == keys[1] and len(set(keys)) == 5
     signed = [key - (1 << 64) if key >> 63 else key for key in keys]
-    of_pictures = dict(zip(pictures, signed, strict=False))
+    of_images = dict(zip(images, signed, strict=False))
     for share in (0.0, 1.0):
         pairing = dataclasses.replace(stage, negative_share=share, negative_text_share=0.0)
         batch = dataclasses.replace(made, stage=pairing)[0]
-        expected = [of_pictures[image_id] for image_id in batch.image_ids]
-        assert batch.tensors["picture_keys"].tolist() == expected
-        on_device = read_features(batch, made.regions).to("cpu").picture_keys
+        expected = [of_images[image_id] for image_id in batch.image_ids]
+        assert batch.tensors["image_keys"].tolist() == expected
+        on_device = read_features(batch, made.regions).to("cpu").image_keys
         assert on_device is not None and on_device.tolist() == expected
 
 

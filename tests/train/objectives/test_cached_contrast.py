@@ -50,7 +50,7 @@ def host_batch(rows: range) -> HostBatch:
             "token_targets": original[masked],
             "matching": torch.ones(len(rows)),
             "pixels": pixels[own],
-            "picture_keys": KEYS[own],
+            "image_keys": KEYS[own],
         },
         pair_ids=tuple(map(str, rows)),
     )

@@ -22,7 +22,7 @@ from vlmill.train.objectives.negatives import (
     make_draw,
     negative_numbers,
     negative_weights,
-    same_pictures,
+    same_images,
 )
 from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.recipes import Objectives
@@ -207,26 +207,26 @@ def test_what_nobody_asks_for_is_not_computed() -> None:
     )
 
 
-def test_captions_of_one_picture_are_no_negatives_of_each_other() -> None:
-    """The second and the fourth pair show one picture; the first is drawn for nobody but them."""
+def test_captions_of_one_image_are_no_negatives_of_each_other() -> None:
+    """The second and the fourth pair show one image; the first is drawn for nobody but them."""
     scores = torch.tensor(
         [[1.0, 2.0, 0.0, 1.0], [0.0, 2.0, 1.0, 9.0], [2.0, 0.0, 1.0, 1.0], [0.0, 9.0, 1.0, 2.0]]
     )
-    excluded = same_pictures(torch.tensor([5, 7, -3, 7]))
+    excluded = same_images(torch.tensor([5, 7, -3, 7]))
     assert excluded.nonzero().tolist() == [[1, 3], [3, 1]]
     weights = negative_weights(scores, excluded)
     expected = scores.softmax(dim=1).masked_fill(excluded | torch.eye(4, dtype=torch.bool), 0.0)
     torch.testing.assert_close(weights, expected)
-    alone = negative_weights(scores[:2, :2], same_pictures(torch.tensor([7, 7])))
+    alone = negative_weights(scores[:2, :2], same_images(torch.tensor([7, 7])))
     assert alone.tolist() == [[1.0, 0.0], [0.0, 1.0]]  # no negative: the pair itself once more
 
 
 @BOTH
-def test_a_step_spares_the_captions_of_a_picture(paper: bool) -> None:
+def test_a_step_spares_the_captions_of_a_image(paper: bool) -> None:
     """Contrast is that of the other candidates alone, and what is drawn twice counts as a match."""
     model, batch = tiny_model(paper=paper), random_batch()
     keys = torch.tensor([1, 2, 1, 3])
-    made = contrast_and_matching(model, batch, None, make_draw(torch.rand(2, 4)), picture_keys=keys)
+    made = contrast_and_matching(model, batch, None, make_draw(torch.rand(2, 4)), image_keys=keys)
     for weights in made.contrast.weights(4):
         assert weights[0, 2] == weights[2, 0] == 0 and (weights > 0).sum() == 4 * 3 - 2
     logits = made.contrast.scores
@@ -238,7 +238,7 @@ def test_a_step_spares_the_captions_of_a_picture(paper: bool) -> None:
         torch.testing.assert_close(made.contrast.loss, torch.stack(losses).mean())
     assert made.match_classes.tolist() == [1] * 4 + [0] * 8
     plain = contrast_and_matching(model, batch, None, fixed)
-    distinct = contrast_and_matching(model, batch, None, fixed, picture_keys=torch.arange(4))
+    distinct = contrast_and_matching(model, batch, None, fixed, image_keys=torch.arange(4))
     assert torch.equal(plain.contrast.loss, distinct.contrast.loss)
     assert not torch.equal(plain.contrast.loss, made.contrast.loss)
     same = contrast_and_matching(
@@ -246,12 +246,12 @@ def test_a_step_spares_the_captions_of_a_picture(paper: bool) -> None:
         batch,
         None,
         make_draw(torch.rand(2, 4)),
-        picture_keys=torch.ones(4, dtype=torch.int64),
+        image_keys=torch.ones(4, dtype=torch.int64),
     )
     assert same.match_classes.tolist() == [1] * 12 and same.contrast.loss == 0
 
 
-def test_a_stage_can_have_captions_of_one_picture_as_negatives() -> None:
+def test_a_stage_can_have_captions_of_one_image_as_negatives() -> None:
     """The batch's keys decide, unless the stage says that such captions are negatives."""
     model, pixels = tiny_model(), random_batch()
     none = torch.zeros(0, dtype=torch.int64)
@@ -273,7 +273,7 @@ def test_a_stage_can_have_captions_of_one_picture_as_negatives() -> None:
         feature_targets=torch.zeros(0, 1),
         matching=torch.ones(4),
         pair_ids=("a", "b", "c", "d"),
-        picture_keys=torch.tensor([1, 2, 1, 3]),
+        image_keys=torch.tensor([1, 2, 1, 3]),
     )
     weights = Objectives(mlm=0, moc=0, mrfr=0, itm=0, itc=1)
 
@@ -282,7 +282,7 @@ def test_a_stage_can_have_captions_of_one_picture_as_negatives() -> None:
         total: Tensor = step(of, torch.ones(1))[0].detach()
         return total
 
-    unknown = dataclasses.replace(batch, picture_keys=None)
+    unknown = dataclasses.replace(batch, image_keys=None)
     spared = loss(batch, same_picture_negatives=False)
     assert spared < loss(batch, same_picture_negatives=True)
     for flag in (False, True):

@@ -60,7 +60,7 @@ RECIPES: dict[str, tuple[Callable[[], Recipe], TableSizes]] = {
     "vilbert-single-stream": (_single_stream, SIZES),
     "vl-bert-with-texts-alone": (_with_texts_alone, TEXTS),
     "vlmo-texts-alone": (_texts_alone, TEXTS),
-    "vl-bert-end-to-end": (_end_to_end, dataclasses.replace(TEXTS, picture_px=40)),
+    "vl-bert-end-to-end": (_end_to_end, dataclasses.replace(TEXTS, image_px=40)),
 }
 # Two that differ most. Tracing a step takes ten seconds: the others' turn comes with --long.
 TRACED = ("imagebert", "vlmo")

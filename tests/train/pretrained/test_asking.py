@@ -1,4 +1,4 @@
-"""``ground``: one expression about one raw picture gets what the evaluation says of it."""
+"""``ground``: one expression about one raw image gets what the evaluation says of it."""
 
 import dataclasses
 import warnings
@@ -26,7 +26,7 @@ EXPRESSION = "the dog on the left"
 
 
 def rows_of(text: str) -> list[dict[str, Any]]:
-    """An expression for each of four pictures."""
+    """An expression for each of four images."""
     return [
         dict.fromkeys(EXPRESSIONS.schema.names)
         | {"expression_id": str(at), "image_id": f"picture-{at}", "text": text, "split": "train"}
@@ -89,18 +89,18 @@ def test_boxes_are_those_of_the_evaluation(
 
 def test_what_cannot_be_grounded_is_refused(trained: tuple[Path, TaskInputs]) -> None:
     model = vlmill.load(trained[0])
-    picture: Any = Image.new("RGB", (64, 48))
+    image: Any = Image.new("RGB", (64, 48))
     with pytest.raises(InputError, match="has no word"):
-        model.ground(picture, " ")
+        model.ground(image, " ")
     with (
         pytest.warns(UserWarning, match="random weights"),
-        pytest.raises(InputError, match="nothing can be said of the picture: unsupported_format"),
+        pytest.raises(InputError, match="nothing can be said of the image: unsupported_format"),
     ):
         model.ground(b"no picture", EXPRESSION)
     with pytest.raises(InputError, match="fine-tuned for refcoco"):
-        model.answer(picture, "what is it?")
+        model.answer(image, "what is it?")
     with pytest.raises(InputError, match="a text is a list; give a string"):
-        model.ground(picture, [EXPRESSION])  # type: ignore[arg-type]
+        model.ground(image, [EXPRESSION])  # type: ignore[arg-type]
 
 
 def test_a_long_expression_is_cut_and_said_once(trained: tuple[Path, TaskInputs]) -> None:
@@ -108,10 +108,10 @@ def test_a_long_expression_is_cut_and_said_once(trained: tuple[Path, TaskInputs]
     assert model.loaded.feeding is not None
     feeding = dataclasses.replace(model.loaded.feeding, max_tokens=6)
     model.loaded = dataclasses.replace(model.loaded, feeding=feeding)
-    long, picture = "the dog on the left of the dog " * 4, Image.new("RGB", (64, 48), "red")
+    long, image = "the dog on the left of the dog " * 4, Image.new("RGB", (64, 48), "red")
     with pytest.warns(UserWarning, match="texts are cut at 6 tokens"):
-        first = model.ground(picture, long)
+        first = model.ground(image, long)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        second = model.ground(picture, f"{long} on the right")
+        second = model.ground(image, f"{long} on the right")
     np.testing.assert_array_equal(first.scores, second.scores)

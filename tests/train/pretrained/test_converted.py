@@ -45,14 +45,14 @@ TEXTS = ["a dog", "two cats"]
 
 @pytest.fixture(autouse=True)
 def small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A detector's own size is that of photographs, which takes seconds a picture."""
+    """A detector's own size is that of photographs, which takes seconds a image."""
     limits = InputLimits(short_side=48, long_side=80)
     config = partial(ExtractConfig, limits=limits)
     monkeypatch.setattr("vlmill.train.pretrained.detector.ExtractConfig", config)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Two photographs' bytes."""
     folder = tmp_path_factory.mktemp("photographs")
     reader = ImageReader(write_photographs(folder / "images", 2))
@@ -71,7 +71,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_scores(
-    name: str, pictures: list[Any], weights: Path, tmp_path: Path
+    name: str, images: list[Any], weights: Path, tmp_path: Path
 ) -> None:
     family, preset = PUBLISHED[name]
     sizes = {} if name == "vlmo" else {"region_width": WIDTH}
@@ -86,7 +86,7 @@ def test_a_published_model_scores(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = vlmill.load(ours, detector=None if name == "vlmo" else weights)
-        scores = loaded.score(pictures, TEXTS)
+        scores = loaded.score(images, TEXTS)
     assert np.isfinite(scores).all() and len(np.unique(scores)) == 4
     assert ("paper says" in " ".join(str(one.message) for one in said)) == (name != "vlmo")
     for key, value in loaded.loaded.model.state_dict().items():
@@ -117,7 +117,7 @@ def sized(config: Any, *more: str) -> Any:
 
 @pytest.mark.parametrize("name", ["vqa-vilbert-small", "vqa-vl-bert-small", "vqa-vlmo-small"])
 def test_a_converted_model_answers_from_its_own_list(
-    name: str, pictures: list[Any], weights: Path, tmp_path: Path
+    name: str, images: list[Any], weights: Path, tmp_path: Path
 ) -> None:
     recipe = vqa(name)
     config = sized(recipe.model, "num_answers=3")
@@ -127,33 +127,31 @@ def test_a_converted_model_answers_from_its_own_list(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = vlmill.load(folder, detector=detector, labels=tmp_path / "answers.txt")
-        assert model.answer(pictures[0], "is it a dog?") in ("yes", "no", "two")
+        assert model.answer(images[0], "is it a dog?") in ("yes", "no", "two")
     with pytest.raises(InputError, match="give labels=FILE"):
-        vlmill.load(folder, detector=detector).answer(pictures[0], "is it a dog?")
+        vlmill.load(folder, detector=detector).answer(images[0], "is it a dog?")
 
 
 @pytest.mark.parametrize("name", ["refcoco-vilbert-small", "refcoco-vl-bert-small"])
 def test_a_converted_model_grounds(
-    name: str, pictures: list[Any], weights: Path, tmp_path: Path
+    name: str, images: list[Any], weights: Path, tmp_path: Path
 ) -> None:
     recipe = refcoco(name)
     folder = converted(tmp_path / "ours", recipe.variant, sized(recipe.model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = vlmill.load(folder, detector=weights).ground(pictures[0], "the dog")
+        found = vlmill.load(folder, detector=weights).ground(images[0], "the dog")
     assert len(found.boxes) >= 10 and np.isfinite(found.scores).all()
 
 
-def test_what_has_no_head_for_pictures_and_texts_says_so(
-    pictures: list[Any], tmp_path: Path
-) -> None:
+def test_what_has_no_head_for_images_and_texts_says_so(images: list[Any], tmp_path: Path) -> None:
     model = tiny_model("vl-bert", VOCABULARY, region_width=WIDTH)
     folder = converted(tmp_path / "pretrained", RANKED["vl-bert"].variant, model.config)
     asked: tuple[tuple[Callable[[Any], object], str], ...] = (
-        (lambda one: one.answer(pictures[0], "a dog?"), "not fine-tuned for vqa"),
-        (lambda one: one.ground(pictures[0], "a dog"), "not fine-tuned for refcoco"),
-        (lambda one: one.encode_texts(TEXTS), "reads a text and a picture together"),
-        (lambda one: one.score(pictures, TEXTS), r"detector=FILE"),
+        (lambda one: one.answer(images[0], "a dog?"), "not fine-tuned for vqa"),
+        (lambda one: one.ground(images[0], "a dog"), "not fine-tuned for refcoco"),
+        (lambda one: one.encode_texts(TEXTS), "reads a text and an image together"),
+        (lambda one: one.score(images, TEXTS), r"detector=FILE"),
     )
     for ask, said in asked:
         with pytest.raises(InputError, match=said):

@@ -1,4 +1,4 @@
-"""``vlmill.load``: raw pictures and strings get the numbers of the commands."""
+"""``vlmill.load``: raw images and strings get the numbers of the commands."""
 
 import io
 import warnings
@@ -42,7 +42,7 @@ EXTRACT = ("--arch", "tiny", "--short-side", "48", "--long-side", "80", "--max-b
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of four pictures, the same as files, and its regions by a random detector."""
+    """A table of four images, the same as files, and its regions by a random detector."""
     folder = tmp_path_factory.mktemp("photographs")
     write_photographs(folder / "images", 4)
     reader = ImageReader(folder / "images")
@@ -52,7 +52,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert extract_rois([*words, *EXTRACT, "--seed", "3"]) == 0
     rows = [
         {**dict.fromkeys(PAIRS.schema.names), "pair_id": f"p{at}", "text": text}
-        | {"image_id": f"picture-{at % 4}"}
+        | {"image_id": f"image-{at % 4}"}
         for at, text in enumerate(TEXTS)
     ]
     write_shard(folder / "pairs", PAIRS, rows)
@@ -115,36 +115,34 @@ def test_scores_are_those_of_the_evaluation(name: str, photographs: Path, tmp_pa
     np.testing.assert_allclose(scores, ranked(checkpoint, photographs), rtol=1e-4, atol=1e-4)
 
 
-def test_a_bad_picture_and_an_empty_text_leave_the_others(
-    photographs: Path, tmp_path: Path
-) -> None:
+def test_a_bad_image_and_an_empty_text_leave_the_others(photographs: Path, tmp_path: Path) -> None:
     model = vlmill.load(save(tmp_path / "c", "imagebert", photographs))
-    pictures = [*as_users_have_them(photographs)[:2], b"no picture", tmp_path / "nowhere.jpg"]
+    images = [*as_users_have_them(photographs)[:2], b"no picture", tmp_path / "nowhere.jpg"]
     with pytest.warns(UserWarning) as said:
-        scores = model.score(pictures, [TEXTS[0], " ", TEXTS[1]])
+        scores = model.score(images, [TEXTS[0], " ", TEXTS[1]])
     words = [str(one.message) for one in said]
     assert {one.filename for one in said} == {__file__}  # where a user can do something
     assert "1 texts have no numbers (1 no_text), NaN stands for them: 1" in words
-    assert f"picture {tmp_path / 'nowhere.jpg'}: No such file or directory" in words
+    assert f"image {tmp_path / 'nowhere.jpg'}: No such file or directory" in words
     assert any(
-        word.startswith("2 pictures have no numbers (1 ") and word.endswith(": 2, 3")
+        word.startswith("2 images have no numbers (1 ") and word.endswith(": 2, 3")
         for word in words
     )
     assert np.isnan(scores).tolist() == [[False, True, False]] * 2 + [[True] * 3] * 2
     np.testing.assert_allclose(
-        scores[:2, [0, 2]], model.score(pictures[:2], TEXTS[:2]), rtol=1e-5, atol=1e-5
+        scores[:2, [0, 2]], model.score(images[:2], TEXTS[:2]), rtol=1e-5, atol=1e-5
     )
 
 
 def test_a_dual_encoder_gives_unit_vectors(photographs: Path, tmp_path: Path) -> None:
     model = vlmill.load(save(tmp_path / "c", "vlmo", photographs))
-    pictures = as_users_have_them(photographs)
-    image_vectors, texts = model.encode_images(pictures), model.encode_texts(TEXTS[:3])
+    images = as_users_have_them(photographs)
+    image_vectors, texts = model.encode_images(images), model.encode_texts(TEXTS[:3])
     for vectors in (image_vectors, texts):
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(image_vectors @ texts.T, model.score(pictures, TEXTS[:3]), atol=1e-6)
-    with pytest.warns(UserWarning, match="1 pictures have no numbers"):
-        broken = model.encode_images([pictures[0], b"no picture"])
+    np.testing.assert_allclose(image_vectors @ texts.T, model.score(images, TEXTS[:3]), atol=1e-6)
+    with pytest.warns(UserWarning, match="1 images have no numbers"):
+        broken = model.encode_images([images[0], b"no picture"])
     np.testing.assert_allclose(broken[0], image_vectors[0], atol=1e-5)
     assert np.isnan(broken[1]).all()
 
@@ -192,14 +190,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_detector_comes_from_its_file(photographs: Path, weights: Path, tmp_path: Path) -> None:
     named = save(tmp_path / "named", "imagebert", photographs, weights=weights.name)
     drawn = save(tmp_path / "drawn", "imagebert", photographs)
-    pictures = as_users_have_them(photographs)
+    images = as_users_have_them(photographs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        scores = vlmill.load(named, detector=weights).score(pictures, ["dog", "tree"])
+        scores = vlmill.load(named, detector=weights).score(images, ["dog", "tree"])
     with pytest.warns(UserWarning, match="random weights"):
-        expected = vlmill.load(drawn).score(pictures, ["dog", "tree"])
+        expected = vlmill.load(drawn).score(images, ["dog", "tree"])
     np.testing.assert_array_equal(scores, expected)
-    with pytest.raises(InputError, match=r"none\.pth"):  # when it is opened, not with a picture
+    with pytest.raises(InputError, match=r"none\.pth"):  # when it is opened, not with an image
         vlmill.load(named, detector=tmp_path / "none.pth")
     pixels = save(tmp_path / "pixels", "vlmo", photographs)
     with pytest.raises(InputError, match="reads no regions; leave it away"):
@@ -211,30 +209,30 @@ def test_a_converted_checkpoint_takes_its_papers_regions(
     photographs: Path, weights: Path, tmp_path: Path
 ) -> None:
     checkpoint = save(tmp_path / "c", "vilbert", photographs, converted=True)
-    pictures = as_users_have_them(photographs)
+    images = as_users_have_them(photographs)
     with pytest.warns(UserWarning) as said:
         model = vlmill.load(checkpoint, detector=weights)
-        assert np.isfinite(model.score(pictures, ["dog"])).all()
+        assert np.isfinite(model.score(images, ["dog"])).all()
     words = " ".join(str(one.message) for one in said)
     assert "regions are chosen as vilbert's paper says" in words
     assert "that it is detector.safetensors is unchecked" in words
     with pytest.raises(InputError, match="detector=FILE"):
-        vlmill.load(checkpoint).score(pictures, ["dog"])
+        vlmill.load(checkpoint).score(images, ["dog"])
 
 
 def test_arguments_of_another_kind_are_refused(photographs: Path, tmp_path: Path) -> None:
     model = vlmill.load(save(tmp_path / "c", "imagebert", photographs))
     one = photographs / "picture-0.jpg"
-    for pictures, texts, said in (
-        (one, ["a"], "pictures: want a list"),
+    for images, texts, said in (
+        (one, ["a"], "images: want a list"),
         ([one], "a", "texts: want a list"),
-        ([7], ["a"], "a picture is a int"),
+        ([7], ["a"], "an image is a int"),
         ([one], ["a", None], "a text is a NoneType; give a string"),
         ([np.zeros((4, 4, 3))], ["a"], "float64"),
     ):
         with pytest.raises(InputError, match=said):
-            model.score(pictures, texts)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="reads a text and a picture together"):
+            model.score(images, texts)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="reads a text and an image together"):
         model.encode_images([one])
     with pytest.raises(InputError, match="holds no checkpoint"):
         vlmill.load(tmp_path / "none")
@@ -249,13 +247,13 @@ def test_a_question_is_answered_as_the_evaluation_does(tmp_path: Path) -> None:
     assert inputs.images is not None
     reader = ImageReader(inputs.images)
     model = vlmill.load(run)
-    picture = Image.open(io.BytesIO(reader["picture-3"] or b""))
-    said = model.answer(picture, "what is left of number 1?")
+    image = Image.open(io.BytesIO(reader["picture-3"] or b""))
+    said = model.answer(image, "what is left of number 1?")
     assert said in ANSWERS
-    with pytest.raises(InputError, match="nothing can be said of the picture"):
+    with pytest.raises(InputError, match="nothing can be said of the image"):
         model.answer(b"no picture", "what is left of number 1?")
     with pytest.raises(InputError, match="has no word"):
-        model.answer(picture, " ")
+        model.answer(image, " ")
     asked = write_questions(tmp_path / "asked", [question(1, image_id="picture-3")])
     assert said == predicted(run, asked, inputs.images)
 

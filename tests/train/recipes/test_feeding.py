@@ -40,7 +40,7 @@ LONG = "a dog runs near a house and a cat sleeps in the garden with a horse and 
 
 
 def write_regions(folder: str, boxes: int = 40, compression: str = "none") -> RegionReader:
-    """Regions with distributions; their features tell the picture and the region."""
+    """Regions with distributions; their features tell the image and the region."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(NUM_IMAGES):
@@ -67,7 +67,7 @@ def write_regions(folder: str, boxes: int = 40, compression: str = "none") -> Re
 
 
 def write_images(folder: Path) -> ImageReader:
-    """Pictures of 40 x 30 pixels, each of one colour but for a corner."""
+    """Images of 40 x 30 pixels, each of one colour but for a corner."""
     rows = []
     for number in range(NUM_IMAGES):
         pixels = np.full((30, 40, 3), 10 * number, np.uint8)
@@ -91,7 +91,7 @@ def make(
     caption: str = LONG,
     **stage: Any,
 ) -> PretrainBatches:
-    """Batches of 4 pairs, of which the last ``texts`` have no picture."""
+    """Batches of 4 pairs, of which the last ``texts`` have no image."""
     tables.write_pairs([(f"picture-{i}", f"{NAMES[i]} {caption}") for i in range(NUM_IMAGES)])
     rows = [row for batch in pair_rows(tables.pairs) for row in batch]
     for row in rows[NUM_IMAGES - texts :]:
@@ -107,7 +107,7 @@ def make(
                 pairs=tables.pairs,
                 tokenizer=tokenizer,
                 max_tokens=feeding.max_tokens or 44,
-                pictures=indexed,
+                images=indexed,
                 takes_pairs=feeding.kind != "text",
                 takes_texts=feeding.kind == "text" or bool(feeding.text_rows),
             ),
@@ -144,7 +144,7 @@ def test_vilbert(tables: Tables, compression: str) -> None:
         assert inputs.region_locations[:, 0].tolist() == [[0, 0, 1, 1, 1]] * 4
         hidden = stored.tensors["hidden"][:, 1:].numpy()
         for i, pair_id in enumerate(batch.pair_ids):
-            # Only captions are replaced: the picture is the pair's own.
+            # Only captions are replaced: the image is the pair's own.
             number = [row["pair_id"] for b in pair_rows(tables.pairs) for row in b].index(pair_id)
             features = regions.row(number).features
             assert features is not None
@@ -154,7 +154,7 @@ def test_vilbert(tables: Tables, compression: str) -> None:
             np.testing.assert_allclose(whole, mean_after_masking(seen), rtol=1e-5)
         assert batch.class_distributions is not None
         assert batch.class_distributions.shape == (len(batch.masked_regions), CLASSES)
-        # All pairs are asked, matching or not, never for the whole picture.
+        # All pairs are asked, matching or not, never for the full image.
         rows, columns = batch.masked_regions // 37, batch.masked_regions % 37
         assert (columns > 0).all()
         assert torch.equal(batch.feature_targets[:, 1], columns.float())
@@ -183,7 +183,7 @@ def test_vl_bert(tables: Tables) -> None:
     assert tokens[4:].tolist() == [64] * 3 and shown[4:].tolist() == [0] * 3
     assert batch.original_tokens is not None
     assert not torch.isin(batch.original_tokens[4:], torch.tensor([2, 3])).any()
-    # The picture is the mean of all its regions that are not hidden, those cut off included.
+    # The image is the mean of all its regions that are not hidden, those cut off included.
     hidden = stored.tensors["hidden"][:, 1:].numpy()
     assert hidden.shape[1] == 60
     ids = [row["pair_id"] for b in pair_rows(tables.pairs) for row in b]
@@ -265,7 +265,7 @@ def test_interbert(tables: Tables) -> None:
         assert len(words)
 
 
-def test_vlmo_pairs_texts_and_pictures(tables: Tables, tmp_path: Path) -> None:
+def test_vlmo_pairs_texts_and_images(tables: Tables, tmp_path: Path) -> None:
     images = write_images(tmp_path / "images")
     feeding = feeds.vlmo_feeding(image_size=32)
     batches = make(
@@ -285,14 +285,14 @@ def test_vlmo_pairs_texts_and_pictures(tables: Tables, tmp_path: Path) -> None:
     text = alone.assembled(0).to("cpu")
     assert text.pixels is None and len(text.inputs.tokens) == 4
 
-    images_alone = feeds.vlmo_pictures_feeding(image_size=32, token_size=16)
+    images_alone = feeds.vlmo_images_feeding(image_size=32, token_size=16)
     batch = make(tables, images_alone, feeds.vlmo_masking(), images=images).assembled(0).to("cpu")
     assert batch.pixels is not None and batch.token_pixels is not None
     assert batch.pixels.shape == (4, 3, 32, 32) and batch.token_pixels.shape == (4, 3, 16, 16)
     assert batch.patch_mask is not None and batch.patch_mask.shape == (4, 2, 2)
 
 
-def test_where_no_picture_can_be_decoded_it_is_said(tables: Tables, tmp_path: Path) -> None:
+def test_where_no_image_can_be_decoded_it_is_said(tables: Tables, tmp_path: Path) -> None:
     rows = [
         {**dict.fromkeys(IMAGES.schema.names), "image_id": f"picture-{i}", "bytes": b"none"}
         for i in range(NUM_IMAGES)
@@ -300,11 +300,11 @@ def test_where_no_picture_can_be_decoded_it_is_said(tables: Tables, tmp_path: Pa
     write_shard(tmp_path / "images", IMAGES, rows)
     images = ImageReader(tmp_path / "images")
     batches = make(tables, feeds.vlmo_feeding(image_size=32), Masking(), images=images)
-    with pytest.raises(InputError, match=r"no picture of stage x can be decoded \(picture-\d+: no"):
+    with pytest.raises(InputError, match=r"no image of stage x can be decoded \(image-\d+: no"):
         batches.assembled(0)
-    batches.tolerance = Tolerance(pictures=NUM_IMAGES, share=0.2)
+    batches.tolerance = Tolerance(images=NUM_IMAGES, share=0.2)
     few = int(0.2 * NUM_IMAGES) + 1
-    with pytest.raises(InputError, match=rf"{few} of the run's {NUM_IMAGES} pictures cannot be"):
+    with pytest.raises(InputError, match=rf"{few} of the run's {NUM_IMAGES} images cannot be"):
         batches.assembled(0)
 
 

@@ -61,7 +61,7 @@ def test_every_recipe_resolves_and_its_model_builds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_recipes_need_pairs_and_pictures_alone(name: str) -> None:
+def test_small_recipes_need_pairs_and_images_alone(name: str) -> None:
     recipe = recipe_named(name)
     assert len(recipe.stages) == 1 and not recipe.needs
     assert 1e6 < compute_cost(recipe).parameters < 6e6
@@ -121,11 +121,11 @@ def test_the_list_names_data_steps_and_memory(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("name", SMALL)
 def test_losses_of_small_recipes_fall(name: str, tables: Tables, tmp_path: Path) -> None:
     inputs = tables.write()
-    pictures = write_images(tmp_path / "images", 12) if name == "vlmo-small" else None
+    images = write_images(tmp_path / "images", 12) if name == "vlmo-small" else None
     recipe = recipe_named(name)
     reads_regions = recipe.stages[0].feeding.reads_regions
     inputs = Inputs(
-        pairs=inputs.pairs, regions=inputs.regions if reads_regions else None, images=pictures
+        pairs=inputs.pairs, regions=inputs.regions if reads_regions else None, images=images
     )
     words = [f"{field}={value}" for field, value in QUICK.items()]
     said = pretrain(change_recipe(recipe, words), inputs, tmp_path / "out")
@@ -163,7 +163,7 @@ def test_the_list_says_how_sources_are_mixed_and_what_share_is_visited() -> None
     cc, sbu = PUBLISHED_PAIRS["cc"], PUBLISHED_PAIRS["sbu"]
     steps = 17 * 1_000_000 / (cc + sbu) * (cc + 3 * sbu) / second.batch_size
     assert describe_length(second) == f"17 epochs ({steps:,.0f} steps)"
-    said = "cc (1 times, 1 captions a picture), sbu (2 times)"
+    said = "cc (1 times, 1 captions an image), sbu (2 times)"
     assert describe_sources(recipe.stages[1]) == said and said in " ".join(describe(recipe))
 
 

@@ -41,7 +41,7 @@ SWITCHED = {
     ),
     "vlmo, of texts": preset("vlmo-small", contrast=False, match=False, first_vl_layer=4),
     "vlmo, one part for all": preset("vlmo-small", modality_experts=False, first_vl_layer=4),
-    "vlmo, of two pictures": preset("vlmo-small", num_images=2, mlm=False, num_contrast_pairs=1),
+    "vlmo, of two images": preset("vlmo-small", num_images=2, mlm=False, num_contrast_pairs=1),
 }
 CONFIGS = {name: make() for name, make in PRESETS.items()} | SWITCHED
 

@@ -117,17 +117,17 @@ def test_the_most_pairs_of_a_stage_are_those_of_all_pairs(
     assert estimate.inputs["stage pairs"] == "visits about 6 of 12 pairs"
 
 
-def test_a_sample_of_captions_has_all_of_a_picture(
+def test_a_sample_of_captions_has_all_of_a_image(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dry_run, "SAMPLE_PAIRS", 40)
-    tables.write_pairs([(f"picture-{i // 5}", f"caption {i}") for i in range(200)])
-    sampled = write_sample(tables.pairs, 200, tmp_path / "sample", whole_pictures=True)
-    pictures = Counter(
+    tables.write_pairs([(f"image-{i // 5}", f"caption {i}") for i in range(200)])
+    sampled = write_sample(tables.pairs, 200, tmp_path / "sample", full_images=True)
+    images = Counter(
         row["image_id"] for row in read_table(str(tmp_path / "sample"), PAIRS).to_pylist()
     )
-    assert sampled == 5 * len(pictures) and 2 <= len(pictures) <= 20
-    assert set(pictures.values()) == {5}
+    assert sampled == 5 * len(images) and 2 <= len(images) <= 20
+    assert set(images.values()) == {5}
 
 
 def test_a_sample_is_every_so_many_th_pair(
@@ -141,7 +141,7 @@ def test_a_sample_has_pairs_of_every_source(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dry_run, "SAMPLE_PAIRS", 40)
-    rows = [(f"picture-{i // 5}", f"caption {i}") for i in range(200)]
+    rows = [(f"image-{i // 5}", f"caption {i}") for i in range(200)]
     tables.write_pairs(rows, {"source": ["cc"] * 7 + ["vg"] * 2 + ["cc"] * 191})
     assert write_sample(tables.pairs, 200, tmp_path / "sample") == 41
     sources = read_table(str(tmp_path / "sample"), PAIRS)["source"].to_pylist()

@@ -401,7 +401,7 @@ def test_a_warm_up_that_outlasts_the_run_is_said_with_a_remedy(
     assert "warms up" not in capsys.readouterr().err
 
 
-def test_pairs_of_other_pictures_are_refused_with_ids_of_both(
+def test_pairs_of_other_images_are_refused_with_ids_of_both(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
     inputs = tables.write()

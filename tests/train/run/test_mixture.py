@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def inputs(tables: Tables) -> Inputs:
-    """Six pairs of cc, and 3 pictures of vg with 6 captions each."""
+    """Six pairs of cc, and 3 images of vg with 6 captions each."""
     rows = [(f"picture-{i}", f"a dog and {i} cats") for i in range(6)]
-    rows += [(f"picture-{6 + i // 6}", f"a cat and {i} dogs") for i in range(18)]
+    rows += [(f"image-{6 + i // 6}", f"a cat and {i} dogs") for i in range(18)]
     tables.write_pairs(rows, {"source": ["cc"] * 6 + ["vg"] * 18})
     tables.write_regions([f"picture-{i}" for i in range(9)])
     return Inputs(pairs=tables.pairs, regions=tables.regions)
@@ -33,7 +33,7 @@ def inputs(tables: Tables) -> Inputs:
 
 @pytest.fixture
 def mixed(recipe: Recipe) -> Recipe:
-    """An epoch visits cc twice and two captions of each picture of vg: 18 pairs."""
+    """An epoch visits cc twice and two captions of each image of vg: 18 pairs."""
     rules = (
         MixedSource(source="cc", weight=2.0),
         MixedSource(source="vg", captions_per_picture=2),

@@ -39,11 +39,11 @@ def logged(output: Path) -> list[dict[str, Any]]:
 
 def with_splits(tables: Tables) -> Inputs:
     """Twelve pairs to train on and four to validate with."""
-    pictures = [f"picture-{i}" for i in range(16)]
-    rows = [(name, f"a dog beside {i} cats") for i, name in enumerate(pictures)]
+    images = [f"picture-{i}" for i in range(16)]
+    rows = [(name, f"a dog beside {i} cats") for i, name in enumerate(images)]
     splits = ["train"] * 12 + ["val"] * 3 + ["dev"]
     tables.write_pairs(rows, {"split": splits})
-    tables.write_regions(pictures)
+    tables.write_regions(images)
     return Inputs(pairs=tables.pairs, regions=tables.regions)
 
 
@@ -95,7 +95,7 @@ def test_validation_changes_nothing_in_training(
 def test_without_held_out_pairs_validation_is_a_warning(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One picture alone is not held out."""
+    """One image alone is not held out."""
     changes = ["validate_every=2", "steps=2"]
     pretrain(change_recipe(recipe, changes), tables.write(1), tmp_path / "o")
     assert "stage pairs has no pair to validate on" in capsys.readouterr().err

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from tests.factories import Tables
 
 
-def write(tables: Tables, splits: Sequence[str | None], per_picture: int = 1) -> list[str]:
-    """A caption for each split, ``per_picture`` of one picture after the other; their ids."""
-    rows = [(f"picture-{i // per_picture}", caption(i)) for i in range(len(splits))]
+def write(tables: Tables, splits: Sequence[str | None], per_image: int = 1) -> list[str]:
+    """A caption for each split, ``per_image`` of one image after the other; their ids."""
+    rows = [(f"image-{i // per_image}", caption(i)) for i in range(len(splits))]
     ids = tables.write_pairs(rows, {"split": splits})
-    tables.write_regions(list(dict.fromkeys(picture for picture, _ in rows)))
+    tables.write_regions(list(dict.fromkeys(image for image, _ in rows)))
     return ids
 
 
@@ -86,7 +86,7 @@ def test_a_named_split_is_trained_on(tables: Tables, recipe: Recipe, tmp_path: P
     assert loaded.training.validation_loss is not None
 
 
-def test_no_pair_is_in_splits_of_both_kinds_and_pictures_that_are_are_said(
+def test_no_pair_is_in_splits_of_both_kinds_and_images_that_are_are_said(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("picture-0", caption(0)), ("picture-1", caption(1))]
@@ -98,16 +98,16 @@ def test_no_pair_is_in_splits_of_both_kinds_and_pictures_that_are_are_said(
     assert loaded.trained_on is not None
     assert loaded.trained_on.pairs.tolist() == keys(ids[2:3])  # the other is validated on
     said = capsys.readouterr().err
-    assert "validates on 2 pairs of 1 pictures" in said and "trained on with" not in said
+    assert "validates on 2 pairs of 1 images" in said and "trained on with" not in said
     tables.write_pairs(
         [*more, rows[0], ("picture-1", caption(3))], {"split": ["val", "val", "train", "train"]}
     )
     pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "other")
-    assert "1 of the 1 pictures that are validated on are trained on" in capsys.readouterr().err
+    assert "1 of the 1 images that are validated on are trained on" in capsys.readouterr().err
 
 
 def drawn(tables: Tables, recipe: Recipe, output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Pictures of training and of validation, as prepared for a run that dies at its first step."""
+    """Images of training and of validation, as prepared for a run that dies at its first step."""
     with monkeypatch.context() as patch:
 
         def dying(*_: Any) -> None:
@@ -120,22 +120,22 @@ def drawn(tables: Tables, recipe: Recipe, output: Path, monkeypatch: pytest.Monk
     return [[table.image_id(row) for row in range(len(table))] for table in prepared]
 
 
-def test_without_a_validation_split_some_pictures_are_held_out_for_every_seed(
+def test_without_a_validation_split_some_images_are_held_out_for_every_seed(
     tables: Tables,
     recipe: Recipe,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write(tables, [None] * 87 + ["test"] * 3, per_picture=3)
+    write(tables, [None] * 87 + ["test"] * 3, per_image=3)
     validating = short(recipe, "validate_every=1")
     learnt, measured = drawn(tables, validating, tmp_path / "one", monkeypatch)
-    assert len(set(measured)) == 2 and len(measured) == 6  # of 29 pictures, with all captions
+    assert len(set(measured)) == 2 and len(measured) == 6  # of 29 images, with all captions
     assert not set(learnt) & set(measured) and len(learnt) == 81
     ranked = sorted({*learnt, *measured}, key=key64)
     assert set(measured) == set(ranked[:2])
     said = capsys.readouterr().err
-    assert "validates on 6 pairs of 2 pictures; there is no validation split" in said
+    assert "validates on 6 pairs of 2 images; there is no validation split" in said
     again = drawn(tables, change_recipe(validating, ["seed=7"]), tmp_path / "two", monkeypatch)
     assert again == [learnt, measured]
     # The run that was killed goes on with the same pairs, and its checkpoint leaves them out.
@@ -165,7 +165,7 @@ def test_what_was_rejected_was_not_trained_on(
 def test_a_share_is_the_same_pairs_for_every_seed_and_all_that_is_trained_on(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ids = write(tables, ["train"] * 30 + ["val"] * 4, per_picture=2)
+    ids = write(tables, ["train"] * 30 + ["val"] * 4, per_image=2)
     loaded = []
     for seed in (0, 1):
         changes = ["steps=null", "epochs=1", "share=0.5", f"seed={seed}", "validate_every=100"]
@@ -198,7 +198,7 @@ def test_a_stage_counts_from_its_first_step_and_a_run_carries_on_what_it_began_w
 ) -> None:
     rows = [(f"picture-{i}", caption(i)) for i in range(4)]
     ids = tables.write_pairs(rows, {"source": ["a", "a", "b", "b"]})
-    tables.write_regions([picture for picture, _ in rows])
+    tables.write_regions([image for image, _ in rows])
     first = short(recipe, "sources=[a]", "save_every=1").stages[0]
     second = dataclasses.replace(first, name="second", sources=("b",))
     both = dataclasses.replace(recipe, stages=(first, second))

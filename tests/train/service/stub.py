@@ -38,7 +38,7 @@ def answered(question: Question) -> dict[str, Any]:
         return {"answer": "a kite"}
     if question.method == "score":
         return {"scores": [[1.25]]}
-    row = drawn(question.pictures[0])
+    row = drawn(question.images[0])
     assert isinstance(row, RegionRow)
     (plain,) = encode_regions([row], dtype="float16").to_pylist()
     arrays = region_arrays(dtype="float16", feature_dim=WIDTH, class_probs_dim=21, top_k=TOP)

@@ -77,7 +77,7 @@ def test_the_enter_key_wants_what_the_model_can(page: Any) -> None:
         assert page.get_log("browser") == []
 
 
-def test_a_search_shows_the_pictures_of_the_table(page: Any, tmp_path: Path) -> None:
+def test_a_search_shows_the_images_of_the_table(page: Any, tmp_path: Path) -> None:
     """Also where requests must bear a token; one that the table lacks says so in its place."""
     table = write_images(tmp_path / "images", 3)
     with served([*STUB, "search", f"--images={table}"], VLMILL_TOKEN="0123456789abcdef") as service:
@@ -87,13 +87,13 @@ def test_a_search_shows_the_pictures_of_the_table(page: Any, tmp_path: Path) -> 
         until(says(page, "Ready"))
         page.find_element("id", "text").send_keys("a red kite\n")
         until(says(page, "Searched"))
-        until(lambda: "has no picture" in text_of(page, "answers"))
+        until(lambda: "has no image" in text_of(page, "answers"))
         (image,) = page.find_elements("css selector", "#answers img")
         until(lambda: page.execute_script("return arguments[0].naturalWidth", image) == 40)
         photograph(page, "search")
 
 
-def test_small_pictures_of_the_table(tmp_path: Path) -> None:
+def test_small_images_of_the_table(tmp_path: Path) -> None:
     table = write_photographs(tmp_path, 2, cut=[1])
     with served([*STUB, f"--images={table}"]) as service:
         reply = service.ask("GET", "/v1/picture?image_id=picture-0")

@@ -45,7 +45,7 @@ def model(shop: Shop) -> Pretrained:
 
 
 @pytest.fixture(scope="module")
-def pictures(shop: Shop) -> list[bytes]:
+def images(shop: Shop) -> list[bytes]:
     reader = ImageReader(shop.folder / "images")
     return [reader[name] or b"" for name in list(reader.image_ids)[:3]]
 
@@ -63,22 +63,22 @@ def service(shop: Shop) -> Iterator[Served]:
 
 @pytest.mark.slow
 def test_the_numbers_are_those_of_load(
-    service: Served, model: Pretrained, pictures: list[bytes]
+    service: Served, model: Pretrained, images: list[bytes]
 ) -> None:
     client = ServiceClient(service.url)
     np.testing.assert_array_equal(
-        np.array(client.score(pictures, TEXTS), dtype=np.float32), model.score(pictures, TEXTS)
+        np.array(client.score(images, TEXTS), dtype=np.float32), model.score(images, TEXTS)
     )
-    vectors = client.embed(pictures, TEXTS)
+    vectors = client.embed(images, TEXTS)
     found = {name: np.array(rows, dtype=np.float32) for name, rows in vectors.items()}
-    np.testing.assert_array_equal(found["pictures"], model.encode_images(pictures))
+    np.testing.assert_array_equal(found["pictures"], model.encode_images(images))
     np.testing.assert_array_equal(found["texts"], model.encode_texts(TEXTS))
     assert client.embed(texts=["a dog"])["pictures"] == []
 
 
 @pytest.mark.slow
 def test_a_search_is_that_of_the_command(
-    service: Served, shop: Shop, capsys: pytest.CaptureFixture[str], pictures: list[bytes]
+    service: Served, shop: Shop, capsys: pytest.CaptureFixture[str], images: list[bytes]
 ) -> None:
     client = ServiceClient(service.url)
     index = str(shop.folder / "index")
@@ -88,21 +88,21 @@ def test_a_search_is_that_of_the_command(
     assert answers == json.loads(line)["answers"]
     for row in answers:
         assert service.ask("GET", f"/v1/picture?image_id={row['image_id']}").status == 200
-    assert len(client.search(picture=pictures[0], top=2)) == 2
+    assert len(client.search(image=images[0], top=2)) == 2
 
 
 @pytest.mark.slow
-def test_what_cannot_be_answered_is_said(service: Served, pictures: list[bytes]) -> None:
+def test_what_cannot_be_answered_is_said(service: Served, images: list[bytes]) -> None:
     client = ServiceClient(service.url)
-    assert client.score([b"no picture", pictures[0]], ["a dog"])[0] == [None]
+    assert client.score([b"no picture", images[0]], ["a dog"])[0] == [None]
     assert client.embed([b"no picture"])["pictures"] == [None]
     with pytest.raises(ServiceError, match="404 no_such_method"):
-        client.answer(pictures[0], "what?")
+        client.answer(images[0], "what?")
     with pytest.raises(ServiceError, match="422 no_text"):
         client.search(text="  ")
     with pytest.raises(ServiceError, match=r"422 .*cannot be read"):
-        client.search(picture=b"no picture")
-    body, kind = form([("a.jpg", pictures[0])])
+        client.search(image=b"no picture")
+    body, kind = form([("a.jpg", images[0])])
     assert service.post("/v1/score", body, kind).json()["reason"] == "bad_request"
     about = service.ask("GET", "/v1/about").json()
     assert about["methods"] == ["embed", "score", "search"] and not about["random"]
@@ -111,21 +111,21 @@ def test_what_cannot_be_answered_is_said(service: Served, pictures: list[bytes])
 
 
 def test_questions_are_read_or_refused() -> None:
-    picture = RequestImage(name="a", content=b"x")
+    image = RequestImage(name="a", content=b"x")
     question = search_question(Form(words={"text": ["a dog"], "top": ["3"]}))
     assert (question.texts, question.top) == (["a dog"], 3)
-    for words, pictures in (
+    for words, images in (
         ({"text": ["a", "b"]}, []),
-        ({"text": ["a"]}, [picture]),
+        ({"text": ["a"]}, [image]),
         ({"text": ["a"], "top": ["0"]}, []),
         ({"text": ["a"], "top": ["-1"]}, []),
         ({"text": ["a"], "top": ["1e3"]}, []),
         ({"text": ["a"], "top": ["99999"]}, []),
     ):
         with pytest.raises(RequestRefused):
-            search_question(Form(words=words, pictures=pictures))
-    asked = answer_question(Form(words={"question": ["what?"]}, pictures=[picture]))
-    assert (asked.pictures, asked.texts) == ([b"x"], ["what?"])
+            search_question(Form(words=words, images=images))
+    asked = answer_question(Form(words={"question": ["what?"]}, images=[image]))
+    assert (asked.images, asked.texts) == ([b"x"], ["what?"])
     with pytest.raises(RequestRefused):
         answer_question(Form(words={"question": ["what?"]}))
 
@@ -159,17 +159,17 @@ def test_a_checkpoint_may_lie_in_a_store_or_on_the_hub(capsys: pytest.CaptureFix
 
 
 def test_questions_of_a_batch_are_answered_each_by_itself(
-    shop: Shop, model: Pretrained, pictures: list[bytes]
+    shop: Shop, model: Pretrained, images: list[bytes]
 ) -> None:
     options = ModelOptions(checkpoint=shop.folder / "checkpoint", index=shop.folder / "index")
     batch = [
-        Question(method="embed", pictures=pictures[:2], texts=["a dog"]),
+        Question(method="embed", images=images[:2], texts=["a dog"]),
         Question(method="search", texts=["two red kites"], top=2),
         Question(method="embed", texts=["two red kites"]),
         Question(method="search", texts=[" "]),
-        Question(method="search", pictures=[pictures[0]], top=3),
-        Question(method="search", pictures=[b"no picture"]),
-        Question(method="score", pictures=pictures[1:], texts=TEXTS),
+        Question(method="search", images=[images[0]], top=3),
+        Question(method="search", images=[b"no picture"]),
+        Question(method="score", images=images[1:], texts=TEXTS),
     ]
     opened = open_model(options, "cpu")
     together = opened.compute(batch)
@@ -189,7 +189,7 @@ def test_questions_of_a_batch_are_answered_each_by_itself(
 
 
 @pytest.mark.slow
-def test_questions_about_pictures_are_answered(tmp_path: Path) -> None:
+def test_questions_about_images_are_answered(tmp_path: Path) -> None:
     inputs = world(tmp_path)
     finetune(tiny("vqa-vlmo-small", "steps=2"), inputs, tmp_path / "run")
     assert inputs.images is not None
@@ -202,7 +202,7 @@ def test_questions_about_pictures_are_answered(tmp_path: Path) -> None:
         (reader["picture-4"] or b"", " "),
         (reader["picture-5"] or b"", "what is left of number 2?"),
     ]
-    said = opened.compute([Question(method="answer", pictures=[p], texts=[t]) for p, t in asked])
+    said = opened.compute([Question(method="answer", images=[p], texts=[t]) for p, t in asked])
     model = vlmill.load(tmp_path / "run")
     assert said[0] == {"answer": model.answer(*asked[0])}
     assert said[3] == {"answer": model.answer(*asked[3])}
@@ -212,32 +212,32 @@ def test_questions_about_pictures_are_answered(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the detector of:UserWarning")
 def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
-    """The score is that of the whole picture, and a loss is the difference to one region less."""
+    """The score is that of the full image, and a loss is the difference to one region less."""
     checkpoint = save(tmp_path / "vilbert", "vilbert", photographs)
     opened = open_model(ModelOptions(checkpoint=checkpoint), "cpu")
     assert opened.about["methods"] == ["attend", "score"]
-    picture = (photographs / "picture-0.jpg").read_bytes()
-    asked = Question(method="attend", pictures=[picture], texts=["a dog"])
-    bad = Question(method="attend", pictures=[b"no picture"], texts=["a dog"])
+    image = (photographs / "picture-0.jpg").read_bytes()
+    asked = Question(method="attend", images=[image], texts=["a dog"])
+    bad = Question(method="attend", images=[b"no picture"], texts=["a dog"])
     said, refused = opened.compute([asked, bad])
     assert isinstance(refused, NoAnswer)
     model = vlmill.load(checkpoint)
-    (scores,) = model.score([picture], ["a dog"])
+    (scores,) = model.score([image], ["a dog"])
     np.testing.assert_allclose(said["score"], scores[0], atol=1e-5)
     count = said["regions"][0]["num_boxes"]
     assert count == len(said["losses"]) > 1 and np.isfinite(said["losses"]).all()
     assert len(set(said["losses"])) > 1
     other = (photographs / "picture-1.jpg").read_bytes()
     batch = [
-        Question(method="score", pictures=[picture, b"no picture"], texts=["a dog", " "]),
+        Question(method="score", images=[image, b"no picture"], texts=["a dog", " "]),
         asked,
-        Question(method="score", pictures=[other], texts=["two red kites"]),
+        Question(method="score", images=[other], texts=["two red kites"]),
     ]
     both, between, one = opened.compute(batch)  # each as if it were alone
     assert between["losses"] == said["losses"]
     assert both["scores"] == [[float(scores[0]), None], [None, None]]
     assert one["scores"] == model.score([other], ["two red kites"]).tolist()
-    found = measure_region_effects(model, picture, "a dog")
+    found = measure_region_effects(model, image, "a dog")
     less = without(found.row, 1)
     assert len(less.boxes) == count - 1
     np.testing.assert_array_equal(less.boxes[1:], found.row.boxes[2:])

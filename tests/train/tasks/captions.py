@@ -1,4 +1,4 @@
-"""A miniature of retrieval: two captions a picture, regions, pictures and which lie near."""
+"""A miniature of retrieval: two captions an image, regions, images and which lie near."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
 from vlmill.train.recipes.variants import get_training
 from vlmill.train.tasks.finetuning.job import TaskInputs
 
-PICTURES = 12  # two of them for validation
+IMAGES = 12  # two of them for validation
 TINY = {
     "retrieval-vilbert-small": (
         *("model.trunk.width=16", "model.trunk.num_heads=2", "model.trunk.intermediate_width=32"),
@@ -46,8 +46,8 @@ def name_of(number: int) -> str:
     return f"picture-{number}"
 
 
-def world(folder: Path, count: int = PICTURES) -> TaskInputs:
-    """Captions with regions, pictures, and the two pictures that lie near each."""
+def world(folder: Path, count: int = IMAGES) -> TaskInputs:
+    """Captions with regions, images, and the two images that lie near each."""
     tables, numbers = Tables(folder), range(count)
     rows = [(name_of(n), f"{caption(n + 40 * of)} again") for n in numbers for of in range(2)]
     splits = ["val" if n % 6 == 5 else "train" for n in numbers for _ in range(2)]
@@ -63,7 +63,7 @@ def world(folder: Path, count: int = PICTURES) -> TaskInputs:
 
 
 def write_neighbours(folder: Path, near: dict[int, list[int]]) -> str:
-    """A table of nearest pictures below ``folder``, by their numbers."""
+    """A table of nearest images below ``folder``, by their numbers."""
     rows: list[dict[str, Any]] = [
         {"image_id": name_of(n), "neighbour_ids": [name_of(o) for o in others], "distances": None}
         for n, others in near.items()
@@ -73,7 +73,7 @@ def write_neighbours(folder: Path, near: dict[int, list[int]]) -> str:
 
 
 def retrieval_start(folder: Path, name: str, variant: str | None = None) -> str:
-    """A checkpoint of what a recipe starts from, with random weights; pictures are smaller."""
+    """A checkpoint of what a recipe starts from, with random weights; images are smaller."""
     recipe = tiny(name)
     variant = variant or recipe.starts_from[0]
     config = get_training(recipe.variant).get_body(recipe.model)

@@ -32,9 +32,9 @@ INTERBERT = (
 
 
 def choice_row(number: int, task: str = "q2a", **columns: Any) -> dict[str, Any]:
-    """A question about the first object of its picture's three; every fourth is for validation."""
-    picture = number % NUM_IMAGES
-    kind = order_of(picture)[0]
+    """A question about the first object of its image's three; every fourth is for validation."""
+    image = number % NUM_IMAGES
+    kind = order_of(image)[0]
     shift = number % 4  # the right one is not always at the same place
     texts = ANSWERS if task == "q2a" else REASONS
     order = [(place + shift) % 4 for place in range(4)]
@@ -44,7 +44,7 @@ def choice_row(number: int, task: str = "q2a", **columns: Any) -> dict[str, Any]
         question, tags = f"{question} [MARK] {ANSWERS[kind]}", [*tags, *[PLAIN] * (1 + len(answer))]
     row = {
         "example_id": f"vcr/val-{number}/{task}",
-        "image_id": f"picture-{picture}",
+        "image_id": f"picture-{image}",
         "question": question,
         "choices": [texts[place] for place in order],
         "label": order.index(kind),

@@ -1,4 +1,4 @@
-"""A miniature of RefCOCO+: an expression's word names which of a picture's boxes is meant."""
+"""A miniature of RefCOCO+: an expression's word names which of an image's boxes is meant."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ NUM_IMAGES = 8
 
 
 def order_of(number: int) -> list[int]:
-    """Which kind is at which place of a picture."""
+    """Which kind is at which place of a image."""
     return [int(place) for place in np.random.default_rng(number).permutation(3)]
 
 
 def expression(number: int, **columns: Any) -> dict[str, Any]:
-    """An expression for one kind of its picture's; every fourth is for validation."""
-    picture = number % NUM_IMAGES
+    """An expression for one kind of its image's; every fourth is for validation."""
+    image = number % NUM_IMAGES
     kind = number % 3
     row = {
         "expression_id": f"refcoco+/{number}",
         "ref_id": str(number),
         "ann_id": str(number),
-        "image_id": f"picture-{picture}",
+        "image_id": f"picture-{image}",
         "text": f"the {KINDS[kind]}",
-        "box": PLACES[order_of(picture).index(kind)].tolist(),
+        "box": PLACES[order_of(image).index(kind)].tolist(),
         "split": "val" if number % 4 == 3 else "train",
         "source": "refcoco+",
         "split_by": "unc",
@@ -61,13 +61,13 @@ def write_expressions(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def write_boxes(
-    folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = (), pictures: int = NUM_IMAGES
+    folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = (), images: int = NUM_IMAGES
 ) -> str:
-    """Regions of the pictures' three objects, whose features tell the kind; boxes ``shift`` pixels
+    """Regions of the images' three objects, whose features tell the kind; boxes ``shift`` pixels
     off, as a detector's are.
     """
     rows = []
-    for number in range(pictures):
+    for number in range(images):
         count = 0 if number in empty else 3
         features = np.zeros((count, DIM), dtype=np.float32)
         for place, kind in enumerate(order_of(number)[:count]):

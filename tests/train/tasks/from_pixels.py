@@ -1,4 +1,4 @@
-"""The miniatures of VCR and RefCOCO+ as pictures: an object's colour tells its kind."""
+"""The miniatures of VCR and RefCOCO+ as images: an object's colour tells its kind."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ TINY = (
 NAMES = ("refcoco", "vcr")
 
 
-def picture(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A grey picture with three coloured objects at their places."""
+def image(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A grey image with three coloured objects at their places."""
     pixels = np.full((HEIGHT, WIDTH, 3), 120, dtype=np.uint8)
     for box, kind in zip(PLACES.astype(int), order_of(number), strict=True):
         pixels[box[1] : box[3], box[0] : box[2]] = COLOURS[kind]
     return pixels
 
 
-def write_pictures(folder: Path) -> str:
-    """The table of the pictures that the miniatures are about."""
+def write_images(folder: Path) -> str:
+    """The table of the images that the miniatures are about."""
     rows = []
     for number in range(NUM_IMAGES):
         out = io.BytesIO()
-        Image.fromarray(picture(number)).save(out, "PNG")
+        Image.fromarray(image(number)).save(out, "PNG")
         png = out.getvalue()
         facts = {"width": WIDTH, "height": HEIGHT, "format": "png", "sha256": compute_image_id(png)}
         rows.append({"image_id": f"picture-{number}", "bytes": png} | facts)
@@ -66,7 +66,7 @@ def write_pictures(folder: Path) -> str:
 
 
 def write_bare(folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = ()) -> str:
-    """Boxes of the pictures' objects without features, ``shift`` pixels off; some have none."""
+    """Boxes of the images' objects without features, ``shift`` pixels off; some have none."""
     rows = [
         RegionRow(
             image_id=f"picture-{number}",
@@ -88,8 +88,8 @@ def outlined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def world(folder: Path, task: str, count: int = 16) -> TaskInputs:
-    """Examples of a task with their pictures, and of expressions the boxes to choose among."""
-    images = write_pictures(folder / "images")
+    """Examples of a task with their images, and of expressions the boxes to choose among."""
+    images = write_images(folder / "images")
     if task == "vcr":
         examples = write_choices(folder, outlined(rows_of(count)))
         return TaskInputs(examples=examples, images=images)

@@ -1,4 +1,4 @@
-"""A miniature of VQA: a question's number names its answer; regions and pictures."""
+"""A miniature of VQA: a question's number names its answer; regions and images."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def question(number: int, **columns: Any) -> dict[str, Any]:
     answer = ANSWERS[number % 3]
     row = {
         "question_id": f"vqa2/{number}",
-        "image_id": f"picture-{number % 12}",
+        "image_id": f"image-{number % 12}",
         "question": f"what is left of number {number % 3}?",
         "question_type": "what",
         "answer_type": "number" if answer == "2" else "other",
@@ -82,9 +82,9 @@ def write_questions(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def world(folder: Path, count: int = 24) -> TaskInputs:
-    """Questions with regions and pictures."""
-    tables, pictures = Tables(folder), [f"picture-{number}" for number in range(12)]
-    tables.write_regions(pictures)
+    """Questions with regions and images."""
+    tables, images = Tables(folder), [f"picture-{number}" for number in range(12)]
+    tables.write_regions(images)
     return TaskInputs(
         examples=write_questions(folder, [question(number) for number in range(count)]),
         regions=tables.regions,

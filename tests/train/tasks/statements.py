@@ -55,11 +55,11 @@ def sentences(task: str, number: int, **columns: Any) -> dict[str, Any]:
 
 
 def statement(number: int, **columns: Any) -> dict[str, Any]:
-    """A statement of two pictures, whose number modulo two is its label."""
+    """A statement of two images, whose number modulo two is its label."""
     split = "dev" if number % 6 == 5 else "train"
     row = {
         "example_id": f"nlvr2/{split}-{number}-0-0",
-        "image_ids": [f"picture-{number % 12}", f"picture-{(number + 5) % 12}"],
+        "image_ids": [f"image-{number % 12}", f"image-{(number + 5) % 12}"],
         "text_a": f"one has number {number % 3}",
         "label": "True" if number % 2 else "False",
         "label_id": number % 2,
@@ -82,8 +82,8 @@ def texts(folder: Path, task: str = "rte", count: int = 24) -> TaskInputs:
     return TaskInputs(examples=write_statements(folder, rows))
 
 
-def two_pictures(folder: Path, count: int = 24) -> TaskInputs:
-    """Statements with the regions and pictures of both."""
+def two_images(folder: Path, count: int = 24) -> TaskInputs:
+    """Statements with the regions and images of both."""
     tables = Tables(folder)
     tables.write_regions([f"picture-{number}" for number in range(12)])
     return TaskInputs(

@@ -11,7 +11,7 @@ BOX = np.array([10.0, 20, 60, 80])
 
 
 def drawn(*boxes: DrawnBox, size: tuple[int, int] = (200, 100)) -> str:
-    """The section of one example in a picture of that width and height."""
+    """The section of one example in an image of that width and height."""
     case = Case(
         example_id="e",
         image_id="p",
@@ -36,7 +36,7 @@ def test_labels_of_one_box_that_is_right_and_chosen_do_not_cover_each_other() ->
     assert 20 < float(chosen_y) < float(right_y) - 8 and float(right_y) < 80
 
 
-def test_letters_are_as_large_on_the_page_whatever_the_picture_measures() -> None:
+def test_letters_are_as_large_on_the_page_whatever_the_image_measures() -> None:
     label = DrawnBox(box=BOX, label="right", kind="right")
     sizes = []
     for side in (96, 960):
@@ -52,7 +52,7 @@ def test_a_label_at_the_right_edge_ends_with_its_box() -> None:
     assert "text-anchor='start'" in drawn(DrawnBox(box=BOX, label="[1] cat"))
 
 
-def test_a_picture_that_is_not_there_has_a_frame() -> None:
+def test_a_image_that_is_not_there_has_a_frame() -> None:
     case = Case(
         example_id="e", image_id="p", score=0.0, text="", prediction="", right="", size=(64, 48)
     )

@@ -110,7 +110,7 @@ def opened_batches(
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_boxes_outlines_and_pixels_are_of_one_picture(
+def test_boxes_outlines_and_pixels_are_of_one_image(
     trained: tuple[str, TaskInputs, Path], tmp_path: Path, flip: float
 ) -> None:
     task = trained[0]
@@ -118,22 +118,22 @@ def test_boxes_outlines_and_pixels_are_of_one_picture(
     host, _ = batches.make_batch([0])
     assert host is not None
     batch = read_features(host, batches.regions).to("cpu")
-    pictures = batch.picture_regions
-    assert pictures is not None and pictures.sizes.tolist() == [[64, 32]]
+    images = batch.image_regions
+    assert images is not None and images.sizes.tolist() == [[64, 32]]
     shift = 2.0 if task == "refcoco" else 0.0  # its boxes are a detector's
     x1, y1, x2, y2 = ((PLACES[0] + shift) * (64 / WIDTH)).tolist()
     if flip:
         x1, x2 = 63 - x2, 63 - x1
-    box = pictures.boxes[0, 1]
+    box = images.boxes[0, 1]
     torch.testing.assert_close(box, torch.tensor([max(x1, 0), y1, x2, y2]), atol=1e-4, rtol=0)
     assert batch.inputs.region_features.shape[2] == 0  # none is stored, or read
     centre = ((box[:2] + box[2:]) / 2).int().tolist()
-    inside = pictures.pictures[0, :, centre[1], centre[0]] + torch.tensor(MEAN_BGR)
+    inside = images.images[0, :, centre[1], centre[0]] + torch.tensor(MEAN_BGR)
     assert sorted(inside.round().tolist()) == [20, 20, 200]
-    masks = pictures.instance_masks
+    masks = images.instance_masks
     assert (masks is None) == (task == "refcoco")
     if masks is not None:
-        assert masks[0, 0].all() and masks[0, 3].all()  # the whole picture; without a polygon
+        assert masks[0, 0].all() and masks[0, 3].all()  # the full image; without a polygon
         corner = masks[0, 1, 0, -1 if flip else 0]  # the triangle's right angle
         assert corner == 1 and 0 < masks[0, 1].sum() < masks[0, 1].numel()
 
@@ -148,12 +148,12 @@ def test_named_objects_alone_have_pixels_and_outlines(tmp_path: Path) -> None:
     host, _ = batches.make_batch([0])
     assert host is not None
     batch = read_features(host, batches.regions).to("cpu")
-    pictures = batch.picture_regions
-    assert pictures is not None and pictures.instance_masks is not None
-    assert pictures.boxes.shape[1] == pictures.instance_masks.shape[1] == 2
+    images = batch.image_regions
+    assert images is not None and images.instance_masks is not None
+    assert images.boxes.shape[1] == images.instance_masks.shape[1] == 2
     expected = torch.from_numpy(PLACES[1] * (64 / WIDTH))
-    torch.testing.assert_close(pictures.boxes[0, 1], expected, atol=1e-4, rtol=0)
-    mask = pictures.instance_masks[0, 1]
+    torch.testing.assert_close(images.boxes[0, 1], expected, atol=1e-4, rtol=0)
+    mask = images.instance_masks[0, 1]
     assert mask[0, 0] == 1 and 0 < mask.sum() < mask.numel()
     assert set(batch.labels["text_regions"].flatten().tolist()) == {0, 1}
 
@@ -164,8 +164,8 @@ def test_a_blind_model_is_shown_no_pixel(
     batches = dataclasses.replace(opened_batches(trained, tmp_path), blind=True)
     host, _ = batches.make_batch([0, 1])
     assert host is not None
-    pictures = read_features(host, batches.regions).to("cpu").picture_regions
-    assert pictures is not None and pictures.pictures.abs().max() < 1
+    images = read_features(host, batches.regions).to("cpu").image_regions
+    assert images is not None and images.images.abs().max() < 1
     task, inputs, _ = trained
     finetune(tiny(task, "blind=true", "steps=1"), inputs, tmp_path / "blind")
 
@@ -192,7 +192,7 @@ def test_a_run_starts_from_pretraining_end_to_end(tmp_path: Path, task: str) -> 
         finetune(other, inputs, tmp_path / "other")
 
 
-def test_a_picture_without_a_box_counts_as_wrong_from_pixels_too(
+def test_a_image_without_a_box_counts_as_wrong_from_pixels_too(
     trained: tuple[str, TaskInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task, inputs, run = trained
@@ -201,7 +201,7 @@ def test_a_picture_without_a_box_counts_as_wrong_from_pixels_too(
     given = dataclasses.replace(inputs, regions=write_bare(tmp_path / "few", shift=2.0, empty=(3,)))
     assert evaluate(task, given, run, tmp_path / "out", "--split", "val") == 0
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert metrics["refcoco+/val/upper_bound"] == 0.5  # pictures 3 and 7, two expressions each
+    assert metrics["refcoco+/val/upper_bound"] == 0.5  # images 3 and 7, two expressions each
     assert "2 expressions have no box to choose" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from vlmill.train.tasks.report import (
     Case,
-    WeighedPicture,
+    WeighedImage,
     cases_section,
     figures_table,
     weighed_boxes,
@@ -40,15 +40,15 @@ def test_the_worst_come_first_and_ties_by_their_ids() -> None:
     assert [c.example_id for c in worst_cases(cases, 3)] == ["b", "c", "a"]
 
 
-def test_cases_show_pictures_or_their_ids_and_escape_texts() -> None:
+def test_cases_show_images_or_their_ids_and_escape_texts() -> None:
     body = cases_section("Worst", "", [case("a", 0.0), case("b", 0.25)], {"pa": "data:x"}).body
-    assert body.count("<img") == 1 and "picture pb" in body and "picture pa" not in body
+    assert body.count("<img") == 1 and "image pb" in body and "image pa" not in body
     assert "&lt;this&gt;" in body and "score 0.25" in body
     assert "None" in cases_section("Worst", "", [], {}).body
 
 
-def picture(weights: list[float]) -> WeighedPicture:
-    return WeighedPicture(
+def image(weights: list[float]) -> WeighedImage:
+    return WeighedImage(
         image_id="p<1>",
         width=640,
         height=480,
@@ -59,7 +59,7 @@ def picture(weights: list[float]) -> WeighedPicture:
 
 
 def test_the_heaviest_region_is_drawn_last_and_most_opaque() -> None:
-    drawn = weighed_boxes(picture([0.4, -2.0, 0.0]), "data:x")
+    drawn = weighed_boxes(image([0.4, -2.0, 0.0]), "data:x")
     rects = re.findall(r"<rect x='([\d.]+)'.*?fill='(#\w+)' fill-opacity='([\d.]+)'", drawn)
     assert [x for x, _, _ in rects] == ["7.0", "0.0", "5.0"]
     assert [float(fill) for _, _, fill in rects] == [0.0, 0.09, 0.45]
@@ -68,8 +68,8 @@ def test_the_heaviest_region_is_drawn_last_and_most_opaque() -> None:
     assert "p&lt;1&gt;" in drawn and "why &amp; how" in drawn
 
 
-def test_equal_or_no_weights_and_no_picture_are_drawn_too() -> None:
-    drawn = weighed_boxes(picture([0.0, 0.0, 0.0]), "")
+def test_equal_or_no_weights_and_no_image_are_drawn_too() -> None:
+    drawn = weighed_boxes(image([0.0, 0.0, 0.0]), "")
     assert drawn.count("<rect") == 3 and "<image" not in drawn and "nan" not in drawn
     assert "None" in weighed_section([]).body
 

@@ -1,4 +1,4 @@
-"""BEiT's block-wise masking of a picture's patches (arXiv:2106.08254, sec. 2.3, algorithm 1)."""
+"""BEiT's block-wise masking of an image's patches (arXiv:2106.08254, sec. 2.3, algorithm 1)."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMasking:
-    """``patches`` of a ``grid`` x ``grid`` picture in blocks of ``smallest`` to ``largest``.
+    """``patches`` of a ``grid`` x ``grid`` image in blocks of ``smallest`` to ``largest``.
 
     ``aspect`` bounds height by width from below, and its inverse from above. VLMo's first stage has
     these values. The count is never exceeded and falls short in about a third of the masks.

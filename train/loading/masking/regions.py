@@ -1,7 +1,7 @@
 """Regions are masked by pure functions of drawn numbers.  R regions.
 
-As in ``words.py`` these are drawn in the published order. The region that stands for the whole
-picture is never masked and is not among the R.
+As in ``words.py`` these are drawn in the published order. The region that stands for the full
+image is never masked and is not among the R.
 """
 
 from dataclasses import dataclass

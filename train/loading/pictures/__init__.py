@@ -1,5 +1,5 @@
-"""Pictures become pixels for the models that read them.
+"""Images become pixels for the models that read them.
 
-Reading order: ``crop`` (decoding, crops, jitter), ``augment``, ``boxed`` (pictures with boxes) and
-``tokenizer`` (picture tokens).
+Reading order: ``crop`` (decoding, crops, jitter), ``augment``, ``boxed`` (images with boxes) and
+``tokenizer`` (image tokens).
 """

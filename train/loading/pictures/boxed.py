@@ -1,6 +1,6 @@
-"""Pictures with the boxes of their regions, for VL-BERT end to end (its code; arXiv:1908.08530).
+"""Images with the boxes of their regions, for VL-BERT end to end (its code; arXiv:1908.08530).
 
-B pictures, R regions with the whole picture first, H x W pixels, P x P cells of a region.
+B images, R regions with the full image first, H x W pixels, P x P cells of a region.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
+from vlmill.train.loading.images.crop import planes
 
-from vlmill.models.inputs import PictureRegions
+from vlmill.models.inputs import ImageRegions
 from vlmill.models.vlbert.config import MEAN_BGR
 from vlmill.train.loading.boxes import Size, resized_boxes
-from vlmill.train.loading.pictures.crop import planes
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.recipes.parts import Feeding
 
 MASKS = "instance_masks"  # of a sample's regions, where its task has outlines
 
 
-def boxed_picture(
+def boxed_image(
     image: Image.Image, regions: SampledRegions, feeding: Feeding
 ) -> dict[str, npt.NDArray[Any]]:
-    """``picture`` uint8 [3, h, w], blue first, resized by bilinear interpolation, and ``boxes``
-    float32 [1 + num_shown, 4] in its pixels, the whole picture's resized like the others; both
+    """``image`` uint8 [3, h, w], blue first, resized by bilinear interpolation, and ``boxes``
+    float32 [1 + num_shown, 4] in its pixels, the full image's resized like the others; both
     mirrored if the sample is.
 
     ``image`` is RGB and upright.
@@ -46,27 +46,27 @@ def boxed_picture(
     }
 
 
-def hidden_picture(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A picture of the same size that shows nothing: the mean colour, to whole numbers."""
-    mean = np.round(MEAN_BGR).astype(picture.dtype)[:, None, None]
-    return np.broadcast_to(mean, picture.shape)
+def hidden_image(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An image of the same size that shows nothing: the mean colour, to whole numbers."""
+    mean = np.round(MEAN_BGR).astype(image.dtype)[:, None, None]
+    return np.broadcast_to(mean, image.shape)
 
 
-def padded_pictures(
+def padded_images(
     samples: Sequence[Mapping[str, npt.NDArray[Any]]], num_shown: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """Pictures uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes, and
+    """Images uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes, and
     where a sample has them the regions' ``instance_masks`` [B, R, P, P].
     """
     sizes = np.array([sample["picture"].shape[:0:-1] for sample in samples], dtype=np.float32)
     width, height = sizes.max(axis=0).astype(int).tolist()
-    pictures = np.zeros((len(samples), 3, height, width), dtype=np.uint8)
+    images = np.zeros((len(samples), 3, height, width), dtype=np.uint8)
     boxes = np.zeros((len(samples), num_shown, 4), dtype=np.float32)
     for i, sample in enumerate(samples):
         _, rows, columns = sample["picture"].shape
-        pictures[i, :, :rows, :columns] = sample["picture"]
+        images[i, :, :rows, :columns] = sample["picture"]
         boxes[i, : len(sample["boxes"])] = sample["boxes"]
-    padded = {"pictures": pictures, "picture_sizes": sizes, "picture_boxes": boxes}
+    padded = {"pictures": images, "image_sizes": sizes, "image_boxes": boxes}
     if MASKS in samples[0]:
         masks = np.zeros((len(samples), num_shown, *samples[0][MASKS].shape[1:]), dtype=np.uint8)
         for i, sample in enumerate(samples):
@@ -75,19 +75,19 @@ def padded_pictures(
     return padded
 
 
-def make_image_regions(tensors: Mapping[str, Tensor]) -> PictureRegions | None:
-    """Of pairs alone; less VL-BERT's mean colour, which is what lies outside a picture."""
+def make_image_regions(tensors: Mapping[str, Tensor]) -> ImageRegions | None:
+    """Of pairs alone; less VL-BERT's mean colour, which is what lies outside a image."""
     if "pictures" not in tensors:
         return None
-    pictures, sizes = tensors["pictures"].float(), tensors["picture_sizes"]
-    mean = torch.tensor(MEAN_BGR, device=pictures.device).view(3, 1, 1)
-    columns = torch.arange(pictures.shape[3], device=pictures.device) < sizes[:, :1]
-    rows = torch.arange(pictures.shape[2], device=pictures.device) < sizes[:, 1:]
+    images, sizes = tensors["pictures"].float(), tensors["image_sizes"]
+    mean = torch.tensor(MEAN_BGR, device=images.device).view(3, 1, 1)
+    columns = torch.arange(images.shape[3], device=images.device) < sizes[:, :1]
+    rows = torch.arange(images.shape[2], device=images.device) < sizes[:, 1:]
     inside = rows[:, None, :, None] & columns[:, None, None, :]
-    return PictureRegions(
-        pictures=(pictures - mean) * inside,
+    return ImageRegions(
+        images=(images - mean) * inside,
         sizes=sizes,
-        boxes=tensors["picture_boxes"],
-        region_mask=tensors["region_mask"][: len(pictures)],
+        boxes=tensors["image_boxes"],
+        region_mask=tensors["region_mask"][: len(images)],
         instance_masks=tensors[MASKS].float() if MASKS in tensors else None,
     )

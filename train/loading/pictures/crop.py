@@ -1,16 +1,16 @@
-"""Pictures as pixels: decoded, cropped, mirrored and augmented.  S pixels a side."""
+"""Images as pixels: decoded, cropped, mirrored and augmented.  S pixels a side."""
 
 import math
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance
+from vlmill.schemas.images.decode import Bounds
+from vlmill.schemas.images.decode import decode as decode_upright
+from vlmill.train.loading.images.augment import rand_augment
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.pictures.decode import Bounds
-from vlmill.schemas.pictures.decode import decode as decode_upright
 from vlmill.schemas.rejects import Rejected
-from vlmill.train.loading.pictures.augment import rand_augment
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.recipes.parts import Feeding
 
@@ -20,8 +20,8 @@ ATTEMPTS = 10
 ASPECT = (3 / 4, 4 / 3)
 
 
-class UndecodablePicture(InputError):
-    """Tells which picture cannot be decoded; ``cause`` has the reason of the closed list."""
+class UndecodableImage(InputError):
+    """Tells which image cannot be decoded; ``cause`` has the reason of the closed list."""
 
     def __init__(self, image_id: str, cause: Rejected) -> None:
         super().__init__(f"--images: {image_id} cannot be decoded ({cause}); leave its pairs out")
@@ -29,7 +29,7 @@ class UndecodablePicture(InputError):
 
 
 def decode(data: bytes | None, image_id: str) -> Image.Image:
-    """A picture as RGB, upright as its regions' boxes are. Raises UndecodablePicture, and
+    """An image as RGB, upright as its regions' boxes are. Raises UndecodableImage, and
     InputError where the table has no bytes.
     """
     if data is None:
@@ -37,16 +37,16 @@ def decode(data: bytes | None, image_id: str) -> Image.Image:
     try:
         return decode_upright(data, BOUNDS).image
     except Rejected as why:
-        raise UndecodablePicture(image_id, why) from None
+        raise UndecodableImage(image_id, why) from None
 
 
-def training_pictures(
+def training_images(
     data: bytes | None, image_id: str, draws: Uniforms, feeding: Feeding
 ) -> tuple[Pixels, Pixels | None]:
     """A crop as uint8 [3, S, S] and, where the feeding wants one, at the tokenizer's size too.
 
     VLMo (its code): random crop, bicubic, mirrored every other time, RandAugment. BEiT: the same
-    crop for the tokenizer of pictures, by Lanczos's filter.
+    crop for the tokenizer of images, by Lanczos's filter.
     """
     image = decode(data, image_id)
     if feeding.jitter:
@@ -64,8 +64,8 @@ def training_pictures(
     return planes(pixels), planes(np.asarray(small))
 
 
-def evaluation_picture(data: bytes | None, image_id: str, size: int) -> Pixels:
-    """The whole picture at S x S (the aspect is not kept), bicubic: uint8 [3, S, S]."""
+def evaluation_image(data: bytes | None, image_id: str, size: int) -> Pixels:
+    """The full image at S x S (the aspect is not kept), bicubic: uint8 [3, S, S]."""
     image = decode(data, image_id).resize((size, size), Image.Resampling.BICUBIC)
     return planes(np.asarray(image))
 

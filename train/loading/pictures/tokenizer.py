@@ -1,6 +1,6 @@
-"""The tokenizer of pictures that masked picture modelling guesses, read from a file.
+"""The tokenizer of images that masked image modelling guesses, read from a file.
 
-B pictures, S pixels a side, G = S / stride tokens a side.
+B images, S pixels a side, G = S / stride tokens a side.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from vlmill.schemas.errors import InputError
 
 FIELD = "picture_tokenizer"
 
-PictureTokens = Callable[[Float[Tensor, "B 3 S S"]], Int[Tensor, "B G G"]]
+ImageTokens = Callable[[Float[Tensor, "B 3 S S"]], Int[Tensor, "B G G"]]
 
 
-class PictureTokenizer(NamedTuple):
+class ImageTokenizer(NamedTuple):
     """A network that is not trained, how many tokens it knows, and a token's pixels a side."""
 
     model: DalleTokenizer | Dvae
     num_tokens: int
     stride: int
 
-    def reader(self, where: device) -> PictureTokens:
+    def reader(self, where: device) -> ImageTokens:
         """Returns a function on ``where``, of pixels from 0 to 1.
 
         A plain function, so that a module that holds it does not train or store the network.
@@ -39,7 +39,7 @@ class PictureTokenizer(NamedTuple):
         return tokens
 
 
-def read_picture_tokenizer(path: str | Path) -> PictureTokenizer:
+def read_image_tokenizer(path: str | Path) -> ImageTokenizer:
     """DALL-E's encoder or BEiT's auto-encoder, recognised by the names in the file.
 
     They may be the published ones or ours; sizes are read off the weights. Raises InputError for
@@ -56,7 +56,7 @@ def read_picture_tokenizer(path: str | Path) -> PictureTokenizer:
     assert isinstance(model, DalleTokenizer | Dvae)
     config = model.config
     halvings = config.num_groups - 1 if isinstance(config, DalleConfig) else config.num_layers
-    return PictureTokenizer(model=model, num_tokens=config.num_tokens, stride=2**halvings)
+    return ImageTokenizer(model=model, num_tokens=config.num_tokens, stride=2**halvings)
 
 
 def blank_tokens(pixels: Float[Tensor, "B 3 S S"], stride: int) -> Int[Tensor, "B G G"]:

@@ -2,5 +2,5 @@
 
 Reading order: ``pairs`` (the table), ``splits`` (which rows are trained on), ``usable`` (why
 others are left out), ``prepare`` (what training keeps of it), ``files`` (as it is written),
-``near`` (which pictures lie near each other) and ``table`` (as it is read).
+``near`` (which images lie near each other) and ``table`` (as it is read).
 """

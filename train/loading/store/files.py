@@ -41,10 +41,10 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "num_regions": np.dtype(np.int32),
     "tokens": np.dtype(np.int32),  # of all texts, one after the other
 }
-NO_IMAGE = 0  # the picture's key of a text alone
+NO_IMAGE = 0  # the image's key of a text alone
 
 
-PreparedPair = tuple[dict[str, Any], list[int], int, int]  # row, tokens, picture's row, regions
+PreparedPair = tuple[dict[str, Any], list[int], int, int]  # row, tokens, image's row, regions
 
 
 class Columns:
@@ -119,7 +119,7 @@ class _Writer:
 
 def write_known(folder: Path) -> None:
     """Write what follows from all rows: where each text ends, and the sorted keys of which text
-    belongs to which picture.
+    belongs to which image.
     """
     ends = np.cumsum(map_column(folder, "num_tokens"), dtype=np.int64)
     (folder / "token_ends").write_bytes(ends.tobytes())

@@ -1,6 +1,6 @@
-"""Keeps which pictures lie near each other, and the captions of each.
+"""Keeps which images lie near each other, and the captions of each.
 
-Pictures are rows of the table that pairs are joined with. A picture's neighbours are those that are
+Images are rows of the table that pairs are joined with. An image's neighbours are those that are
 trained on, too.
 """
 
@@ -20,52 +20,52 @@ from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.store.files import ROWS, map_column
 
-# Files of int64: pictures [N], rising; where the neighbours of each end [N]; these, one after the
+# Files of int64: images [N], rising; where the neighbours of each end [N]; these, one after the
 # other.
-PICTURES, ENDS, NEAR = "near_pictures", "near_ends", "near"
-NAMED = 3  # pictures that a message names
+IMAGES, ENDS, NEAR = "near_pictures", "near_ends", "near"
+NAMED = 3  # images that a message names
 FLAG = "--negatives"  # names the table
-FEWEST = 0.5  # of the pictures that are trained on, that need neighbours
+FEWEST = 0.5  # of the images that are trained on, that need neighbours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedNeighbours:
-    """Tells how many of the pictures that are trained on have neighbours that are, too."""
+    """Tells how many of the images that are trained on have neighbours that are, too."""
 
-    num_pictures: int
+    num_images: int
     num_met: int
     lacking: tuple[str, ...]  # some of the others
-    samples: str  # how the tables call pictures
+    samples: str  # how the tables call images
 
 
-def keep_neighbours(folder: Path, neighbours: str, pictures: Indexed, holding: str) -> None:
-    """Writes what :class:`NearPictures` reads of a table of neighbours.
+def keep_neighbours(folder: Path, neighbours: str, images: Indexed, holding: str) -> None:
+    """Writes what :class:`NearImages` reads of a table of neighbours.
 
-    ``holding`` is the option of ``pictures``. Raises InputError for neighbours of other pictures:
+    ``holding`` is the option of ``images``. Raises InputError for neighbours of other images:
     less than half of those that are trained on have some.
     """
-    joined = join_neighbours(folder, neighbours, pictures, holding)
-    num_lacking = joined.num_pictures - joined.num_met
+    joined = join_neighbours(folder, neighbours, images, holding)
+    num_lacking = joined.num_images - joined.num_met
     if not num_lacking:
         return
     more = ", ..." if num_lacking > len(joined.lacking) else ""
     message = (
-        f"{FLAG} {neighbours}: {num_lacking} of the {joined.num_pictures} pictures to train on "
+        f"{FLAG} {neighbours}: {num_lacking} of the {joined.num_images} images to train on "
         f"have no neighbour that is trained on ({', '.join(joined.lacking)}{more})"
     )
-    if joined.num_met < FEWEST * joined.num_pictures:
+    if joined.num_met < FEWEST * joined.num_images:
         raise InputError(
-            f"{message}; {joined.samples}; find the neighbours of these pictures: python -m "
+            f"{message}; {joined.samples}; find the neighbours of these images: python -m "
             "vlmill.pipelines.nearest_pictures"
         )
-    print_status(f"warning: {message}; captions of any picture are drawn in place of theirs")
+    print_status(f"warning: {message}; captions of any image are drawn in place of theirs")
 
 
 def join_neighbours(
-    folder: Path, neighbours: str, pictures: Indexed, holding: str
+    folder: Path, neighbours: str, images: Indexed, holding: str
 ) -> JoinedNeighbours:
     """Writes the files, and says what came of it."""
-    join, index = Join(pictures.index, asking=FLAG, holding=holding), pictures.index
+    join, index = Join(images.index, asking=FLAG, holding=holding), images.index
     trained = np.zeros(len(index), dtype=np.bool_)
     trained[(rows := map_column(folder, "image_row"))[rows != ABSENT]] = True
     owners, counts, near, ids = _none(), _none(), _none(), list[str]()
@@ -84,7 +84,7 @@ def join_neighbours(
     ]
     near = near[np.concatenate([_none(), *ranges])]
     for name, values in (
-        (PICTURES, rows_met),
+        (IMAGES, rows_met),
         (ENDS, np.cumsum(counts[first])),
         (NEAR, near),
     ):
@@ -92,7 +92,7 @@ def join_neighbours(
     trained[rows_met] = False
     lacking = np.flatnonzero(trained)
     return JoinedNeighbours(
-        num_pictures=len(rows_met) + len(lacking),
+        num_images=len(rows_met) + len(lacking),
         num_met=len(rows_met),
         lacking=tuple(index.get_id(row) for row in lacking[:NAMED].tolist()),
         samples=join.samples(ids),
@@ -106,7 +106,7 @@ def _none() -> Numbers:
 def _select_neighbours(
     join: Join, image_ids: list[str], neighbour_ids: Any, trained: Flags
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """The pictures of a batch that are trained on and have neighbours that are; how many of these
+    """The images of a batch that are trained on and have neighbours that are; how many of these
     each has, and which.
     """
     owners = join.find(image_ids)
@@ -122,26 +122,26 @@ def _select_neighbours(
     return owners[has], counts[has], rows[good]
 
 
-class NearPictures:
-    """Reads the neighbours of pictures, mapped, and the captions of each: 16 bytes a caption."""
+class NearImages:
+    """Reads the neighbours of images, mapped, and the captions of each: 16 bytes a caption."""
 
     def __init__(self, folder: Path) -> None:
-        self._pictures = _map_ids(folder / PICTURES)
+        self._images = _map_ids(folder / IMAGES)
         self._ends, self._near = _map_ids(folder / ENDS), _map_ids(folder / NEAR)
         image_rows = map_column(folder, "image_row")
         self._order = np.argsort(image_rows, kind="stable")
         self._owners = image_rows[self._order]
 
-    def find_neighbours(self, picture: int) -> Ids:
-        """Returns a picture's neighbours, the nearest first; maybe none."""
-        index = int(np.searchsorted(self._pictures, picture))
-        if index == len(self._pictures) or self._pictures[index] != picture:
+    def find_neighbours(self, image: int) -> Ids:
+        """Returns an image's neighbours, the nearest first; maybe none."""
+        index = int(np.searchsorted(self._images, image))
+        if index == len(self._images) or self._images[index] != image:
             return self._near[:0]
         return self._near[self._ends[index - 1] if index else 0 : self._ends[index]]
 
-    def captions(self, picture: int) -> Ids:
-        """Returns the rows of a picture's captions."""
-        first, end = np.searchsorted(self._owners, [picture, picture + 1])
+    def captions(self, image: int) -> Ids:
+        """Returns the rows of an image's captions."""
+        first, end = np.searchsorted(self._owners, [image, image + 1])
         rows: Ids = self._order[first:end]
         return rows
 

@@ -18,8 +18,8 @@ COLUMNS = ("pair_id", "image_id", "text", "source", "split")
 
 
 @dataclass(frozen=True)
-class PicturesAlone:
-    """Names a table of images that stands for one of pairs: each row is a picture with no text."""
+class ImagesAlone:
+    """Names a table of images that stands for one of pairs: each row is an image with no text."""
 
     images: str
 
@@ -41,8 +41,8 @@ class Examples:
     """Names a task's table of examples, whose rows are read as pairs.
 
     ``as_pairs`` gives the ``COLUMNS`` of the rows of a batch, and those of ``labels``. A task that
-    ``takes_empty`` also has examples without a word and pictures without a box. Where examples have
-    ``two_pictures``, the labels are `SECOND`'s, too: the other one's id, and its row, which is
+    ``takes_empty`` also has examples without a word and images without a box. Where examples have
+    ``two_images``, the labels are `SECOND`'s, too: the other one's id, and its row, which is
     filled in. ``find_fault`` says what is wrong with a row, if anything is.
     """
 
@@ -51,18 +51,18 @@ class Examples:
     as_pairs: Callable[[pa.RecordBatch], pa.RecordBatch]
     labels: pa.Schema = field(default_factory=lambda: NO_COLUMNS)
     takes_empty: bool = False
-    two_pictures: bool = False
+    two_images: bool = False
     find_fault: FaultFinder = no_fault
 
 
-PairTable = str | PicturesAlone | Examples
+PairTable = str | ImagesAlone | Examples
 
 
 def get_flag(pairs: PairTable) -> str:
     """Returns the option that names the table."""
     if isinstance(pairs, Examples):
         return "--examples"
-    return "--images" if isinstance(pairs, PicturesAlone) else "--pairs"
+    return "--images" if isinstance(pairs, ImagesAlone) else "--pairs"
 
 
 def label_columns(pairs: PairTable) -> pa.Schema:
@@ -75,7 +75,7 @@ def pair_batches(pairs: PairTable, columns: Sequence[str] = COLUMNS) -> Iterator
     if isinstance(pairs, Examples):
         batches = iter_batches(pairs.path, pairs.table, batch_rows=ROWS, flag="--examples")
         return (pairs.as_pairs(batch).select(list(columns)) for batch in batches)
-    if isinstance(pairs, PicturesAlone):
+    if isinstance(pairs, ImagesAlone):
         batches = iter_batches(
             pairs.images, IMAGES, columns=["image_id"], batch_rows=ROWS, flag="--images"
         )
@@ -84,7 +84,7 @@ def pair_batches(pairs: PairTable, columns: Sequence[str] = COLUMNS) -> Iterator
 
 
 def _as_pairs(image_ids: pa.Array, columns: Sequence[str]) -> pa.RecordBatch:
-    """Makes pairs of pictures: a picture's id is its pair's, too."""
+    """Makes pairs of images: an image's id is its pair's, too."""
     count = len(image_ids)
     values = {"pair_id": image_ids, "image_id": image_ids, "text": pa.array([""] * count)}
     missing = pa.nulls(count, pa.string())

@@ -2,7 +2,7 @@
 
 ``prepare_samples`` writes a folder that training maps into memory: what lies there is shared by all
 processes of a run and left to the system's cache, so that a run's own memory is its batches and the
-index of the pictures.
+index of the images.
 """
 
 import shutil
@@ -31,7 +31,7 @@ from vlmill.train.loading.store.pairs import (
     pair_batches,
 )
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.store.usable import PairFilter, PairSelection, pictures_flag
+from vlmill.train.loading.store.usable import PairFilter, PairSelection, images_flag
 
 # Of the rows of a table of negatives: fewer that are of pairs to train on are worth a warning.
 FEW_NEGATIVES = 0.5
@@ -56,10 +56,10 @@ class PreparationInputs(PairSelection):
 
     tokenizer: Tokenizer
     max_tokens: int  # longer texts are cut before [SEP]
-    # Those without a picture, where others may follow in their row; null: as all texts.
+    # Those without an image, where others may follow in their row; null: as all texts.
     max_tokens_alone: int | None = None
     negatives: str | None = None  # the table of hard negatives
-    neighbours: str | None = None  # that of nearest pictures
+    neighbours: str | None = None  # that of nearest images
     form: TextForm = AS_IT_IS
     stage: str = "pretrain"  # in the table of rejects
 
@@ -72,11 +72,11 @@ class PreparationInputs(PairSelection):
 
 @dataclass(frozen=True, kw_only=True)
 class RegionFacts:
-    """Holds what one pass over the regions table tells: pictures without a box, and the classes."""
+    """Holds what one pass over the regions table tells: images without a box, and the classes."""
 
     empty: frozenset[str]
     num_classes: int  # the highest class id plus one; 0 without classes
-    num_pictures: int
+    num_images: int
 
 
 def region_facts(regions: str) -> RegionFacts:
@@ -91,7 +91,7 @@ def region_facts(regions: str) -> RegionFacts:
             highest = max(highest, int(np.max(classes.drop_null().to_numpy())))
         zero = batch.column("num_boxes").to_numpy() == 0
         empty.update(batch.column("image_id").filter(pa.array(zero)).to_pylist())
-    return RegionFacts(empty=frozenset(empty), num_classes=highest + 1, num_pictures=count)
+    return RegionFacts(empty=frozenset(empty), num_classes=highest + 1, num_images=count)
 
 
 def prepare_samples(
@@ -100,9 +100,9 @@ def prepare_samples(
     """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
 
     Pairs are rejected that are held out (all but ``what.rows``), whose pair_id came before, whose
-    picture has no regions (or no row of images) or such that are not finite, and whose text has no
+    image has no regions (or no row of images) or such that are not finite, and whose text has no
     word. Texts that are cut are
-    kept, and counted as ``cut``. With ``rejects``, says which pictures the tables call by different
+    kept, and counted as ``cut``. With ``rejects``, says which images the tables call by different
     ids.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -143,8 +143,8 @@ def prepare_samples(
             print_status(f"note: {summary}")
     if what.negatives is not None and counts["kept"]:
         counts["hard_negatives"] = _negatives(folder, what.negatives)
-    if what.neighbours is not None and what.pictures is not None and counts["kept"]:
-        keep_neighbours(folder, what.neighbours, what.pictures, pictures_flag(what.pictures))
+    if what.neighbours is not None and what.images is not None and counts["kept"]:
+        keep_neighbours(folder, what.neighbours, what.images, images_flag(what.images))
     return +counts
 
 

@@ -20,13 +20,13 @@ from vlmill.train.recipes.spec import RunSettings, TrainingStage
 Splits = frozenset[str | None]  # as the table writes them
 
 ALL_KEYS = 1 << 64
-DRAWN_SHARE = 0.01  # of the pictures, that are held out where no split is for validation
-DRAWN_LEAST, DRAWN_MOST = 100, 5_000  # pictures
-DRAWN_LARGEST_SHARE = 0.1  # of few pictures, whatever DRAWN_LEAST says
+DRAWN_SHARE = 0.01  # of the images, that are held out where no split is for validation
+DRAWN_LEAST, DRAWN_MOST = 100, 5_000  # images
+DRAWN_LARGEST_SHARE = 0.1  # of few images, whatever DRAWN_LEAST says
 
 
 def unit_key(row: Mapping[str, Any]) -> int:
-    """Returns the hash of a row's picture, so that a picture's captions stay together; of a text
+    """Returns the hash of a row's image, so that an image's captions stay together; of a text
     alone that of its pair.
     """
     return key64(row["pair_id"] if row["image_id"] is None else row["image_id"])
@@ -60,7 +60,7 @@ FOR_TRAINING = Rows()
 class SplitPlan:
     """Holds the splits that each stage trains on and validates on, in the order of the stages.
 
-    ``draws``: no pair is in a split for validation; some pictures of those that are trained on are
+    ``draws``: no pair is in a split for validation; some images of those that are trained on are
     held out for it.
     """
 
@@ -135,7 +135,7 @@ def _require(names: Sequence[str], splits: Splits, where: str) -> None:
 
 
 def drawn_below(keys: Keys) -> int:
-    """Says below which :func:`unit_key` pictures are held out, given those of all rows.
+    """Says below which :func:`unit_key` images are held out, given those of all rows.
 
     One in a hundred is, at least 100 and at most 5,000, but of few no more than a tenth; at least
     one where there are two. It depends on the ids alone: every seed has the same.

@@ -12,7 +12,7 @@ from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import mix
 from vlmill.train.loading.store.files import ROWS, map_column
-from vlmill.train.loading.store.near import NEAR, NearPictures
+from vlmill.train.loading.store.near import NEAR, NearImages
 
 NO_SOURCE = "null"  # of pairs whose source is missing
 
@@ -48,13 +48,13 @@ class SampleTable:
         return str(self.value("pair_id", row))
 
     def image_id(self, row: int) -> str:
-        """Returns the pair's picture; empty for a text alone."""
+        """Returns the pair's image; empty for a text alone."""
         return self.value("image_id", row) or ""
 
-    def picture_key(self, row: int) -> int:
-        """Returns 64 bits that the pairs of a picture share; a text alone has its own."""
-        has_picture = self.image_rows[row] != ABSENT
-        return int(self.image_keys[row] if has_picture else self.pair_keys[row])
+    def image_key(self, row: int) -> int:
+        """Returns 64 bits that the pairs of an image share; a text alone has its own."""
+        has_image = self.image_rows[row] != ABSENT
+        return int(self.image_keys[row] if has_image else self.pair_keys[row])
 
     def tokens(self, row: int) -> Ids:
         """Returns the text's word-piece ids with [CLS] and [SEP]."""
@@ -63,15 +63,15 @@ class SampleTable:
         return tokens
 
     def matches(self, text_row: int, image_row: int) -> bool:
-        """Says whether the text of one row is a caption of the picture of another."""
+        """Says whether the text of one row is a caption of the image of another."""
         key = mix(int(self.text_keys[text_row]), int(self.image_keys[image_row]))
         position = int(np.searchsorted(self._known, key))
         return position < len(self._known) and bool(self._known[position] == key)
 
     @cached_property
-    def near(self) -> NearPictures | None:
-        """Returns which pictures lie near each other; None where no table has told."""
-        return NearPictures(self._folder) if (self._folder / NEAR).exists() else None
+    def near(self) -> NearImages | None:
+        """Returns which images lie near each other; None where no table has told."""
+        return NearImages(self._folder) if (self._folder / NEAR).exists() else None
 
     @cached_property
     def _hard_rows(self) -> tuple[Ids, Ids]:
@@ -98,9 +98,9 @@ class SampleTable:
         splits: Collection[str | None] | None = None,
     ) -> Ids:
         """Returns the rows whose source is one of these (all for none), in the order of their
-        pictures.
+        images.
 
-        Those with a picture; of ``kind`` "text" those without, and of "pictures" one of each. With
+        Those with an image; of ``kind`` "text" those without, and of "images" one of each. With
         ``splits`` only rows of these.
         """
         rows = np.flatnonzero((self.image_rows == ABSENT) == (kind == "text"))

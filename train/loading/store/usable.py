@@ -1,6 +1,6 @@
 """Which pairs of a table a run can use, and why the others are left out.
 
-Held-out rows, repeated ids, empty texts, and pictures that are missing or have no region.
+Held-out rows, repeated ids, empty texts, and images that are missing or have no region.
 """
 
 from collections import Counter
@@ -35,16 +35,16 @@ from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
 
 @dataclass(frozen=True, kw_only=True)
 class PairSelection:
-    """Says which pairs of a table a run can use, and with which pictures it joins them."""
+    """Says which pairs of a table a run can use, and with which images it joins them."""
 
     pairs: PairTable
     rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
-    pictures: Indexed | None = None  # what pairs are joined with; None for texts alone
-    # Beside regions in `pictures`: the pictures themselves, and annotated regions.
+    images: Indexed | None = None  # what pairs are joined with; None for texts alone
+    # Beside regions in `images`: the images themselves, and annotated regions.
     other_tables: tuple[Indexed, ...] = ()
     takes_pairs: bool = True
-    takes_texts: bool = False  # texts without a picture
-    needs_words: bool = True  # for pictures alone a text may be empty
+    takes_texts: bool = False  # texts without an image
+    needs_words: bool = True  # for images alone a text may be empty
     total: int | None = None  # pairs of the table, for the progress
 
 
@@ -67,35 +67,35 @@ def unit_keys(which: PairSelection) -> Keys:
     return np.concatenate(keys)
 
 
-def require_pictures(counts: Counter[str], missing: str, flag: str = "--pairs") -> None:
+def require_images(counts: Counter[str], missing: str, flag: str = "--pairs") -> None:
     """With ``missing`` "error", raises InputError if a pair was rejected for want of its
-    picture.
+    image.
     """
-    lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
+    lost = {r: counts[r] for r in (Reason.NO_IMAGE, Reason.NO_REGIONS, Reason.NO_BOXES)}
     if missing == "error" and any(lost.values()):
         lost_counts = ", ".join(f"{n} {reason.value}" for reason, n in lost.items() if n)
         raise InputError(
-            f"{flag}: {sum(lost.values())} {flag[2:]} lack their picture ({lost_counts}; the rejects "
+            f"{flag}: {sum(lost.values())} {flag[2:]} lack their image ({lost_counts}; the rejects "
             f"table lists them); extract the regions of all, or drop such {flag[2:]} with "
             "--missing skip"
         )
 
 
 def sample_ids(which: PairSelection) -> str:
-    """Says how the pairs and the table that they are joined with call pictures, for an error; empty
+    """Says how the pairs and the table that they are joined with call images, for an error; empty
     without such a table.
     """
-    if which.pictures is None:
+    if which.images is None:
         return ""
     first = next(pair_rows(which.pairs), [])
     asking = get_flag(which.pairs)
-    join = Join(which.pictures.index, asking=asking, holding=pictures_flag(which.pictures))
+    join = Join(which.images.index, asking=asking, holding=images_flag(which.images))
     return join.samples([row["image_id"] for row in first])
 
 
-def pictures_flag(pictures: Indexed) -> str:
+def images_flag(images: Indexed) -> str:
     """Returns the flag of the table that pairs are joined with."""
-    return pictures.flag if isinstance(pictures, RegionReader) else "--images"
+    return images.flag if isinstance(images, RegionReader) else "--images"
 
 
 def _repeated_keys(pairs: PairTable) -> frozenset[int]:
@@ -106,40 +106,40 @@ def _repeated_keys(pairs: PairTable) -> frozenset[int]:
     return frozenset(keys[1:][keys[1:] == keys[:-1]].tolist())
 
 
-ImageRows = tuple[int, ...]  # the row of each of a pair's pictures; ABSENT if a table has none
+ImageRows = tuple[int, ...]  # the row of each of a pair's images; ABSENT if a table has none
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Says why a pair is left out, and at which of its pictures that lies, if at any."""
+    """Says why a pair is left out, and at which of its images that lies, if at any."""
 
     reason: Reason
     image_id: str | None
 
 
 class PairFilter:
-    """Tells which pairs are kept, and where their pictures are."""
+    """Tells which pairs are kept, and where their images are."""
 
     def __init__(self, which: PairSelection) -> None:
         self._which = which
         self._counts: npt.NDArray[np.int32] | None = None
-        if isinstance(which.pictures, RegionReader):
-            self._counts = which.pictures.box_counts()
-        tables = [] if which.pictures is None else [which.pictures, *which.other_tables]
+        if isinstance(which.images, RegionReader):
+            self._counts = which.images.box_counts()
+        tables = [] if which.images is None else [which.images, *which.other_tables]
         examples = which.pairs if isinstance(which.pairs, Examples) else None
         self._takes_empty = examples is not None and examples.takes_empty
-        self._two_pictures = examples is not None and examples.two_pictures
+        self._two_images = examples is not None and examples.two_images
         self._fault_of_row: FaultFinder = no_fault if examples is None else examples.find_fault
         self._joins = [
-            Join(table.index, asking=get_flag(which.pairs), holding=pictures_flag(table))
+            Join(table.index, asking=get_flag(which.pairs), holding=images_flag(table))
             for table in tables
         ]
         self._came: set[str] = set()
 
     def find_image_rows(self, rows: list[dict[str, Any]]) -> list[ImageRows]:
-        """Returns the rows of each pair's pictures: of one, or of two."""
+        """Returns the rows of each pair's images: of one, or of two."""
         firsts = self._find_image_rows([row["image_id"] for row in rows])
-        if not self._two_pictures:
+        if not self._two_images:
             return [(image_row,) for image_row in firsts]
         seconds = self._find_image_rows([row["second_image_id"] for row in rows])
         return list(zip(firsts, seconds, strict=True))
@@ -194,7 +194,7 @@ class PairFilter:
         if row["image_id"] is None or not self._which.takes_pairs:
             if self._which.takes_texts:
                 return None
-            return Fault(Reason.NO_PICTURE, row["image_id"])
+            return Fault(Reason.NO_IMAGE, row["image_id"])
         names = ("image_id", "second_image_id")
         for name, image_row in zip(names, image_rows, strict=False):
             if (reason := self._find_image_fault(image_row)) is not None:
@@ -203,9 +203,9 @@ class PairFilter:
 
     def _find_image_fault(self, image_row: int) -> Reason | None:
         if image_row == ABSENT:
-            return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
+            return Reason.NO_IMAGE if self._counts is None else Reason.NO_REGIONS
         if self._counts is not None and not self._counts[image_row] and not self._takes_empty:
             return Reason.NO_BOXES
-        if isinstance(self._which.pictures, RegionReader):
-            return None if self._which.pictures.is_finite(image_row) else Reason.NOT_FINITE
+        if isinstance(self._which.images, RegionReader):
+            return None if self._which.images.is_finite(image_row) else Reason.NOT_FINITE
         return None

@@ -35,7 +35,7 @@ from vlmill.train.tasks.evaluating.opened import (
 from vlmill.train.tasks.evaluating.report import write_report
 from vlmill.train.tasks.evaluating.weighed import weigh_example
 from vlmill.train.tasks.finetuning.learning import find_rows
-from vlmill.train.tasks.report import WeighedPicture
+from vlmill.train.tasks.report import WeighedImage
 from vlmill.train.tasks.scores import NAMED, Figures
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 
@@ -94,7 +94,7 @@ def weigh_best_example(
     batches: TaskBatches,
     predicted: list[Prediction],
     evaluated: EvaluationResult,
-) -> WeighedPicture | None:
+) -> WeighedImage | None:
     """The weights of the regions behind the best answered example, or the first one."""
     if not predicted or not setup.task.weighs_regions:
         return None
@@ -116,13 +116,13 @@ def weigh_best_example(
 
 
 def prepare_batches(setup: EvaluationSetup, folder: Path, rejects: ShardWriter) -> TaskBatches:
-    """The examples with a picture, tokenised; what lacks one is among the ``rejects``."""
+    """The examples with an image, tokenised; what lacks one is among the ``rejects``."""
     sources, stage = setup.sources, setup.stage
     longest = setup.recipe.max_text_tokens
     what = PreparationInputs(
         pairs=sources.inputs.visited,
         rows=Rows(splits=frozenset(sources.pairs.splits)),
-        pictures=sources.joined_images,
+        images=sources.joined_images,
         takes_pairs=stage.feeding.kind != "text",
         takes_texts=stage.feeding.kind == "text",
         total=sources.pairs.count,
@@ -152,7 +152,7 @@ def prepare_batches(setup: EvaluationSetup, folder: Path, rejects: ShardWriter) 
 def predict_all(
     setup: EvaluationSetup, batches: TaskBatches
 ) -> tuple[list[Prediction], list[Undecodable]]:
-    """What the model says of every example, and the pictures that cannot be decoded."""
+    """What the model says of every example, and the images that cannot be decoded."""
     options, model = setup.options, setup.loaded.model.to(setup.device)
     rows = batches.rows().tolist()
     predicted, undecodable = list[Prediction](), list[Undecodable]()

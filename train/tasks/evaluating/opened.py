@@ -44,7 +44,7 @@ class EvaluationOptions:
     images: str | None = None
     labels: Path | None = None
     split: str | None = None
-    missing: Literal["error", "skip"] = "error"  # what becomes of examples without their picture
+    missing: Literal["error", "skip"] = "error"  # what becomes of examples without their image
     device: str = "cpu"
     batch_size: int = 64
     fresh: bool = False
@@ -69,12 +69,12 @@ class EvaluationSetup:
 
     @property
     def blind(self) -> bool:
-        """Whether the checkpoint was trained without pictures."""
+        """Whether the checkpoint was trained without images."""
         return self.loaded.task is not None and self.loaded.task.blind
 
     @property
     def global_features(self) -> bool:
-        """Whether the model takes features of whole pictures."""
+        """Whether the model takes features of full images."""
         return bool(
             get_global_widths(get_training(self.loaded.variant).get_body(self.loaded.config))
         )
@@ -248,6 +248,6 @@ def collect_settings(setup: EvaluationSetup) -> dict[str, Any]:
 
 
 def table_sizes(sources: Sources) -> list[int]:
-    """The sizes in bytes of the tables that pictures, or their regions, are read from."""
+    """The sizes in bytes of the tables that images, or their regions, are read from."""
     readers = (sources.regions or sources.images, sources.annotated)
     return [path.stat().st_size for reader in readers if reader for path in reader.paths]

@@ -1,4 +1,4 @@
-"""``report.html`` of an evaluation: figures beside the papers', and examples with pictures."""
+"""``report.html`` of an evaluation: figures beside the papers', and examples with images."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from vlmill.train.tasks.evaluating.opened import EvaluationSetup
 from vlmill.train.tasks.published import published_section
 from vlmill.train.tasks.report import (
     CARD_PX,
-    WeighedPicture,
+    WeighedImage,
     cases_section,
     figures_table,
     read_thumbnails,
@@ -28,7 +28,7 @@ def write_report(
     evaluated: EvaluationResult,
     figures: Figures,
     rejects: Counter[str],
-    weighed: WeighedPicture | None,
+    weighed: WeighedImage | None,
     settings: Mapping[str, Any],
 ) -> None:
     """Writes the page of an evaluation."""

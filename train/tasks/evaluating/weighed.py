@@ -1,4 +1,4 @@
-"""Says which regions of a picture an answer rests on."""
+"""Says which regions of an image an answer rests on."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from vlmill.train.loading.features import read_features
 from vlmill.train.tasks.batches import TaskBatches
 from vlmill.train.tasks.evaluating.opened import EvaluationSetup
-from vlmill.train.tasks.report import WeighedPicture
+from vlmill.train.tasks.report import WeighedImage
 from vlmill.train.tasks.task import Prediction
 from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
 
@@ -14,8 +14,8 @@ from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
 @torch.inference_mode()
 def weigh_example(
     setup: EvaluationSetup, batches: TaskBatches, predicted: Prediction, caption: str
-) -> WeighedPicture | None:
-    """Weighs the regions of one example's picture; None for a model that reads pixels.
+) -> WeighedImage | None:
+    """Weighs the regions of one example's image; None for a model that reads pixels.
 
     It costs a pass of one example for each region.
     """
@@ -33,7 +33,7 @@ def weigh_example(
         outputs = setup.task.outputs(setup.loaded.model, only_rows(batch, rows))
         return setup.task.compute_score(outputs, predicted.value)
 
-    return WeighedPicture(
+    return WeighedImage(
         image_id=regions.row.image_id,
         width=regions.row.width,
         height=regions.row.height,

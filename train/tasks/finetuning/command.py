@@ -37,7 +37,7 @@ Examples of splits for validation or test are not trained on. validate_every=N m
 and keeps the checkpoint that is best at them; patience=N ends the run after so many measurements
 without a better one. seeds=[0,1,2] trains as many times and says how far the results lie apart.
 
-Memory is bounded by the batch, plus some 60 bytes for each example and 150 for each picture.
+Memory is bounded by the batch, plus some 60 bytes for each example and 150 for each image.
 """
 
 
@@ -53,18 +53,18 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE", help="a recipe as YAML, instead of TASK-MODEL")
     add("--init", metavar="DIR", help="start from this checkpoint's weights")
     add("--examples", required=True, metavar="TABLE", help="the task's examples")
-    add("--regions", metavar="TABLE", help="regions of their pictures")
+    add("--regions", metavar="TABLE", help="regions of their images")
     add(
         "--annotated-regions",
         metavar="TABLE",
         help="regions at the boxes that people have drawn (feeding.boxes: RefCOCO+, VCR)",
     )
-    add("--images", metavar="TABLE", help="their pictures, for models of pixels")
+    add("--images", metavar="TABLE", help="their images, for models of pixels")
     add(
         "--negatives",
         metavar="TABLE",
-        help="retrieval by ViLBERT and InterBERT: the nearest pictures of each "
-        "(`python -m vlmill.pipelines.nearest_pictures`)",
+        help="retrieval by ViLBERT and InterBERT: the nearest images of each "
+        "(`python -m vlmill.pipelines.nearest_images`)",
     )
     add(
         "--labels",
@@ -77,7 +77,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="examples without their picture are an error, or left out and listed (default: skip)",
+        help="examples without their image are an error, or left out and listed (default: skip)",
     )
     add("--vocab", metavar="FILE", help="without --init, a BERT vocab.txt")
     add("--output", type=path_or_url, required=True, metavar="DIR")

@@ -45,7 +45,7 @@ class TaskInputs:
     annotated_regions: str | None = None
     images: str | None = None
     negatives: str | None = None  # the table of negatives that the task draws from
-    missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their picture
+    missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their image
     init: str | None = None
     vocab: str | None = None
     labels: Path | None = None  # what the task's head tells apart
@@ -120,7 +120,7 @@ def _say_what_is_not_read(recipe: TaskRecipe, inputs: TaskInputs) -> None:
             inputs.annotated_regions,
             lambda f: f.reads_regions and f.boxes != "detected",
         ),
-        "--images": (inputs.images, lambda f: f.reads_pictures),
+        "--images": (inputs.images, lambda f: f.reads_images),
     }
     for flag, (table, reads) in tables.items():
         if table is not None and not any(map(reads, feeds)):

@@ -153,7 +153,7 @@ def measure_part(
 
 
 def find_rows(host: HostBatch, batches: TaskBatches, rows: Sequence[int]) -> list[int]:
-    """The rows that a batch has an example of: those whose picture could be decoded."""
+    """The rows that a batch has an example of: those whose image could be decoded."""
     ids = {batches.table.pair_id(row): row for row in rows}
     return [ids[pair_id] for pair_id in dict.fromkeys(host.pair_ids)]
 

@@ -57,7 +57,7 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
 
 
 def get_body(init: LoadedCheckpoint) -> Any:
-    """The configuration of what a checkpoint has of words and pictures."""
+    """The configuration of what a checkpoint has of words and images."""
     return get_training(init.variant).get_body(init.config)
 
 
@@ -98,7 +98,7 @@ def make_checkpoint_body(recipe: TaskRecipe, recipe_body: Any, init: LoadedCheck
     if recipe.variant.startswith("vlmo"):
         free += VLMO_TASK
     if recipe.variant == "vlmo-text":
-        free.append("first_vl_layer")  # texts alone meet no picture
+        free.append("first_vl_layer")  # texts alone meet no image
     body = dataclasses.replace(init_body, **{name: getattr(recipe_body, name) for name in free})
     refuse_changes(recipe, get_training(recipe.variant).body, body, init)
     return body

@@ -1,6 +1,6 @@
 """GLUE: one of eight tasks on a text, or on two.
 
-Input: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] in two segments, and no picture. Head: a linear layer
+Input: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] in two segments, and no image. Head: a linear layer
 on what the model pools of the texts. Loss: cross-entropy over the task's classes, squared error for
 STS-B's score. Metric: the task's official one.
 
@@ -121,7 +121,7 @@ class Glue(Task):
         return None if is_known else Reason.LABEL_UNKNOWN
 
     def _as_pairs(self, statements: pa.RecordBatch) -> pa.RecordBatch:
-        """Reads statements as pairs without a picture, whose text holds all words: a vocabulary is
+        """Reads statements as pairs without an image, whose text holds all words: a vocabulary is
         trained on it.
         """
         rows = statements.filter(pc.equal(statements.column("source"), self.source))
@@ -148,7 +148,7 @@ class Glue(Task):
         none = np.zeros(len(tokens), dtype=np.bool_)
         text = MaskedTokens(original=tokens, tokens=tokens, masked=none)
         sample = batches.example(visit.row, draws, text)
-        assert not isinstance(sample, Undecodable)  # there is no picture
+        assert not isinstance(sample, Undecodable)  # there is no image
         return (TextSample(**(vars(sample) | {"num_first": num_first})),)
 
     def make_label_tensors(
@@ -253,7 +253,7 @@ def glue(
     if labels is not None:
         raise InputError(f"--labels {labels}: glue's classes are known; drop it")
     if recipe.blind:
-        raise InputError("blind=true: glue shows no picture; drop it")
+        raise InputError("blind=true: glue shows no image; drop it")
     require_variant(recipe, VARIANTS)
     task = Glue(settings=recipe.settings, max_tokens=longest_text(recipe, init))
     there = list_sources(examples)

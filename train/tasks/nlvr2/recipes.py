@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vlmill.models.interbert.config import (
-    InterBertPicturesConfig,
+    InterBertImagesConfig,
     interbert_paper,
     interbert_small,
 )
@@ -44,7 +44,7 @@ from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 
 NUM_IMAGES = 2  # of a statement
-REGIONS, IMAGES_FLAG = "regions of the pictures", "--images: the pictures"
+REGIONS, IMAGES_FLAG = "regions of the images", "--images: the images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def nlvr2_recipe(
 
 
 # VLMo (arXiv:2111.02358, sec. 4.2): (statement, left) and (statement, right) through the fusion
-# encoder, pictures of 384 pixels, 10 epochs of 128.
+# encoder, images of 384 pixels, 10 epochs of 128.
 
 WITHOUT_HEADS = {"contrast": False, "match": False, "mlm": False, "num_images": NUM_IMAGES}
 VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float, float]] = {  # rate, drop path
@@ -99,7 +99,7 @@ VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float, float]] = {  # rat
 
 def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
     """As released, a classifier of two layers on both pooled vectors; by the paper (``-paper``),
-    one layer on both [T_CLS]. Pictures are mirrored whatever the statement says of sides [code].
+    one layer on both [T_CLS]. Images are mirrored whatever the statement says of sides [code].
     """
     make, rate, drop_path = VLMO_SIZES[size]
     paper = size.endswith("-paper")
@@ -173,7 +173,7 @@ def nlvr2_interbert() -> TaskRecipe:
     return nlvr2_recipe(
         "nlvr2-interbert",
         "interbert-pictures",
-        InterBertPicturesConfig(trunk=interbert_paper()),
+        InterBertImagesConfig(trunk=interbert_paper()),
         ("interbert", "interbert-tasks", "interbert-pictures"),
         make_region_stage(interbert_feeding()),
         "NLVR2 with InterBERT, as 12-in-1 does",
@@ -213,12 +213,12 @@ def nlvr2_vilbert_small() -> TaskRecipe:
 def nlvr2_interbert_small() -> TaskRecipe:
     """With a small InterBERT."""
     trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
-    model = InterBertPicturesConfig(trunk=trunk, dropout=0.0)
+    model = InterBertImagesConfig(trunk=trunk, dropout=0.0)
     return small("nlvr2-interbert-small", nlvr2_interbert(), model)
 
 
 def nlvr2_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, on pictures that are larger than in its pretraining."""
+    """With a small VLMo, on images that are larger than in its pretraining."""
     like = nlvr2_vlmo("base")
     feeding = replace(like.stages[0].feeding, image_size=80, max_tokens=None, augment=False)
     feeding = replace(feeding, flip=0.0, crop=(1.0, 1.0))

@@ -1,8 +1,8 @@
-"""NLVR2: whether a statement is true of two pictures.
+"""NLVR2: whether a statement is true of two images.
 
-Input: the statement with either picture, two pairs that share the text. Head: a classifier on what
+Input: the statement with either image, two pairs that share the text. Head: a classifier on what
 the model pools of both, side by side. Loss: cross-entropy over false and true. Metric: the share of
-right examples; consistency, over all pictures of a statement, is evaluation's.
+right examples; consistency, over all images of a statement, is evaluation's.
 
 S statements, B = 2 S pairs, T tokens.
 """
@@ -50,7 +50,7 @@ Logits = Callable[[Any, Batch, Nlvr2Settings], Float[Tensor, "S 2"]]
 
 
 def pooled_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
-    """ViLBERT and InterBERT: what is pooled of both pictures, side by side [choice]."""
+    """ViLBERT and InterBERT: what is pooled of both images, side by side [choice]."""
     logits: Tensor = model.label_logits(model(batch.inputs).pooled)
     return logits
 
@@ -59,7 +59,7 @@ def task_token_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Floa
     """12-in-1: the same with the task's token (arXiv:1912.02315, sec. 3)."""
     tokens = batch.inputs.tokens
     task = torch.full_like(tokens[:, 0], settings.task_token)
-    logits: Tensor = model.two_picture_logits(model(batch.inputs, task=task).pooled)
+    logits: Tensor = model.two_image_logits(model(batch.inputs, task=task).pooled)
     return logits
 
 
@@ -91,18 +91,18 @@ class Nlvr2(Task):
     name = "nlvr2"
     losses = ("labels",)
     criterion = Criterion(name="accuracy", highest=True)
-    weighs_regions = False  # the report draws one picture
+    weighs_regions = False  # the report draws one image
 
     # Input
 
     def examples(self, path: str) -> Examples:
-        """The statements with both of their pictures."""
+        """The statements with both of their images."""
         return Examples(
             path=path,
             table=STATEMENTS,
             as_pairs=as_pairs,
             labels=LABELS,
-            two_pictures=True,
+            two_images=True,
             find_fault=reject_reason,
         )
 
@@ -112,7 +112,7 @@ class Nlvr2(Task):
         return TaskRecord(name=self.name)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The statement with the left picture, then with the right one."""
+        """The statement with the left image, then with the right one."""
         new_samples = list[Sample]()
         for second in (False, True):
             sample = batches.example(visit.row, draws, second=second)
@@ -184,7 +184,7 @@ class Nlvr2(Task):
 
 
 def as_pairs(statements: pa.RecordBatch) -> pa.RecordBatch:
-    """Reads statements as pairs with their first picture, and the second one's id; neither of one
+    """Reads statements as pairs with their first image, and the second one's id; neither of one
     without two.
     """
     rows = [

@@ -25,7 +25,7 @@ CANDIDATES = (5, 10, 20)
 
 @dataclass(kw_only=True)
 class Split:
-    """Holds the expressions of a split of a data set: their pictures and texts."""
+    """Holds the expressions of a split of a data set: their images and texts."""
 
     expressions: dict[str, tuple[str, str]] = field(default_factory=dict)
 

@@ -65,7 +65,7 @@ class Grounding:
     """An expression's right box [4], its candidates [N, 4] and the model's scores of these [N].
 
     ``reference_index`` is the right candidate's row where candidates are annotated boxes. No
-    candidate is the whole picture, unless it may be chosen. ``size`` is the picture's, for who
+    candidate is the full image, unless it may be chosen. ``size`` is the image's, for who
     draws it.
     """
 

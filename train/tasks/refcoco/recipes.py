@@ -38,7 +38,7 @@ from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.vqa.recipes import vlbert_vqa_optimizer
 
-SMALL_PX = 128  # a side of the pictures of trials
+SMALL_PX = 128  # a side of the images of trials
 Rule = Literal["exact", "released", "vlbert", "mattnet"]
 
 
@@ -50,13 +50,13 @@ class RefcocoSettings:
     labels: Literal["soft", "binary"] = "binary"
     # By which rule of `metrics.RULES` overlaps are measured for that.
     label_rule: Rule = "vlbert"
-    # The loss of a region, summed over a picture's and a mean over the expressions (ViLBERT), or a
+    # The loss of a region, summed over an image's and a mean over the expressions (ViLBERT), or a
     # mean over all of them (VL-BERT).
     loss: Literal["sum", "mean"] = "sum"
-    # "left" and "right" change places in the expressions of mirrored pictures (VL-BERT's code).
+    # "left" and "right" change places in the expressions of mirrored images (VL-BERT's code).
     mirror_words: bool = False
     iou: Rule = "exact"  # the rule by which a choice is right: that of `evaluate --iou`
-    # Whether the whole picture, which is trained on as a region, may be chosen. The released codes
+    # Whether the full image, which is trained on as a region, may be chosen. The released codes
     # let it.
     choose_whole: bool = False
 
@@ -93,7 +93,7 @@ def refcoco_recipe(
 
 
 def vilbert_refcoco_feeding() -> Feeding:
-    """20 tokens and 100 regions, the whole picture among them; annotated boxes beside the detected
+    """20 tokens and 100 regions, the full image among them; annotated boxes beside the detected
     ones in training alone [code].
     """
     return replace(
@@ -131,7 +131,7 @@ def refcoco_vilbert() -> TaskRecipe:
 
 
 def vlbert_refcoco_feeding() -> Feeding:
-    """Expressions in full, all regions, the whole picture among them, mirrored every other time
+    """Expressions in full, all regions, the full image among them, mirrored every other time
     [code].
     """
     return replace(

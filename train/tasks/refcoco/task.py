@@ -1,11 +1,11 @@
-"""RefCOCO, RefCOCO+, RefCOCOg: which of a picture's boxes an expression names.
+"""RefCOCO, RefCOCO+, RefCOCOg: which of an image's boxes an expression names.
 
-Input: the expression with the picture's regions, the whole picture among them. Head: a logit for
+Input: the expression with the image's regions, the full image among them. Head: a logit for
 each region's last vector. Loss: each region's binary cross-entropy with whether it overlaps with
 the named box by half (or, in ViLBERT's code, by how much). Metric: how often the region with the
 highest logit overlaps enough.
 
-B expressions, R regions, the whole picture in row 0, N of a picture.
+B expressions, R regions, the full image in row 0, N of a image.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ LABELS = pa.schema([("box", pa.list_(pa.float32()))])
 OWN_HEADS = ("vl-bert-refcoco", "vl-bert-refcoco-end-to-end")
 VARIANTS = ("vilbert-tasks", "interbert-tasks", "vilbert-12in1-tasks", *OWN_HEADS)
 SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the same box
-OUTSIDE_PX = 1.0  # a box that reaches further out of its picture is another picture's
+OUTSIDE_PX = 1.0  # a box that reaches further out of its image is another image's
 
 
 def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> NDArray[np.float32]:
@@ -73,7 +73,7 @@ def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> N
 
 
 def prepend_image_box(boxes: Array, size: tuple[int, int], feeding: Feeding) -> Array:
-    """Returns the boxes behind the whole picture's [N + 1, 4]; VL-BERT's ends at the last pixel."""
+    """Returns the boxes behind the full image's [N + 1, 4]; VL-BERT's ends at the last pixel."""
     less = int(feeding.whole_image == "rest")
     image_box = np.array([[0, 0, size[0] - less, size[1] - less]], dtype=np.float32)
     return np.concatenate([image_box, boxes])
@@ -100,7 +100,7 @@ class Refcoco(Task):
         return dataclasses.replace(self, sides=find_sides(words))
 
     def examples(self, path: str) -> Examples:
-        """Expressions with the box that each names; also those without a word, and of pictures in
+        """Expressions with the box that each names; also those without a word, and of images in
         which nothing was detected: they are scored as published.
         """
         return Examples(
@@ -117,7 +117,7 @@ class Refcoco(Task):
         return without_features(regions)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The expression with its picture; of a mirrored one left and right change places."""
+        """The expression with its image; of a mirrored one left and right change places."""
         sample = batches.example(visit.row, draws)
         if isinstance(sample, Undecodable):
             return sample
@@ -128,7 +128,7 @@ class Refcoco(Task):
                 pair_id=sample.pair_id,
                 image_id=row.image_id,
                 reason=Reason.EMPTY_BOX,
-                why=f"the named box {box} is not of a picture of {row.width} x {row.height}",
+                why=f"the named box {box} is not of an image of {row.width} x {row.height}",
             )
         if self.settings.mirror_words and sample.regions.mirrored:
             text = mirrored_text(sample.text, self.sides)
@@ -139,7 +139,7 @@ class Refcoco(Task):
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
         """What each region is taught, and the boxes as they are stored: those of the regions, the
-        named one, how many regions there are, and the pictures' sizes.
+        named one, how many regions there are, and the images' sizes.
         """
         targets, candidates, references, sizes = [], [], [], []
         for sample in samples:
@@ -163,7 +163,7 @@ class Refcoco(Task):
     def _targets(
         self, sample: Sample, regions: SampledRegions, reference: Boxes
     ) -> NDArray[np.float32]:
-        """What each region is taught [N + 1]; from pixels by the boxes of the resized picture."""
+        """What each region is taught [N + 1]; from pixels by the boxes of the resized image."""
         size = (regions.row.width, regions.row.height)
         if "boxes" in sample.pixels:
             old = Size(width=size[0], height=size[1])
@@ -186,8 +186,8 @@ class Refcoco(Task):
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B R"]:
         """The logit of each region; far below all others at padding."""
         inputs = dataclasses.replace(batch.inputs, read_regions=batch.inputs.real_regions)
-        if (pictures := batch.picture_regions) is not None:
-            pixel_scores: Tensor = model(pictures, inputs, real=inputs.real_regions)
+        if (images := batch.image_regions) is not None:
+            pixel_scores: Tensor = model(images, inputs, real=inputs.real_regions)
             return pixel_scores
         if self.variant in OWN_HEADS:
             logits: Tensor = model(inputs)
@@ -210,7 +210,7 @@ class Refcoco(Task):
     # Metric
 
     def predict(self, outputs: Float[Tensor, "B R"], batch: Batch) -> list[Grounding]:
-        """The regions' boxes and scores, without the whole picture unless it may be chosen."""
+        """The regions' boxes and scores, without the full image unless it may be chosen."""
         first = 0 if self.settings.choose_whole else 1
         logits, labels = outputs.float().cpu().numpy(), batch.labels
         boxes, references, counts, sizes = (
@@ -273,7 +273,7 @@ def _as_pairs(expressions: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def is_outside(box: Sequence[float], size: tuple[int, int]) -> bool:
-    """Whether a box reaches out of a picture by more than a pixel."""
+    """Whether a box reaches out of an image by more than a pixel."""
     lowest, highest = min(box), max(box[2] - size[0], box[3] - size[1])
     return lowest < -OUTSIDE_PX or highest > OUTSIDE_PX
 

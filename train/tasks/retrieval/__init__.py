@@ -1,6 +1,6 @@
-"""Retrieval finds pictures by texts, and texts by pictures.
+"""Retrieval finds images by texts, and texts by images.
 
-It is learnt in ``base`` (what it is), ``task`` (texts and pictures read together), ``drawing``
+It is learnt in ``base`` (what it is), ``task`` (texts and images read together), ``drawing``
 (what a pair is told from), ``losses``, ``dual`` (read apart), ``held_out`` (how it is followed),
 ``settings``, ``recipes`` and ``vlmo_recipes``.
 

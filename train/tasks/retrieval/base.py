@@ -1,4 +1,4 @@
-"""What retrieval is, however its model reads a text and a picture."""
+"""What retrieval is, however its model reads a text and a image."""
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ class RetrievalTask(LearntTask):
     criterion = Criterion(name="mean_recall", highest=True)
 
     def examples(self, path: str) -> Examples:
-        """Captions with their pictures."""
+        """Captions with their images."""
         return Examples(path=path, table=PAIRS, as_pairs=as_they_are)
 
     @property
@@ -35,5 +35,5 @@ class RetrievalTask(LearntTask):
         return TaskRecord(name=NAME)
 
     def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
-        """All captions of some pictures."""
+        """All captions of some images."""
         return select_image_rows(table, rows, max_rows)

@@ -1,6 +1,6 @@
-"""Selects which texts and pictures retrieval ranks, and says what is left out of it.
+"""Selects which texts and images retrieval ranks, and says what is left out of it.
 
-I pictures, T texts.
+I images, T texts.
 """
 
 from collections import Counter
@@ -79,9 +79,9 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Holds what is ranked: T texts with their ``tokens``, and I pictures.
+    """Holds what is ranked: T texts with their ``tokens``, and I images.
 
-    ``owners`` int64 [T] is each text's picture.
+    ``owners`` int64 [T] is each text's image.
     """
 
     pairs: tuple[Pair, ...]
@@ -98,7 +98,7 @@ def select_candidates(
 ) -> tuple[Candidates, Rejects]:
     """Keep the pairs that can be scored, in their order, and a row of the rejects for each other.
 
-    ``faults`` says what is wrong with a picture, by its id. Of a pair_id that comes again the first
+    ``faults`` says what is wrong with an image, by its id. Of a pair_id that comes again the first
     pair counts, as in training: a figure would count twice.
     """
     rankable, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
@@ -107,7 +107,7 @@ def select_candidates(
         reason = Reason.DUPLICATE if pair.pair_id in previous_ids else _fault(pair, text, faults)
         previous_ids.add(pair.pair_id)
         if pair.image_id is None or reason is not None:
-            reason = reason or Reason.NO_PICTURE
+            reason = reason or Reason.NO_IMAGE
             rejects.append(reject(STAGE, pair.pair_id, reason, f"image {pair.image_id}"))
         else:
             rankable.append((pair, text))
@@ -123,7 +123,7 @@ def select_candidates(
 
 def _fault(pair: Pair, tokens: Ids, faults: Mapping[str, Reason]) -> Reason | None:
     if pair.image_id is None:
-        return Reason.NO_PICTURE
+        return Reason.NO_IMAGE
     if pair.image_id in faults:
         return faults[pair.image_id]
     return None if len(tokens) > SPECIALS else Reason.NO_TEXT
@@ -135,19 +135,19 @@ def check_candidates(
     fold_images: int | None,
     samples: str = "",
 ) -> None:
-    """Raise InputError if no pair is left, or the pictures do not fill whole folds.
+    """Raise InputError if no pair is left, or the images do not fill whole folds.
 
-    ``samples`` says how the tables call pictures.
+    ``samples`` says how the tables call images.
     """
     if not candidates.pairs:
         reasons = Counter(str(row["reason"]) for row in rejects)
         raise InputError(
             f"--pairs: none of {len(rejects)} pairs can be scored ({reason_counts(reasons)}"
-            f"{samples and '; '}{samples}); give the --regions or --images of their pictures"
+            f"{samples and '; '}{samples}); give the --regions or --images of their images"
         )
     num_images = len(candidates.image_ids)
     if fold_images is not None and (fold_images < 1 or num_images % fold_images):
         raise InputError(
-            f"--fold-images {fold_images} does not divide the {num_images} pictures into whole "
+            f"--fold-images {fold_images} does not divide the {num_images} images into whole "
             "folds; give a divisor"
         )

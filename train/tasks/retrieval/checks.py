@@ -28,7 +28,7 @@ def select_ranking(
     """Says by which head the model ranks: the contrastive one where there is one, but for what a
     ``first_stage`` has picked.
 
-    Raises InputError if the model cannot say whether a text and a picture belong together, or not
+    Raises InputError if the model cannot say whether a text and an image belong together, or not
     in the way that is asked for.
     """
     who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
@@ -40,7 +40,7 @@ def select_ranking(
         )
     if loaded.task is not None and loaded.task.blind:
         raise InputError(
-            f"{who} that was trained without pictures (blind=true): it ranks all of them alike; "
+            f"{who} that was trained without images (blind=true): it ranks all of them alike; "
             "its recalls are those by chance"
         )
     contrast = loaded.variant == "vlmo" and config.contrast
@@ -75,7 +75,7 @@ def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
 
 
 def body_config(loaded: LoadedCheckpoint) -> Any:
-    """The configuration of the part that reads texts and pictures, below a task's heads."""
+    """The configuration of the part that reads texts and images, below a task's heads."""
     return get_training(loaded.variant).get_body(loaded.config)
 
 
@@ -117,7 +117,7 @@ def notes_on_regions(
     if (width := config.region_width) != regions.feature_dim:
         raise InputError(
             f"--regions have features {regions.feature_dim} wide, the checkpoint takes {width}; "
-            "extract these pictures with the detector of the training"
+            "extract these images with the detector of the training"
         )
     check_global_features(regions, config)
     notes = []
@@ -136,7 +136,7 @@ def notes_on_regions(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Counts how many of the ranked pairs and pictures the checkpoint was trained on."""
+    """Counts how many of the ranked pairs and images the checkpoint was trained on."""
 
     pairs: int
     images: int
@@ -174,10 +174,10 @@ def notes_on_training(
     if overlap is None or loaded.trained_on is None:
         return [*notes, "The checkpoint does not say which pairs it was trained on."]
     if overlap.pairs or overlap.images:
-        knows = "by heart" if overlap.pairs else "in part: other captions of these pictures"
+        knows = "by heart" if overlap.pairs else "in part: other captions of these images"
         notes.append(
             f"The checkpoint was trained on {overlap.pairs} of these {len(candidates.pairs)} pairs "
-            f"and {overlap.images} of these {len(candidates.image_ids)} pictures: the figures show "
+            f"and {overlap.images} of these {len(candidates.image_ids)} images: the figures show "
             f"what it knows {knows}."
         )
     if not loaded.trained_on.complete:
@@ -204,8 +204,8 @@ def notes_on_shortlists(metrics: Mapping[str, float]) -> list[str]:
         return []
     texts, images = (1 - metrics[f"{kind}_retrieval/listed"] for kind in ("image", "text"))
     return [
-        f"The first stage costs at most {percent(texts)} % of recall of pictures, as it left out "
-        f"the right picture of so many texts, and {percent(images)} % of recall of texts."
+        f"The first stage costs at most {percent(texts)} % of recall of images, as it left out "
+        f"the right image of so many texts, and {percent(images)} % of recall of texts."
     ]
 
 
@@ -214,6 +214,6 @@ def notes_on_many(count: int, shape: tuple[int, ...]) -> list[str]:
     if count < max(shape):
         return []
     return [
-        f"--rerank {count} is as many as there are pictures and texts, or more: all pairs are "
+        f"--rerank {count} is as many as there are images and texts, or more: all pairs are "
         "scored, and the first stage decides nothing."
     ]

@@ -1,8 +1,8 @@
-"""Retrieval by a model that reads texts and pictures apart (VLMo, arXiv:2111.02358, sec. 4.3).
+"""Retrieval by a model that reads texts and images apart (VLMo, arXiv:2111.02358, sec. 4.3).
 
-Input: a caption and its picture. Head: a vector of either, of length 1. Loss: the contrast of all
+Input: a caption and its image. Head: a vector of either, of length 1. Loss: the contrast of all
 pairs of the step, in both directions, of all parts that it is computed in (accumulation) and of all
-processes. Metric: recall among held-out pictures.
+processes. Metric: recall among held-out images.
 
 B pairs, H width.
 """
@@ -24,7 +24,7 @@ from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.objectives.cached_contrast import StepContrast, vectors_contrast
-from vlmill.train.objectives.negatives import same_pictures
+from vlmill.train.objectives.negatives import same_images
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.base import RetrievalTask
 from vlmill.train.tasks.retrieval.held_out import measure_recalls, scores_of_vectors
@@ -41,18 +41,18 @@ def scaled_vectors(
 
 
 def compute_contrast(
-    vectors: Float[Tensor, "B 2 H"], picture_keys: Tensor | None = None
+    vectors: Float[Tensor, "B 2 H"], image_keys: Tensor | None = None
 ) -> Float[Tensor, ""]:
-    """The contrast of scaled vectors; pairs of one of the ``picture_keys`` are no negatives of
+    """The contrast of scaled vectors; pairs of one of the ``image_keys`` are no negatives of
     each other.
     """
-    excluded = None if picture_keys is None else same_pictures(picture_keys)
+    excluded = None if image_keys is None else same_images(image_keys)
     return vectors_contrast(vectors, excluded)
 
 
 @dataclass(kw_only=True)
 class DualEncoder(RetrievalTask):
-    """Draws a caption and its picture together, and all others apart."""
+    """Draws a caption and its image together, and all others apart."""
 
     settings: RetrievalSettings
 
@@ -74,7 +74,7 @@ class DualEncoder(RetrievalTask):
         return {"contrast": len(batch.pair_ids)}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B 2 H"]:
-        """The vectors of each text, times the temperature, and of each picture."""
+        """The vectors of each text, times the temperature, and of each image."""
         vlmo, inputs = cast(Vlmo, model), batch.pixel_inputs(masked=False)
         inputs.check(vocab_size=vlmo.config.vocab_size)
         text = vlmo.text_vectors(inputs.tokens, inputs.token_mask, real=inputs.real_tokens)
@@ -84,15 +84,15 @@ class DualEncoder(RetrievalTask):
         """The contrast with the pairs of all processes; of held-out ones, of which processes have
         unequal parts, with the batch's (:meth:`measure` has all).
         """
-        keys = self._keys(batch.picture_keys)
+        keys = self._keys(batch.image_keys)
         if torch.is_grad_enabled():
             outputs = gather_first(outputs)
             keys = None if keys is None else gather_first(keys)
         return {"contrast": compute_contrast(outputs, keys)}
 
-    def _keys(self, pictures: Tensor | None) -> Tensor | None:
+    def _keys(self, images: Tensor | None) -> Tensor | None:
         """What tells which pairs are no negatives of each other."""
-        return None if self.settings.same_picture_negatives else pictures
+        return None if self.settings.same_picture_negatives else images
 
     def predict(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> list[NDArray[np.floating]]:
         """The vectors of each pair, float32 [2, H]."""

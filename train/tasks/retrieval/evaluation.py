@@ -21,7 +21,7 @@ from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
-from vlmill.train.tasks.report import WeighedPicture
+from vlmill.train.tasks.report import WeighedImage
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
 from vlmill.train.tasks.retrieval.checks import (
     count_overlap,
@@ -54,7 +54,7 @@ from vlmill.train.tasks.retrieval.metrics import (
 )
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, sections
 from vlmill.train.tasks.retrieval.vectors import RankScores
-from vlmill.train.tasks.retrieval.weighed import weighed_picture
+from vlmill.train.tasks.retrieval.weighed import weighed_image
 from vlmill.train.tasks.scores import percent
 
 JOB = "train-vl evaluate retrieval"
@@ -63,18 +63,18 @@ NEIGHBOURS = 5
 
 
 def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
-    """Rank all pictures against all texts, write the output folder, and return the metrics.
+    """Rank all images against all texts, write the output folder, and return the metrics.
 
     A finished output of the same inputs is left as it is (its metrics are computed anew only with
     ``fresh``). Raises InputError for what a user can mend.
     """
     setup = open_inputs(options)
     ids = sorted({pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None})
-    pictures = setup.image_inputs
-    faults = dict(pictures.missing(ids))
+    images = setup.image_inputs
+    faults = dict(images.missing(ids))
     if setup.first is not None:
         faults = dict(setup.first.missing(ids)) | faults
-    if summary := pictures.join.summary():
+    if summary := images.join.summary():
         setup.notes.append(f"{summary}.")
     candidates, rejects = select(setup, faults)
     settings = collect_settings(setup)
@@ -160,7 +160,7 @@ def _write(
             score="cosines" if cosines else "logits of the matching head",
             weighed=_weighed(setup, candidates, by_text),
         ),
-        subtitle=f"{len(candidates.image_ids)} pictures, {len(candidates.pairs)} captions, "
+        subtitle=f"{len(candidates.image_ids)} images, {len(candidates.pairs)} captions, "
         f"{settings['recipe']} after {settings['step']} steps",
         notice=" ".join(setup.notes),
     )
@@ -171,10 +171,10 @@ def _write(
 
 def _weighed(
     setup: RetrievalSetup, candidates: Candidates, by_text: Sequence[Outcome]
-) -> list[WeighedPicture]:
-    """Weighs the picture of the surest right caption, or of the surest at all."""
+) -> list[WeighedImage]:
+    """Weighs the image of the surest right caption, or of the surest at all."""
     best = min(by_text, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
-    weighed = weighed_picture(setup, candidates, best.query)
+    weighed = weighed_image(setup, candidates, best.query)
     return [] if weighed is None else [weighed]
 
 
@@ -204,6 +204,6 @@ def _print_summary(
         )
         print(f"{name}: {figures}")
     print(
-        f"{folder}: {metrics['pairs']} pairs of {metrics['images']} pictures, "
+        f"{folder}: {metrics['pairs']} pairs of {metrics['images']} images, "
         f"{rejects_said(Counter(str(row['reason']) for row in rejects))}"
     )

@@ -41,7 +41,7 @@ class Outcome:
 def nearest_images(
     scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int
 ) -> list[Outcome]:
-    """Returns the first ``k`` pictures of each text."""
+    """Returns the first ``k`` images of each text."""
     return [
         _outcome(text, scores[:, text], np.arange(len(scores)) == owners[text], ranks, k)
         for text in range(scores.shape[1])
@@ -49,7 +49,7 @@ def nearest_images(
 
 
 def nearest_texts(scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int) -> list[Outcome]:
-    """Returns the first ``k`` texts of each picture."""
+    """Returns the first ``k`` texts of each image."""
     return [_outcome(i, row, owners == i, ranks, k) for i, row in enumerate(scores)]
 
 

@@ -1,11 +1,11 @@
 """Picks the candidates that a model of pairs then ranks: ``--rerank K``.
 
-A dual encoder reads texts and pictures apart: VLMo itself, or with ``--first-stage DIR`` another
-checkpoint. Words and classes need no model (``--first-stage words``): a text and a picture have the
-more in common the more classes of the detector the text names that regions of the picture are of,
-rare ones counting more [choice: by the logarithm of the share of pictures that have them].
+A dual encoder reads texts and images apart: VLMo itself, or with ``--first-stage DIR`` another
+checkpoint. Words and classes need no model (``--first-stage words``): a text and an image have the
+more in common the more classes of the detector the text names that regions of the image are of,
+rare ones counting more [choice: by the logarithm of the share of images that have them].
 
-I pictures, T texts, C classes of the detector, K candidates of a query.
+I images, T texts, C classes of the detector, K candidates of a query.
 """
 
 import re
@@ -31,7 +31,7 @@ from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text, select_ranking
-from vlmill.train.tasks.retrieval.inputs import PixelPictures
+from vlmill.train.tasks.retrieval.inputs import PixelImages
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 WORDS = "words"
@@ -41,27 +41,27 @@ Names = Sequence[Sequence[str]]
 
 @dataclass(kw_only=True)
 class DualStage:
-    """A model with a contrastive head. Pictures are embedded by `survey`, texts by `scores`."""
+    """A model with a contrastive head. Images are embedded by `survey`, texts by `scores`."""
 
     loaded: LoadedCheckpoint
-    pictures: PixelPictures
+    images: PixelImages
     max_tokens: int
     device: torch.device
     batch_size: int
     _vectors: dict[str, NDArray[np.float32]] | None = None
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Returns the pictures that its table has nothing of."""
-        return self.pictures.missing(image_ids)
+        """Returns the images that its table has nothing of."""
+        return self.images.missing(image_ids)
 
     def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
-        """Reads and embeds pictures, each once; returns what cannot be decoded."""
+        """Reads and embeds images, each once; returns what cannot be decoded."""
         self.loaded.model.to(self.device)
-        with Progress(total=len(image_ids), unit="picture", label="vectors") as progress:
+        with Progress(total=len(image_ids), unit="image", label="vectors") as progress:
             embedded = image_vectors(
                 self.loaded.model,
                 image_ids,
-                self.pictures,
+                self.images,
                 device=self.device,
                 batch_size=self.batch_size,
                 advance=progress.advance,
@@ -99,11 +99,11 @@ class WordStage:
         return {}
 
     def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
-        """Returns nothing: a picture without a class that is named has nothing in common."""
+        """Returns nothing: an image without a class that is named has nothing in common."""
         return {}
 
     def scores(self, texts: Sequence[str], image_ids: Sequence[str]) -> Scores:
-        """Returns how much texts and pictures have in common, [I, T]."""
+        """Returns how much texts and images have in common, [I, T]."""
         present = np.zeros((len(image_ids), len(self.names)), dtype=np.float32)
         for row, image_id in zip(present, image_ids, strict=True):
             class_ids = self.regions[image_id].class_ids
@@ -149,7 +149,7 @@ def find_text_classes(names: Names, texts: Sequence[str]) -> NDArray[np.float32]
 
 
 def common_classes(present: NDArray[np.float32], text_classes: NDArray[np.float32]) -> Scores:
-    """Adds up what each class that a picture has [I, C] and a text names [T, C] says, [I, T]."""
+    """Adds up what each class that an image has [I, C] and a text names [T, C] says, [I, T]."""
     weights = np.log((len(present) + 1) / (present.sum(axis=0) + 1)).astype(np.float32)
     scores: Scores = (present * weights) @ text_classes.T
     return scores
@@ -175,14 +175,14 @@ def open_first_stage(
     if select_ranking(loaded) != "contrast":
         raise InputError(
             f"--first-stage {first} is {with_article(loaded.variant)} without a contrastive "
-            "head, which reads texts and pictures together; give a VLMo with one, or words"
+            "head, which reads texts and images together; give a VLMo with one, or words"
         )
     if images is None:
-        raise InputError(f"--images is missing: --first-stage {first} reads pictures")
+        raise InputError(f"--images is missing: --first-stage {first} reads images")
     feeding = find_feeding(loaded)
     return DualStage(
         loaded=loaded,
-        pictures=PixelPictures(ImageReader(images), feeding),
+        images=PixelImages(ImageReader(images), feeding),
         max_tokens=longest_text(loaded, feeding),
         device=device,
         batch_size=batch_size,

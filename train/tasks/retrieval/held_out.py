@@ -1,6 +1,6 @@
-"""Follows retrieval by held-out pictures with all of their captions: pure functions.
+"""Follows retrieval by held-out images with all of their captions: pure functions.
 
-T texts, I pictures, P candidates of a text.
+T texts, I images, P candidates of a text.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ Scores = NDArray[np.floating]
 
 
 def select_image_rows(table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
-    """All of the ``rows`` of some pictures, at most so many, but of one picture at least.
+    """All of the ``rows`` of some images, at most so many, but of one image at least.
 
-    The pictures are the first ones by the hashes of their ids: whatever else a table holds.
+    The images are the first ones by the hashes of their ids: whatever else a table holds.
     """
     keys = table.image_keys[rows]
-    _, pictures, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    _, images, counts = np.unique(keys, return_inverse=True, return_counts=True)
     chosen = np.cumsum(counts) <= max_rows
     chosen[:1] = True
-    held_rows: list[int] = np.sort(rows[chosen[pictures]]).tolist()
+    held_rows: list[int] = np.sort(rows[chosen[images]]).tolist()
     return held_rows
 
 
 def one_row_each(table: SampleTable, rows: Ids) -> Ids:
-    """The first of the ``rows`` of each picture, by the hashes of the pictures' ids: [I]."""
+    """The first of the ``rows`` of each image, by the hashes of the images' ids: [I]."""
     chosen: Ids = rows[np.unique(table.image_keys[rows], return_index=True)[1]]
     return chosen
 
@@ -39,9 +39,9 @@ def one_row_each(table: SampleTable, rows: Ids) -> Ids:
 def scores_of_candidates(
     table: SampleTable, predicted: Sequence[Prediction]
 ) -> tuple[Scores, NDArray[np.int64]]:
-    """Scores [I, T] and the picture of each text [T], of texts that met every picture of all.
+    """Scores [I, T] and the image of each text [T], of texts that met every image of all.
 
-    A prediction is of a text with its own picture and then with the others, as
+    A prediction is of a text with its own image and then with the others, as
     :func:`one_row_each` orders them.
     """
     rows = np.array([prediction.row for prediction in predicted], dtype=np.int64)
@@ -56,7 +56,7 @@ def scores_of_candidates(
 def scores_of_vectors(
     table: SampleTable, predicted: Sequence[Prediction]
 ) -> tuple[Scores, NDArray[np.int64]]:
-    """The same of predictions that are a text's and its picture's vectors each: [2, H]."""
+    """The same of predictions that are a text's and its image's vectors each: [2, H]."""
     rows = np.array([prediction.row for prediction in predicted], dtype=np.int64)
     _, firsts, owners = np.unique(table.image_keys[rows], return_index=True, return_inverse=True)
     texts = np.stack([prediction.value[0] for prediction in predicted])
@@ -77,14 +77,14 @@ def measure_recalls(
 
 
 def sample_alignment_scores(scores: Scores, owners: NDArray[np.int64]) -> Scores:
-    """What each text and its picture score beside three negatives by chance, the same ones every
-    time: two captions of other pictures, and a picture (ViLBERT's and InterBERT's code): [T, 4].
+    """What each text and its image score beside three negatives by chance, the same ones every
+    time: two captions of other images, and an image (ViLBERT's and InterBERT's code): [T, 4].
     """
     generator, texts = np.random.default_rng(0), np.arange(len(owners))
     rows = []
     for text, owner in enumerate(owners.tolist()):
         captions = generator.choice(texts[owners != owner], 2)
-        picture = generator.integers(len(scores) - 1)
-        picture += picture >= owner
-        rows.append([scores[owner, text], *scores[owner, captions], scores[picture, text]])
+        image = generator.integers(len(scores) - 1)
+        image += image >= owner
+        rows.append([scores[owner, text], *scores[owner, captions], scores[image, text]])
     return np.array(rows)

@@ -1,4 +1,4 @@
-"""Feeds a model for retrieval: texts in batches, pictures one by one, both made as in training.
+"""Feeds a model for retrieval: texts in batches, images one by one, both made as in training.
 
 B texts, T tokens.
 """
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
+from vlmill.train.loading.images.crop import evaluation_image
 
 from vlmill.models.places import Positions
 from vlmill.schemas.errors import InputError
@@ -25,7 +26,6 @@ from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
-from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import Sample, chosen_regions, get_global_feature
 from vlmill.train.recipes.parts import Feeding
 
@@ -75,24 +75,24 @@ def text_batches(
 
 
 @runtime_checkable
-class Pictures(Protocol):
-    """Says where the pictures of pairs come from."""
+class Images(Protocol):
+    """Says where the images of pairs come from."""
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
         """Says what the table has nothing of, with the reason; read from its index."""
         ...
 
     def fault(self, image_id: str) -> Reason | None:
-        """Says what is wrong with a picture that the table has; reads it."""
+        """Says what is wrong with an image that the table has; reads it."""
         ...
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Returns pictures as training feeds them, with nothing masked and no text."""
+        """Returns images as training feeds them, with nothing masked and no text."""
         ...
 
 
-class RegionPictures:
-    """Reads the regions of pictures, fed by ``feeding``, and whole pictures' features if asked
+class RegionImages:
+    """Reads the regions of images, fed by ``feeding``, and full images' features if asked
     for.
     """
 
@@ -105,7 +105,7 @@ class RegionPictures:
         self._feeding = dataclasses.replace(feeding, region_targets="class")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Returns the pictures without a row, or with a row without boxes."""
+        """Returns the images without a row, or with a row without boxes."""
         numbers = self.join.find(image_ids)
         counts = self._reader.box_counts()
         faults = {}
@@ -129,7 +129,7 @@ class RegionPictures:
         return None if all(map(is_in_range, parts)) else Reason.NOT_FINITE
 
     def fed_boxes(self, image_id: str) -> tuple[Array, int, int]:
-        """Returns the boxes that the model is fed of a picture, [R, 4] in pixels, its width and
+        """Returns the boxes that the model is fed of an image, [R, 4] in pixels, its width and
         its height.
         """
         row = self._reader.row(self._rows([image_id])[0])
@@ -147,41 +147,41 @@ class RegionPictures:
         )
 
     def _rows(self, image_ids: Sequence[str]) -> list[int]:
-        """Returns the rows of pictures that are not missing."""
+        """Returns the rows of images that are not missing."""
         rows: list[int] = self.join.find(image_ids).tolist()
         return rows
 
 
-class PixelPictures:
-    """Reads pictures as pixels, whole and without augmentation, at the model's size."""
+class PixelImages:
+    """Reads images as pixels, whole and without augmentation, at the model's size."""
 
     def __init__(self, reader: ImageReader, feeding: Feeding) -> None:
         self._reader, self._feeding = reader, feeding
         self.join = Join(reader.index, asking="--pairs", holding="--images")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Returns the pictures without a row."""
+        """Returns the images without a row."""
         numbers = self.join.find(image_ids).tolist()
         pairs = zip(image_ids, numbers, strict=True)
-        return {image_id: Reason.NO_PICTURE for image_id, row in pairs if row == ABSENT}
+        return {image_id: Reason.NO_IMAGE for image_id, row in pairs if row == ABSENT}
 
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
-        """Returns a picture's pixels [3, S, S], or what is wrong with it."""
+        """Returns an image's pixels [3, S, S], or what is wrong with it."""
         data = self._reader.read_bytes(int(self.join.find([image_id])[0]))
         if not data:
             return Reason.EMPTY
         try:
-            return evaluation_picture(data, image_id, self._feeding.image_size)
+            return evaluation_image(data, image_id, self._feeding.image_size)
         except InputError:
             return Reason.UNREADABLE_IMAGE
 
     def fault(self, image_id: str) -> Reason | None:
-        """Returns the pictures without bytes, and what cannot be decoded."""
+        """Returns the images without bytes, and what cannot be decoded."""
         pixels = self.load(image_id)
         return pixels if isinstance(pixels, Reason) else None
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Returns the pictures without a fault. Raises InputError for another."""
+        """Returns the images without a fault. Raises InputError for another."""
         loaded = {image_id: self.load(image_id) for image_id in image_ids}
         good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():

@@ -48,7 +48,7 @@ from vlmill.train.tasks.retrieval.first_stage import (
     first_stage_settings,
     open_first_stage,
 )
-from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
+from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.kept import open_score_cache
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import (
@@ -105,13 +105,13 @@ class RetrievalSetup:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def image_inputs(self) -> RegionPictures | PixelPictures:
-        """Returns what the model reads of pictures."""
+    def image_inputs(self) -> RegionImages | PixelImages:
+        """Returns what the model reads of images."""
         if self.regions is not None:
             global_features = bool(get_global_widths(body_config(self.loaded)))
-            return RegionPictures(self.regions, self.feeding, global_features=global_features)
+            return RegionImages(self.regions, self.feeding, global_features=global_features)
         assert self.images is not None
-        return PixelPictures(self.images, self.feeding)
+        return PixelImages(self.images, self.feeding)
 
 
 def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
@@ -120,11 +120,11 @@ def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     if options.rerank is not None and options.fold_images is not None:
-        raise InputError("--rerank and --fold-images: shortlists are of all pictures; drop one")
+        raise InputError("--rerank and --fold-images: shortlists are of all images; drop one")
     loaded = load_checkpoint(options.checkpoint)
     ranking = select_ranking(loaded, options.rerank, options.first_stage)
     feeding = find_feeding(loaded, options.max_regions)
-    regions, images, notes = _open_pictures(options, loaded, feeding)
+    regions, images, notes = _open_images(options, loaded, feeding)
     loaded_pairs = read_pairs(options.pairs, options.split)
     first = open_first_stage(
         options.first_stage,
@@ -151,13 +151,13 @@ def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
     )
 
 
-def _open_pictures(
+def _open_images(
     options: RetrievalOptions, loaded: LoadedCheckpoint, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
     """Opens the table that the model reads, and what is to be said of it."""
     if feeding.kind == "pixels":
         if options.images is None:
-            raise InputError(f"--images is missing: {with_article(loaded.variant)} reads pictures")
+            raise InputError(f"--images is missing: {with_article(loaded.variant)} reads images")
         return None, ImageReader(options.images), []
     if options.regions is None:
         raise InputError(f"--regions is missing: {with_article(loaded.variant)} reads regions")
@@ -169,7 +169,7 @@ def _open_pictures(
 
 def select(setup: RetrievalSetup, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
     """Selects what is ranked, and the pairs that are not, with reasons; ``faults`` are the
-    pictures'.
+    images'.
     """
     candidates, rejects = select_candidates(setup.loaded_pairs.pairs, setup.texts.tokens, faults)
     ids = [pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None]
@@ -216,16 +216,16 @@ def collect_settings(setup: RetrievalSetup) -> dict[str, Any]:
 def survey(
     setup: RetrievalSetup, candidates: Candidates, faults: dict[str, Reason]
 ) -> ImageVectors | None:
-    """Reads every picture once: adds to ``faults`` what cannot be used, and embeds it where the
+    """Reads every image once: adds to ``faults`` what cannot be used, and embeds it where the
     model ranks by vectors.
     """
-    pictures, ids = setup.image_inputs, candidates.image_ids
-    with Progress(total=len(ids), unit="picture", label="pictures") as progress:
-        if setup.ranking == "contrast" and isinstance(pictures, PixelPictures):
+    images, ids = setup.image_inputs, candidates.image_ids
+    with Progress(total=len(ids), unit="image", label="pictures") as progress:
+        if setup.ranking == "contrast" and isinstance(images, PixelImages):
             vectors = image_vectors(
                 setup.loaded.model,
                 ids,
-                pictures,
+                images,
                 device=setup.device,
                 batch_size=setup.options.batch_size,
                 advance=progress.advance,
@@ -233,7 +233,7 @@ def survey(
             faults |= vectors.faults
             return vectors
         for image_id in ids:
-            fault = pictures.fault(image_id)
+            fault = images.fault(image_id)
             if fault is not None:
                 faults[image_id] = fault
             progress.advance(rejects=int(fault is not None))
@@ -293,7 +293,7 @@ def compute_match_logits(
         candidates,
         chosen,
         settings=collect_settings(setup),
-        pictures=table_input(f"--{spec.name}", table, spec).digest,
+        images=table_input(f"--{spec.name}", table, spec).digest,
         batch_size=options.batch_size,  # on which the last bits depend
         device=str(setup.device),
     )

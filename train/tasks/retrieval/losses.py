@@ -51,7 +51,7 @@ def hardest_triplet(scores: Float[Tensor, "S P"], margin: float = MARGIN) -> Flo
     """Returns the mean over S of max(0, margin + s(hardest negative) - s(positive)), s between 0
     and 1.
 
-    Of negative texts and negative pictures in one sample the losses are taken apart and added.
+    Of negative texts and negative images in one sample the losses are taken apart and added.
     Without a negative it is 0.
     """
     bounded = scores.sigmoid()

@@ -1,7 +1,7 @@
-"""Scores every text with every picture, by a matching head or by contrastive vectors.
+"""Scores every text with every image, by a matching head or by contrastive vectors.
 
-I pictures, T texts, B texts of a batch, L tokens of a text, R regions, M patches, E elements of a
-picture, H width. A fusion model reads text and picture together,
+I images, T texts, B texts of a batch, L tokens of a text, R regions, M patches, E elements of an
+image, H width. A fusion model reads text and image together,
 so that all I x T pairs pass through it; what depends on one of the two alone is computed once. The
 matching logit ranks, and not its sigmoid: it has the same order and does not saturate into ties.
 """
@@ -25,7 +25,7 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
 from vlmill.train.recipes.variants import get_part, get_training
-from vlmill.train.tasks.retrieval.inputs import Pictures, TextBatch, text_batches
+from vlmill.train.tasks.retrieval.inputs import Images, TextBatch, text_batches
 from vlmill.train.tasks.retrieval.kept import ScoreCache
 
 Advance = Callable[[int], None]
@@ -39,7 +39,7 @@ def silent(count: int) -> None:
 
 @runtime_checkable
 class PairScorer(Protocol):
-    """Takes a model with a matching head apart into what texts, pictures and pairs cost."""
+    """Takes a model with a matching head apart into what texts, images and pairs cost."""
 
     @property
     def keeps_texts(self) -> bool:
@@ -47,19 +47,19 @@ class PairScorer(Protocol):
         ...
 
     def read_texts(self, texts: TextBatch) -> Any:
-        """Computes what a batch of texts has in common for all pictures."""
+        """Computes what a batch of texts has in common for all images."""
         ...
 
-    def read_picture(self, batch: Batch) -> Any:
-        """Computes what the one picture of ``batch`` has in common for all texts."""
+    def read_image(self, batch: Batch) -> Any:
+        """Computes what the one image of ``batch`` has in common for all texts."""
         ...
 
-    def pool(self, texts: Any, picture: Any) -> Float[Tensor, "B P"]:
-        """Returns what the head reads of each text of the batch with the picture."""
+    def pool(self, texts: Any, image: Any) -> Float[Tensor, "B P"]:
+        """Returns what the head reads of each text of the batch with the image."""
         ...
 
-    def match(self, texts: Any, picture: Any) -> Float[Tensor, " B"]:
-        """Returns logits that each text of the batch belongs to the picture."""
+    def match(self, texts: Any, image: Any) -> Float[Tensor, " B"]:
+        """Returns logits that each text of the batch belongs to the image."""
         ...
 
 
@@ -81,7 +81,7 @@ class EncodeScorer:
         """Returns nothing but their ids."""
         return texts
 
-    def read_picture(self, batch: Batch) -> Float[Tensor, "1 E H"]:
+    def read_image(self, batch: Batch) -> Float[Tensor, "1 E H"]:
         """Embedded regions; none is padding."""
         inputs = batch.inputs
         global_features = () if inputs.global_features is None else (inputs.global_features,)
@@ -90,32 +90,32 @@ class EncodeScorer:
         )
         return embedded
 
-    def pool(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, "B P"]:
+    def pool(self, texts: TextBatch, image: Float[Tensor, "1 E H"]) -> Float[Tensor, "B P"]:
         """Encodes the pairs."""
         tokens, token_mask = texts.tokens, texts.token_mask
-        regions = picture.expand(len(tokens), -1, -1)
+        regions = image.expand(len(tokens), -1, -1)
         region_mask = torch.ones(regions.shape[:2], dtype=torch.bool, device=regions.device)
         region_cells = torch.arange(region_mask.numel(), device=regions.device)
         real: Cells | None = Cells(texts.real, region_cells)
         if self.max_elements is not None:
-            tokens, token_mask, region_mask = cut_texts(texts, picture.shape[1], self.max_elements)
+            tokens, token_mask, region_mask = cut_texts(texts, image.shape[1], self.max_elements)
             regions, real = regions[:, : region_mask.shape[1]], None
         read = pooled_cells(token_mask, region_mask)
         encoded = self.model.encode(tokens, token_mask, regions, region_mask, real=real, read=read)
         pooled: Float[Tensor, "B P"] = encoded.pooled
         return pooled
 
-    def match(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
+    def match(self, texts: TextBatch, image: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
         """Asks the head of the encoded pairs."""
-        return self.logit(self.pool(texts, picture))
+        return self.logit(self.pool(texts, image))
 
 
-def pooled_cells(text: Shaped[Tensor, "B L"], picture: Shaped[Tensor, "B R"]) -> Cells:
+def pooled_cells(text: Shaped[Tensor, "B L"], image: Shaped[Tensor, "B R"]) -> Cells:
     """Returns the places that heads read, the first of either: most of the last layer is left
     out.
     """
-    texts, pictures = (len(text), text.shape[1]), (len(picture), picture.shape[1])
-    return Cells(first_cells(texts, text), first_cells(pictures, picture))
+    texts, images = (len(text), text.shape[1]), (len(image), image.shape[1])
+    return Cells(first_cells(texts, text), first_cells(images, image))
 
 
 def cut_texts(
@@ -137,7 +137,7 @@ def cut_texts(
 
 @dataclass(frozen=True, kw_only=True)
 class StreamScorer:
-    """ViLBERT: each text and each picture is read once up to what the first co-attention mixes."""
+    """ViLBERT: each text and each image is read once up to what the first co-attention mixes."""
 
     model: Vilbert
     logit: Logit
@@ -148,26 +148,26 @@ class StreamScorer:
         text = self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
         return self.model.projected_text(text).pooled_alone()
 
-    def read_picture(self, batch: Batch) -> Stream:
+    def read_image(self, batch: Batch) -> Stream:
         """Runs the regions' own layers."""
         inputs = batch.inputs
         embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
         return self.model.projected_regions(self.model.read_regions(embedded, inputs.region_mask))
 
-    def pool(self, texts: Stream, picture: Stream) -> Float[Tensor, "B P"]:
+    def pool(self, texts: Stream, image: Stream) -> Float[Tensor, "B P"]:
         """Runs the layers from co-attention on."""
         count = texts.layout.shape[0]
-        again = torch.zeros(count, dtype=torch.int64, device=picture.hidden.device)
-        return self.model.join(texts, picture.take(again).pooled_alone()).pooled
+        again = torch.zeros(count, dtype=torch.int64, device=image.hidden.device)
+        return self.model.join(texts, image.take(again).pooled_alone()).pooled
 
-    def match(self, texts: Stream, picture: Stream) -> Float[Tensor, " B"]:
+    def match(self, texts: Stream, image: Stream) -> Float[Tensor, " B"]:
         """Asks the head of the joined streams."""
-        return self.logit(self.pool(texts, picture))
+        return self.logit(self.pool(texts, image))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PixelScorer:
-    """VLMo's fusion encoder: a picture's patches are embedded once."""
+    """VLMo's fusion encoder: an image's patches are embedded once."""
 
     model: Vlmo
     logit: Logit
@@ -177,25 +177,25 @@ class PixelScorer:
         """Returns nothing but their ids."""
         return texts
 
-    def read_picture(self, batch: Batch) -> Float[Tensor, "1 M H"]:
+    def read_image(self, batch: Batch) -> Float[Tensor, "1 M H"]:
         """Returns embedded patches."""
         assert batch.pixels is not None
         return self.model.encoder.embed_image(batch.pixels)
 
-    def pool(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, "B H"]:
+    def pool(self, texts: TextBatch, image: Float[Tensor, "1 M H"]) -> Float[Tensor, "B H"]:
         """Encodes the pairs."""
         encoder = self.model.encoder
-        expanded = picture.expand(len(texts.tokens), -1, -1)
+        expanded = image.expand(len(texts.tokens), -1, -1)
         embedded = encoder.embed_text(texts.tokens)
         read = pooled_cells(texts.token_mask, expanded[..., 0])
         return encoder.fuse(embedded, texts.token_mask, expanded, real=texts.real, read=read).pooled
 
-    def match(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
+    def match(self, texts: TextBatch, image: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
         """Asks the head of the encoded pairs."""
-        return self.logit(self.pool(texts, picture))
+        return self.logit(self.pool(texts, image))
 
 
-# Whose texts and pictures have more in common for all pairs than embedded regions.
+# Whose texts and images have more in common for all pairs than embedded regions.
 SCORERS: dict[str | None, Callable[..., PairScorer]] = {
     "vilbert": StreamScorer,
     "vlmo": PixelScorer,
@@ -206,7 +206,7 @@ def make_scorer(model: Any, max_elements: int | None = None) -> PairScorer:
     """Returns the scorer of a model with a head that ranks, or with such a model inside."""
     training = get_training(find_variant(model))
     body, logit = training.get_body(model), get_part(model, training.match_logit)
-    if max_elements is not None:  # how long a text is depends on the picture: none is read ahead
+    if max_elements is not None:  # how long a text is depends on the image: none is read ahead
         return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
     return SCORERS.get(find_variant(body), EncodeScorer)(model=body, logit=logit)
 
@@ -216,7 +216,7 @@ def match_scores(
     scorer: PairScorer,
     texts: Sequence[Ids],
     image_ids: Sequence[str],
-    pictures: Pictures,
+    images: Images,
     *,
     device: torch.device,
     batch_size: int,
@@ -226,8 +226,8 @@ def match_scores(
 ) -> NDArray[np.float32]:
     """Matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are -inf.
 
-    Pictures are read one after the other and never padded. Memory is the matrix, one batch of
-    ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, pictures
+    Images are read one after the other and never padded. Memory is the matrix, one batch of
+    ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, images
     are read again for the next ones. ``advance`` is told the number of pairs of each batch. What
     ``cache`` knows is not computed again, and what is new goes there.
     """
@@ -239,18 +239,18 @@ def match_scores(
         for rows, batches in _passes(scorer, texts, len(image_ids), batch_size, device, chosen):
             read: list[Any] = []
             for row in rows:
-                columns, logits, picture = list[NDArray[np.int64]](), list[Tensor](), None
+                columns, logits, image = list[NDArray[np.int64]](), list[Tensor](), None
                 for number, batch in enumerate(batches):
                     begin, next_pair = next_pair, next_pair + len(batch.columns)
                     if next_pair <= len(cache.known):
                         scores[row, batch.columns] = cache.known[begin:next_pair]
                         continue
                     read = read or [scorer.read_texts(text_batch) for text_batch in batches]
-                    if picture is None:
-                        picture = scorer.read_picture(pictures.batch([image_ids[row]]).to(device))
+                    if image is None:
+                        image = scorer.read_image(images.batch([image_ids[row]]).to(device))
                     columns.append(batch.columns)
-                    logits.append(scorer.match(read[number], picture).float())
-                    # A device works on while the next batch is asked for, until its picture ends.
+                    logits.append(scorer.match(read[number], image).float())
+                    # A device works on while the next batch is asked for, until its image ends.
                     if device.type == "cpu" or number == len(batches) - 1:
                         values = torch.cat(logits).cpu().numpy()
                         scores[row, np.concatenate(columns)] = values
@@ -268,7 +268,7 @@ def _passes(
     device: torch.device,
     chosen: NDArray[np.bool_] | None,
 ) -> Iterator[tuple[Sequence[int], list[TextBatch]]]:
-    """Yields rows of pictures, each with the batches of texts that it is scored with."""
+    """Yields rows of images, each with the batches of texts that it is scored with."""
     if chosen is not None:
         for row, flags in enumerate(chosen):
             columns = np.flatnonzero(flags)

@@ -42,15 +42,15 @@ from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.settings import Loss, RetrievalSettings, retrieval_recipe
 from vlmill.train.tasks.retrieval.vlmo_recipes import VLMO_RECIPES, retrieval_vlmo_small
 
-REGIONS = "regions of the pictures"
-NEAR = f"{REGIONS}; --negatives: their nearest pictures"
+REGIONS = "regions of the images"
+NEAR = f"{REGIONS}; --negatives: their nearest images"
 
-# ViLBERT (arXiv:1908.02265, sec. 3.3): a caption and its picture among another caption, another
-# picture and a caption of one of the 100 nearest pictures; batch 64, 20 epochs, rate 2e-5.
+# ViLBERT (arXiv:1908.02265, sec. 3.3): a caption and its image among another caption, another
+# image and a caption of one of the 100 nearest images; batch 64, 20 epochs, rate 2e-5.
 
 
 def vilbert_retrieval_stage() -> TrainingStage:
-    """The released run; 30 tokens, 99 regions and the whole picture [code]."""
+    """The released run; 30 tokens, 99 regions and the full image [code]."""
     return TrainingStage(
         name="retrieval",
         epochs=20,
@@ -159,7 +159,7 @@ def retrieval_interbert_chinese() -> TaskRecipe:
     return replace(recipe, needs=f"{NEAR}; --init: a run of interbert-chinese")
 
 
-# ImageBERT (arXiv:2001.07966, sec. 4.2): negatives by texts and by pictures; batch 24, rate 5e-5,
+# ImageBERT (arXiv:2001.07966, sec. 4.2): negatives by texts and by images; batch 24, rate 5e-5,
 # 130 epochs. There is no code; how many negatives there are is [choice], and so is all else of the
 # optimiser, which is BERT's.
 

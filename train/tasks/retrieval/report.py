@@ -14,14 +14,14 @@ from vlmill.schemas.console.report import (
     template,
 )
 from vlmill.train.tasks.published import published_section
-from vlmill.train.tasks.report import WeighedPicture, read_thumbnails, weighed_section
+from vlmill.train.tasks.report import WeighedImage, read_thumbnails, weighed_section
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.examples import Neighbour, Outcome, examples, unmoved
 from vlmill.train.tasks.retrieval.metrics import KS
 from vlmill.train.tasks.scores import percent
 
 TASK = "retrieval"
-DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
+DIRECTIONS = {"image_retrieval": "image from caption", "text_retrieval": "caption from image"}
 PUBLISHED = [
     f"{direction_key}/{name}"
     for direction_key in DIRECTIONS
@@ -34,7 +34,7 @@ _CARDS = template(
     "{{ query.rank + 1 }} of {{ query.of }}</small></h3><div class='row'>"
     "{% if query.picture %}<figure>{{ picture(query.picture) }}<figcaption>query</figcaption>"
     "</figure>{% endif %}{% for n in query.pictures %}<figure{% if n.right %} class='right'"
-    "{% endif %}>{{ picture(n.image_id) }}<figcaption>{{ n.place }}. "
+    "{% endif %}>{{ image(n.image_id) }}<figcaption>{{ n.place }}. "
     "<small>{{ n.score }}</small>{% if n.right %} <span class='hit'>right</span>{% endif %}"
     "</figcaption></figure>{% endfor %}"
     "{% if query.texts %}<ol>{% for n in query.texts %}<li value='{{ n.place }}'"
@@ -42,7 +42,7 @@ _CARDS = template(
     "{% if n.right %}, right{% endif %}</small></li>"
     "{% endfor %}</ol>{% endif %}</div>{% endfor %}"
 )
-_PICTURE = template(
+_IMAGE = template(
     "{% if uri %}<img src='{{ uri }}' alt='{{ image_id }}'>{% else %}"
     "<div class='soft'>{{ image_id }}</div>{% endif %}"
 )
@@ -55,7 +55,7 @@ EXAMPLES = 4  # of each kind
 def shown_image_ids(
     candidates: Candidates, by_text: Sequence[Outcome], by_image: Sequence[Outcome]
 ) -> set[str]:
-    """Returns the pictures that the examples show."""
+    """Returns the images that the examples show."""
     numbers = {n.candidate for outcome in by_text for n in (*outcome.neighbours, outcome.right)}
     return {candidates.image_ids[n] for n in numbers | {outcome.query for outcome in by_image}}
 
@@ -70,10 +70,10 @@ def sections(
     settings: Mapping[str, object],
     images: str | Path | None,
     score: str,
-    weighed: Sequence[WeighedPicture] = (),
+    weighed: Sequence[WeighedImage] = (),
 ) -> list[Section]:
     """Returns all of the page but its title; ``score`` says what kind of number ranks, ``weighed``
-    are pictures with the weights of their regions.
+    are images with the weights of their regions.
     """
     texts, found_captions = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
     ids = shown_image_ids(candidates, texts.all, found_captions.all)
@@ -88,8 +88,8 @@ def sections(
         published_section(TASK, metrics, PUBLISHED, model=str(settings["recipe"])),
         *(
             Section(
-                title=f"Pictures found for captions: {name}",
-                intro="The first pictures for a caption; framed the right one, wherever it stands. "
+                title=f"Images found for captions: {name}",
+                intro="The first images for a caption; framed the right one, wherever it stands. "
                 f"Scores are {score}.",
                 body=_image_examples(getattr(texts, kind), candidates, uris),
             )
@@ -97,8 +97,8 @@ def sections(
         ),
         *(
             Section(
-                title=f"Captions found for pictures: {name}",
-                intro="The first captions for a picture; marked the right ones, or the best placed "
+                title=f"Captions found for images: {name}",
+                intro="The first captions for an image; marked the right ones, or the best placed "
                 f"of them. Scores are {score}.",
                 body=_text_examples(getattr(found_captions, kind), candidates, uris),
             )
@@ -162,7 +162,7 @@ def _text_examples(
 ) -> Markup:
     queries = [
         {
-            "title": f"Picture {candidates.image_ids[outcome.query][:12]}",
+            "title": f"Image {candidates.image_ids[outcome.query][:12]}",
             "rank": outcome.rank,
             "of": len(candidates.pairs),
             "picture": candidates.image_ids[outcome.query],
@@ -196,10 +196,10 @@ def _score(neighbour: Neighbour) -> str:
 
 
 def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> Markup:
-    def picture(image_id: str) -> Markup:
-        return Markup(_PICTURE.render(uri=uris.get(image_id), image_id=image_id))
+    def image(image_id: str) -> Markup:
+        return Markup(_IMAGE.render(uri=uris.get(image_id), image_id=image_id))
 
-    return Markup(_CARDS.render(queries=queries, picture=picture) or "<p>None.</p>")
+    return Markup(_CARDS.render(queries=queries, image=image) or "<p>None.</p>")
 
 
 def _rank_charts(by_text: Sequence[Outcome], by_image: Sequence[Outcome]) -> Markup:

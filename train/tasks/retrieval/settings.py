@@ -16,20 +16,20 @@ OF_ALIGNMENT = 4  # the pair, and one of each of the three negatives
 class RetrievalSettings:
     """The fields that retrieval alone has."""
 
-    # What a pair is told from: the same picture with other captions (texts), the same caption with
-    # other pictures, either of these by chance (both), ViLBERT's three of another caption, another
-    # picture and a caption of a near picture (alignment), or the other pairs of the step (batch:
+    # What a pair is told from: the same image with other captions (texts), the same caption with
+    # other images, either of these by chance (both), ViLBERT's three of another caption, another
+    # image and a caption of a near image (alignment), or the other pairs of the step (batch:
     # VLMo's contrast, which no other field is about but same_picture_negatives).
     negatives: Literal["texts", "pictures", "both", "alignment", "batch"] = "alignment"
     num_candidates: int = OF_ALIGNMENT  # the pair itself among them
-    # Whether alignment's near caption is of one of the pictures nearest by their
-    # regions, which --negatives lists, or of any picture.
+    # Whether alignment's near caption is of one of the images nearest by their
+    # regions, which --negatives lists, or of any image.
     nearest: bool = True
     # Added up: each pair by itself belongs together or not, the pair among its candidates, and the
     # hardest of these by a margin.
     losses: tuple[Loss, ...] = ("softmax",)
     margin: float = MARGIN
-    # Whether another caption of a pair's picture in the step is a negative of it (VLMo's code).
+    # Whether another caption of a pair's image in the step is a negative of it (VLMo's code).
     same_picture_negatives: bool = False
 
     @property
@@ -63,7 +63,7 @@ def retrieval_recipe(
     **changes: Any,
 ) -> TaskRecipe:
     """What the published runs share."""
-    # 100 pictures, each with all of the captions.
+    # 100 images, each with all of the captions.
     fields: dict[str, Any] = PUBLISHED_RUN | {"validation_pairs": 500}
     return TaskRecipe(
         name=name,

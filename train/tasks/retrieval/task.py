@@ -1,9 +1,9 @@
-"""Retrieval by a model that reads a text and a picture together.
+"""Retrieval by a model that reads a text and an image together.
 
-Input: a caption with its picture, and pairs that do not belong together. Head: how well a pair
+Input: a caption with its image, and pairs that do not belong together. Head: how well a pair
 fits; that of pretraining, or a new one (ViLBERT's code; ImageBERT has both). Loss: each pair by
 itself, the pair among its candidates, or the hardest of these by a margin. Metric: recall, where
-each text of some held-out pictures meets each of these pictures.
+each text of some held-out images meets each of these images.
 
 S captions, P candidates of each, K heads.
 """
@@ -59,9 +59,9 @@ def pair_scores(model: Any, variant: str, pooled: Tensor) -> Float[Tensor, "B K"
 
 @dataclass(kw_only=True)
 class CandidateRetrieval(RetrievalTask):
-    """Tells a caption's own picture from candidates, by a variant's heads.
+    """Tells a caption's own image from candidates, by a variant's heads.
 
-    ``ranks_by`` is the head, -1 for the last one, by which pictures are ranked.
+    ``ranks_by`` is the head, -1 for the last one, by which images are ranked.
     """
 
     settings: RetrievalSettings
@@ -73,17 +73,17 @@ class CandidateRetrieval(RetrievalTask):
 
     @property
     def negatives(self) -> str:
-        """One of ViLBERT's three is a caption of a near picture."""
+        """One of ViLBERT's three is a caption of a near image."""
         if self.settings.negatives != "alignment" or not self.settings.nearest:
             return ""
         return (
-            "captions of the nearest pictures are negatives; give what `python -m "
-            "vlmill.pipelines.nearest_pictures` writes, or set settings.nearest=false for captions "
+            "captions of the nearest images are negatives; give what `python -m "
+            "vlmill.pipelines.nearest_images` writes, or set settings.nearest=false for captions "
             "of any"
         )
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """A caption's candidates, its own pair first; of a held-out one, all pictures."""
+        """A caption's candidates, its own pair first; of a held-out one, all images."""
         new_samples = list[Sample]()
         for candidate in self._candidates(batches, visit, draws):
             text = batches.text(candidate.text_row)
@@ -136,7 +136,7 @@ class CandidateRetrieval(RetrievalTask):
     # Metric
 
     def validation_batch_size(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
-        """As many pairs as a step has, of captions with all pictures; one caption at least."""
+        """As many pairs as a step has, of captions with all images; one caption at least."""
         num_pictures = len(one_row_each(table, np.array(rows, dtype=np.int64)))
         return max(size * self.settings.num_candidates // max(num_pictures, 1), 1)
 
@@ -162,7 +162,7 @@ def retrieval(
     settings: RetrievalSettings = recipe.settings
     contrasts = recipe.variant == "vlmo"
     if contrasts != (settings.negatives == "batch"):
-        use = "batch" if contrasts else "alignment, texts, pictures or both"
+        use = "batch" if contrasts else "alignment, texts, images or both"
         raise InputError(
             f"settings.negatives={settings.negatives}: {with_article(recipe.variant)} is "
             f"fine-tuned with {use}"

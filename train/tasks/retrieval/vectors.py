@@ -1,7 +1,7 @@
 """Ranks by the scores of contrastive vectors (VLMo, arXiv:2111.02358, sec. 4.3), and their best
 ones again by the matching head.
 
-I pictures, T texts, H width of the vectors.
+I images, T texts, H width of the vectors.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from vlmill.models.layers.operators import unchanging_weights
 from vlmill.schemas.processes import all_cores
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
+from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches
 from vlmill.train.tasks.retrieval.matching import Advance, silent
 
-MOST_THREADS = 8  # that decode pictures
+MOST_THREADS = 8  # that decode images
 BELOW = 1e6  # how far what was not ranked again is moved down
 
 
@@ -45,7 +45,7 @@ def text_vectors(
 
 @dataclass(frozen=True, kw_only=True)
 class ImageVectors:
-    """Holds unit vectors by image_id, float32 [H]; what is wrong with the pictures that have
+    """Holds unit vectors by image_id, float32 [H]; what is wrong with the images that have
     none.
     """
 
@@ -53,7 +53,7 @@ class ImageVectors:
     faults: dict[str, Reason]
 
     def stack(self, image_ids: Sequence[str]) -> NDArray[np.float32]:
-        """Returns the vectors of some pictures, [I, H]."""
+        """Returns the vectors of some images, [I, H]."""
         return np.stack([self.vectors[image_id] for image_id in image_ids])
 
 
@@ -61,32 +61,30 @@ class ImageVectors:
 def image_vectors(
     model: Vlmo,
     image_ids: Sequence[str],
-    pictures: PixelPictures,
+    images: PixelImages,
     *,
     device: torch.device,
     batch_size: int,
     advance: Advance = silent,
 ) -> ImageVectors:
-    """Embed pictures, each decoded once; those with a fault are named instead."""
+    """Embed images, each decoded once; those with a fault are named instead."""
     vectors: dict[str, NDArray[np.float32]] = {}
     faults: dict[str, Reason] = {}
     threads = min(MOST_THREADS, all_cores())
     with unchanging_weights(len(image_ids)), ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(image_ids), batch_size):
             batch_ids = image_ids[start : start + batch_size]
-            loaded = dict(zip(batch_ids, pool.map(pictures.load, batch_ids), strict=True))
+            loaded = dict(zip(batch_ids, pool.map(images.load, batch_ids), strict=True))
             faults |= {
-                image_id: picture
-                for image_id, picture in loaded.items()
-                if isinstance(picture, Reason)
+                image_id: image for image_id, image in loaded.items() if isinstance(image, Reason)
             }
             good = {
-                image_id: picture
-                for image_id, picture in loaded.items()
-                if not isinstance(picture, Reason)
+                image_id: image
+                for image_id, image in loaded.items()
+                if not isinstance(image, Reason)
             }
             if good:
-                pixels = pictures.collate_pixels(good).to(device).pixels
+                pixels = images.collate_pixels(good).to(device).pixels
                 assert pixels is not None
                 embedded = model.image_vectors(pixels).float().cpu().numpy()
                 vectors |= dict(zip(good, embedded, strict=True))
@@ -96,7 +94,7 @@ def image_vectors(
 
 @dataclass(frozen=True, kw_only=True)
 class RankScores:
-    """Holds what each text ranks pictures by, and each picture texts: [I, T] both, higher for
+    """Holds what each text ranks images by, and each image texts: [I, T] both, higher for
     better.
 
     One matrix, but where only the first of each query were scored by the matching head, those that
@@ -125,12 +123,12 @@ class Shortlists:
 
     @staticmethod
     def from_scores(scores: NDArray[np.float32], count: int) -> "Shortlists":
-        """Returns the ``count`` best pictures of each text and texts of each picture."""
+        """Returns the ``count`` best images of each text and texts of each image."""
         return Shortlists(by_text=shortlist(scores.T, count).T, by_image=shortlist(scores, count))
 
     def shares(self, owners: NDArray[np.int64]) -> dict[str, float]:
-        """Returns the shares of texts whose picture is listed, and of pictures of whose texts one
-        is: no recall can be higher. ``owners`` [T] is the row of each text's picture.
+        """Returns the shares of texts whose image is listed, and of images of whose texts one
+        is: no recall can be higher. ``owners`` [T] is the row of each text's image.
         """
         texts = np.arange(len(owners))
         right = np.zeros(self.by_image.shape, dtype=np.bool_)

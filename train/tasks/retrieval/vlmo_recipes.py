@@ -43,7 +43,7 @@ class Run:
     steps: int | None = None
     epochs: float | None = None
     image_size: int = SIZE
-    # Other captions of a picture are negatives of it [code].
+    # Other captions of an image are negatives of it [code].
     same_picture_negatives: bool = True
 
 
@@ -108,7 +108,7 @@ def make_run_recipe(name: str, run: Run, about: str, start: str) -> TaskRecipe:
         stage,
         RetrievalSettings(negatives="batch", same_picture_negatives=run.same_picture_negatives),
         about,
-        f"the pictures; --init: {start}",
+        f"the images; --init: {start}",
         validation_pairs=5000,
         seed=1,
         precision="fp16",
@@ -156,7 +156,7 @@ def retrieval_vlmo_small() -> TaskRecipe:
         stages=(stage,),
         settings=RetrievalSettings(negatives="batch"),
         about="Retrieval with VLMo for trials on a CPU",
-        needs="the pictures; --init: a pretrained VLMo",
+        needs="the images; --init: a pretrained VLMo",
         **TRIAL_RUN,
     )
 

@@ -1,4 +1,4 @@
-"""Search writes vectors of pictures, texts and pairs, and finds the nearest of many.
+"""Search writes vectors of images, texts and pairs, and finds the nearest of many.
 
 Reading order: ``command`` (arguments), ``opened`` (what is embedded), ``kinds`` and ``vectors``
 (how), ``embedding`` (shards), ``table`` (read back), ``index``, ``queries``, ``answering`` and

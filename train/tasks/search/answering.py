@@ -151,7 +151,7 @@ def make_queries(options: SearchOptions, index: SearchIndex) -> Iterator[list[Qu
         if options.text:
             yield encoder.texts(options.text)
         if options.image:
-            yield encoder.pictures({file: read_file(file) for file in options.image})
+            yield encoder.images({file: read_file(file) for file in options.image})
 
 
 def read_file(file: str) -> bytes:

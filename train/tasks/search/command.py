@@ -16,10 +16,10 @@ examples:
   train-vl embed --checkpoint demo/trained --pairs demo/pairs --regions demo/regions \\
       --output demo/vectors
 
-VLMo with its contrastive head embeds every picture of --images and every text of --pairs by
-itself. The other models read a text together with its picture: a vector of each pair, which is what
+VLMo with its contrastive head embeds every image of --images and every text of --pairs by
+itself. The other models read a text together with its image: a vector of each pair, which is what
 their matching head reads. BERT embeds texts alone. All have length 1: inner products are cosines.
-Texts and pictures are fed as in the checkpoint's training.
+Texts and images are fed as in the checkpoint's training.
 
 The same command continues a killed run, shard by shard. Memory: the texts, some 500 bytes each, and
 a shard of vectors.
@@ -34,9 +34,9 @@ examples:
   train-vl search --vectors demo/vectors --queries demo/vectors --output items
 
 Each query is a line of JSON with its answers, the nearest first, on standard output, or in
-DIR/answers.jsonl with --output; with --images also DIR/report.html, which shows the pictures.
+DIR/answers.jsonl with --output; with --images also DIR/report.html, which shows the images.
 --queries are vectors of the same checkpoint: where they are of another kind than the index's,
-texts look for pictures; a row is no answer to itself.
+texts look for images; a row is no answer to itself.
 
 flat is exact. hnsw and ivf look at a part of the vectors: their recall is measured against all
 vectors when they are built, on 1,000 queries, and told. Memory: 4 bytes a number of the vectors,
@@ -50,8 +50,8 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
     add("--pairs", metavar="TABLE", help="texts, or image-text pairs")
-    add("--regions", metavar="TABLE", help="regions of their pictures, for models that read them")
-    add("--images", metavar="TABLE", help="pictures, for VLMo")
+    add("--regions", metavar="TABLE", help="regions of their images, for models that read them")
+    add("--images", metavar="TABLE", help="images, for VLMo")
     add("--output", type=path_or_url, required=True, metavar="DIR", help="folder to write")
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
     add("--batch-size", type=int, default=64, help="embedded at once (default: 64)")
@@ -66,7 +66,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-regions",
         type=int,
         metavar="N",
-        help="regions of a picture, the first ones (default: as many as in training)",
+        help="regions of an image, the first ones (default: as many as in training)",
     )
     add("--fresh", action="store_true", help="delete what an earlier run has left, and start over")
     add_lock_seconds(parser)
@@ -100,7 +100,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--of",
         choices=("image", "text", "pair"),
-        help="with --vectors: which of them are searched (default: pictures, else pairs, texts)",
+        help="with --vectors: which of them are searched (default: images, else pairs, texts)",
     )
     add(
         "--type",
@@ -118,7 +118,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--save-index", type=path_or_url, metavar="DIR", help="with --vectors: keep the index there"
     )
     add("--text", action="append", default=[], metavar="T", help="a text (may come again)")
-    add("--image", action="append", default=[], metavar="F", help="a picture (may come again)")
+    add("--image", action="append", default=[], metavar="F", help="an image (may come again)")
     add("--queries", metavar="TABLE", help="vectors of the same checkpoint")
     add(
         "--top",
@@ -127,7 +127,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="answers of a query (default: 10)",
     )
-    add("--images", metavar="TABLE", help="the pictures, for a page in --output")
+    add("--images", metavar="TABLE", help="the images, for a page in --output")
     add(
         "--output", type=path_or_url, metavar="DIR", help="folder for answers.jsonl and report.html"
     )

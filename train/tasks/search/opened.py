@@ -28,13 +28,13 @@ from vlmill.train.tasks.retrieval.checks import (
     longest_text,
     notes_on_regions,
 )
-from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
+from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.job import FED
 from vlmill.train.tasks.search.kinds import IMAGE, PAIR, TEXT
 
 EmbeddingMode = Literal[
     "dual", "pair", "text"
-]  # texts and pictures by themselves, pairs, texts alone
+]  # texts and images by themselves, pairs, texts alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class EmbedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Holds which pictures, texts or pairs, from ``start`` to ``stop``, a shard has."""
+    """Holds which images, texts or pairs, from ``start`` to ``stop``, a shard has."""
 
     kind: str
     start: int
@@ -66,7 +66,7 @@ class Part:
 class EmbeddingSetup:
     """Holds the inputs of an embedding, opened and found to fit together.
 
-    ``image_ids`` are the pictures that are embedded by themselves; ``loaded_pairs`` and ``texts`` the
+    ``image_ids`` are the images that are embedded by themselves; ``loaded_pairs`` and ``texts`` the
     pairs, None without ``--pairs``, of which the rows ``repeated`` have an earlier one's pair_id.
     """
 
@@ -84,16 +84,16 @@ class EmbeddingSetup:
     repeated: frozenset[int]
     notes: list[str]
 
-    def image_inputs(self) -> RegionPictures | PixelPictures:
-        """Makes what the model reads of pictures."""
+    def image_inputs(self) -> RegionImages | PixelImages:
+        """Makes what the model reads of images."""
         if self.regions is not None:
             global_features = bool(get_global_widths(body_config(self.loaded)))
-            return RegionPictures(self.regions, self.feeding, global_features=global_features)
+            return RegionImages(self.regions, self.feeding, global_features=global_features)
         assert self.images is not None
-        return PixelPictures(self.images, self.feeding)
+        return PixelImages(self.images, self.feeding)
 
     def parts(self) -> list[Part]:
-        """Returns pictures first, then texts or pairs, cut at ``vectors_per_shard``."""
+        """Returns images first, then texts or pairs, cut at ``vectors_per_shard``."""
         num_pairs = 0 if self.loaded_pairs is None else len(self.loaded_pairs.pairs)
         sizes = [(IMAGE, len(self.image_ids)), (PAIR if self.mode == "pair" else TEXT, num_pairs)]
         return [part for kind, count in sizes for part in self._cut(kind, count)]
@@ -126,7 +126,7 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
         ]
         names.append("bert")
         raise InputError(
-            f"{who}, which gives no vector of a text with a picture; embed with one of "
+            f"{who}, which gives no vector of a text with an image; embed with one of "
             f"{', '.join(names)}"
         )
     if getattr(config, "num_tasks", 0):
@@ -152,7 +152,7 @@ def open_embedding(options: EmbedOptions) -> EmbeddingSetup:
     device = device_named(options.device)
     loaded = load_checkpoint(options.checkpoint)
     mode, feeding = find_embedding_mode(loaded), find_feeding(loaded, options.max_regions)
-    regions, images, notes = _open_pictures(options, loaded, mode, feeding)
+    regions, images, notes = _open_images(options, loaded, mode, feeding)
     loaded_pairs = None if options.pairs is None else read_pairs(options.pairs)
     longest = longest_text(loaded, feeding)
     captions = [] if loaded_pairs is None else [pair.text for pair in loaded_pairs.pairs]
@@ -181,23 +181,23 @@ def _find_repeated(loaded_pairs: LoadedPairs) -> Iterator[int]:
         previous_ids.add(pair.pair_id)
 
 
-def _open_pictures(
+def _open_images(
     options: EmbedOptions, loaded: LoadedCheckpoint, mode: EmbeddingMode, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
-    """Opens the table of pictures, and says what is to be told of it."""
+    """Opens the table of images, and says what is to be told of it."""
     who = with_article(loaded.variant)
     if mode == "dual":
         if options.pairs is None and options.images is None:
-            raise InputError(f"--pairs and --images are missing: {who} embeds texts and pictures")
+            raise InputError(f"--pairs and --images are missing: {who} embeds texts and images")
         return None, None if options.images is None else ImageReader(options.images), []
     if options.pairs is None:
-        what = "texts alone" if mode == "text" else "a text with its picture"
+        what = "texts alone" if mode == "text" else "a text with its image"
         raise InputError(f"--pairs is missing: {who} embeds {what}")
     if mode == "text":
         return None, None, []
     if feeding.kind == "pixels":
         if options.images is None:
-            raise InputError(f"--images is missing: {who} reads pictures")
+            raise InputError(f"--images is missing: {who} reads images")
         return None, ImageReader(options.images), []
     if options.regions is None:
         raise InputError(f"--regions is missing: {who} reads regions")

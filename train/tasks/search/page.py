@@ -1,4 +1,4 @@
-"""Shows queries and the pictures that answer them on one page."""
+"""Shows queries and the images that answer them on one page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from vlmill.schemas.console.report import (
     Section,
-    picture_cards,
+    image_cards,
     settings_table,
     thumbnail_uri,
     write_page,
@@ -27,7 +27,7 @@ def write_answers_page(
     images: str,
     num_queries: int,
 ) -> None:
-    """Writes the page: a row of pictures for each query, and what the index is."""
+    """Writes the page: a row of images for each query, and what the index is."""
     ids = {
         row["image_id"]
         for answered in answered_queries
@@ -74,4 +74,4 @@ def _section(answered: AnsweredQuery, uris: Mapping[str, str]) -> Section:
     if query.name in uris:
         query_card = {"uri": uris[query.name], "text": "query", "about": query.name}
         cards = [query_card, *cards]
-    return Section(title=query.text or query.name, body=picture_cards(cards))
+    return Section(title=query.text or query.name, body=image_cards(cards))

@@ -1,4 +1,4 @@
-"""What is searched for becomes vectors: texts and picture files by the checkpoint, or a table's.
+"""What is searched for becomes vectors: texts and image files by the checkpoint, or a table's.
 
 Q queries, P width of the vectors.
 """
@@ -23,7 +23,7 @@ from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
-from vlmill.train.tasks.retrieval.inputs import PixelPictures
+from vlmill.train.tasks.retrieval.inputs import PixelImages
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 from vlmill.train.tasks.search.index import SearchIndex
 from vlmill.train.tasks.search.kinds import IMAGE, TEXT
@@ -37,7 +37,7 @@ QUERIES = 1_024  # searched at once
 class Query:
     """Holds what is asked, by its kind and name; ``error`` says why there is no ``vector`` [P].
 
-    ``row_key`` names the vector's own row (kind, id), which is no answer; ``content`` is a picture's.
+    ``row_key`` names the vector's own row (kind, id), which is no answer; ``content`` is an image's.
     """
 
     kind: str
@@ -93,17 +93,17 @@ class QueryEncoder:
             for text, vector in zip(texts, vectors, strict=True)
         ]
 
-    def pictures(self, contents: Mapping[str, bytes]) -> list[Query]:
-        """Embeds encoded pictures by their names; of one that cannot be read the query says why."""
+    def images(self, contents: Mapping[str, bytes]) -> list[Query]:
+        """Embeds encoded images by their names; of one that cannot be read the query says why."""
         names = list(contents)
         with temporary_folder() as folder:
             write_images(folder, list(contents.values()))
-            pictures = PixelPictures(ImageReader(folder), find_feeding(self.loaded))
+            images = PixelImages(ImageReader(folder), find_feeding(self.loaded))
             numbers = [str(number) for number in range(len(names))]
             embedded = image_vectors(
                 self.loaded.model,
                 numbers,
-                pictures,
+                images,
                 device=device_named(self.device),
                 batch_size=self.batch_size,
             )
@@ -120,7 +120,7 @@ class QueryEncoder:
 
 
 def write_images(folder: Path, contents: Sequence[bytes]) -> None:
-    """Writes encoded pictures as a table of images, which are called by their numbers from 0."""
+    """Writes encoded images as a table of images, which are called by their numbers from 0."""
     empty = dict.fromkeys(IMAGES.schema.names)
     rows = [
         {**empty, "image_id": str(number), "bytes": data} for number, data in enumerate(contents)
@@ -133,7 +133,7 @@ def load_query_encoder(
 ) -> QueryEncoder:
     """Loads the checkpoint that made the index's vectors.
 
-    Raises InputError where it is another one, or embeds no text and no picture by itself.
+    Raises InputError where it is another one, or embeds no text and no image by itself.
     """
     if checkpoint is None:
         checkpoint_name = index.settings["checkpoint"]
@@ -162,7 +162,7 @@ def make_query_encoder(
         )
     if mode == "pair":
         raise InputError(
-            f"{flag}: {with_article(loaded.variant)} reads text and picture together, and has no "
+            f"{flag}: {with_article(loaded.variant)} reads text and image together, and has no "
             "vector of one alone; give `train-vl search` vectors of pairs, --queries"
         )
     if weights_digest(loaded) != index.settings["weights_sha256"]:
@@ -177,7 +177,7 @@ def make_query_encoder(
 def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:
     """Yields the vectors of a table as queries, in blocks.
 
-    Where it holds others than the index, these: texts look for pictures, and pictures for texts.
+    Where it holds others than the index, these: texts look for images, and images for texts.
     Raises InputError for vectors of another checkpoint or width.
     """
     kinds = count_kinds(argument, "--queries")

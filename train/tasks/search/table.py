@@ -112,6 +112,6 @@ def _matrix(rows: pa.RecordBatch, width: int, path: Path) -> Matrix:
 
 
 def get_row_key(row: Mapping[str, str | None]) -> tuple[str, str]:
-    """Returns what identifies a row of the table: its kind and the picture's or the pair's id."""
+    """Returns what identifies a row of the table: its kind and the image's or the pair's id."""
     name = row["image_id"] if row["kind"] == IMAGE else row["pair_id"]
     return str(row["kind"]), str(name)

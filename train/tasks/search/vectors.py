@@ -1,4 +1,4 @@
-"""Computes the vectors of a part: of pictures and texts by a dual encoder, else of pairs.
+"""Computes the vectors of a part: of images and texts by a dual encoder, else of pairs.
 
 N rows of a part, P width of the vectors.
 """
@@ -17,7 +17,7 @@ from vlmill.schemas.files.shards import FINITE
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import VECTORS
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, Pair, Rejects
-from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
+from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import Advance, make_scorer, silent
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
@@ -72,17 +72,17 @@ def _fault(setup: EmbeddingSetup, index: int, kind: str) -> Reason | None:
     if index in setup.repeated:
         return Reason.DUPLICATE
     if kind == PAIR and setup.loaded_pairs.pairs[index].image_id is None:
-        return Reason.NO_PICTURE
+        return Reason.NO_IMAGE
     return None if len(setup.texts.tokens[index]) > SPECIALS else Reason.NO_TEXT
 
 
 def _image_rows(setup: EmbeddingSetup, image_ids: Sequence[str], advance: Advance) -> PartRows:
-    pictures = setup.image_inputs()
-    assert isinstance(pictures, PixelPictures)
+    images = setup.image_inputs()
+    assert isinstance(images, PixelImages)
     embedded = image_vectors(
         setup.loaded.model,
         image_ids,
-        pictures,
+        images,
         device=setup.device,
         batch_size=setup.options.batch_size,
         advance=advance,
@@ -111,27 +111,27 @@ def _text_vectors(
 def _pair_vectors(
     setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance
 ) -> tuple[dict[int, Vector], Faults]:
-    """Embeds each text with its picture, which is read once for all of its texts in the part."""
+    """Embeds each text with its image, which is read once for all of its texts in the part."""
     assert setup.loaded_pairs is not None and setup.texts is not None
     indices_by_image = dict[str, list[int]]()
     for index in chosen:
         indices_by_image.setdefault(str(setup.loaded_pairs.pairs[index].image_id), []).append(index)
-    pictures = setup.image_inputs()
+    images = setup.image_inputs()
     scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
-    vectors, faults = dict[int, Vector](), dict(pictures.missing(list(indices_by_image)))
+    vectors, faults = dict[int, Vector](), dict(images.missing(list(indices_by_image)))
     for image_id, rows in indices_by_image.items():
-        fault = faults.get(image_id) or pictures.fault(image_id)
+        fault = faults.get(image_id) or images.fault(image_id)
         if fault is not None:
             faults[image_id] = fault
             advance(len(rows))
             continue
-        picture = scorer.read_picture(pictures.batch([image_id]).to(setup.device))
+        image = scorer.read_image(images.batch([image_id]).to(setup.device))
         texts, columns = (
             [setup.texts.tokens[index] for index in rows],
             np.array(rows, dtype=np.int64),
         )
         for batch in text_batches(texts, setup.options.batch_size, setup.device, columns):
-            pooled = scorer.pool(scorer.read_texts(batch), picture).float()
+            pooled = scorer.pool(scorer.read_texts(batch), image).float()
             units = functional.normalize(pooled, dim=-1).cpu().numpy()
             vectors |= dict(zip(batch.columns.tolist(), units, strict=True))
             advance(len(batch.columns))

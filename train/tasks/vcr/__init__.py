@@ -1,4 +1,4 @@
-"""Visual commonsense reasoning: four answers to a question about a picture, four rationales.
+"""Visual commonsense reasoning: four answers to a question about an image, four rationales.
 
 Reading order: ``task`` (what is read and learnt), ``examples`` and ``texts`` (the texts of a row),
 ``categories``, ``outlines`` and ``named`` (of its objects), ``collated`` (a batch of them),

@@ -1,6 +1,6 @@
 """COCO's 80 categories in their order, as VCR writes them: without blanks; and persons' names."""
 
-WHOLE = 0  # the whole picture's
+WHOLE = 0  # the full image's
 PERSON = "person"
 COCO = """
 person bicycle car motorcycle airplane bus train truck boat trafficlight firehydrant stopsign

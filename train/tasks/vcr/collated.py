@@ -1,6 +1,6 @@
 """The tensors of a batch of questions: the texts of their choices, and what is asked of them.
 
-B questions, C choices, T tokens, R regions with the whole picture in row 0, L regions that are
+B questions, C choices, T tokens, R regions with the full image in row 0, L regions that are
 asked for their categories, N masked words.
 """
 
@@ -27,7 +27,7 @@ def choice_tensors(
     """``tokens``, ``token_mask``, ``segments`` and ``text_regions`` [B, C, T]; ``right`` [B], -100
     where no label is public; the regions that are asked for their ``categories`` [L], by their
     ``region_sequences`` and ``region_rows``; ``word_places`` [N] in the flattened texts, and their
-    ``word_targets`` [N]; the pictures' ``sizes`` [B, 2].
+    ``word_targets`` [N]; the images' ``sizes`` [B, 2].
     """
     object_rows = [
         find_object_rows(sample.regions, len(sample.question.object_names), feeding)
@@ -79,7 +79,7 @@ def asked_regions(categories: Ids, region_flags: Flags, choices: int) -> dict[st
 
 
 def get_size(sample: ChoiceSample) -> tuple[int, int]:
-    """Width and height of a sample's picture."""
+    """Width and height of a sample's image."""
     assert sample.regions is not None
     return sample.regions.row.width, sample.regions.row.height
 
@@ -87,7 +87,7 @@ def get_size(sample: ChoiceSample) -> tuple[int, int]:
 def find_object_rows(regions: SampledRegions | None, num_objects: int, feeding: Feeding) -> Ids:
     """Returns the row of the region of each object, counted from 1: int64 [objects + 1].
 
-    0 stands for no object, and has the whole picture's row, as objects have that are not shown.
+    0 stands for no object, and has the full image's row, as objects have that are not shown.
     """
     assert regions is not None
     numbers = np.arange(num_objects + 1)
@@ -104,7 +104,7 @@ def region_labels(
     object_rows: Sequence[Ids],
     settings: VcrSettings,
 ) -> tuple[Ids, Flags]:
-    """Returns each region's category, the whole picture's among them, -100 for those that are no
+    """Returns each region's category, the full image's among them, -100 for those that are no
     object of COCO's categories; and which of them are asked [B, R].
     """
     width = 1 + max(sample.regions.num_shown if sample.regions else 0 for sample in samples)

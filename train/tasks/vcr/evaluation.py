@@ -50,7 +50,7 @@ def evaluate_predictions(
     sizes: Mapping[str, tuple[int, int]],
     other: str | None,
 ) -> EvaluationResult:
-    """Scores the logits of each row, by example_id; ``sizes`` are those of their pictures.
+    """Scores the logits of each row, by example_id; ``sizes`` are those of their images.
 
     ``other`` is the folder of the evaluation of the other sub-task's checkpoint.
     """

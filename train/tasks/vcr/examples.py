@@ -38,7 +38,7 @@ COLUMNS = (
     *("question_tags", "choice_tags"),
 )
 SEGMS = "segms"  # the column of outlines, which only pixels are read with
-OUTSIDE_PX = 1.0  # a box that reaches further out of its picture is another picture's
+OUTSIDE_PX = 1.0  # a box that reaches further out of its image is another image's
 NEAR_PX = 2.0  # corners of an object's box and of the region that is taken for it
 
 
@@ -122,13 +122,13 @@ def find_fault(question: Question) -> tuple[Reason, str] | None:
 
 
 def find_box_fault(question: Question, size: tuple[int, int]) -> tuple[Reason, str] | None:
-    """Says which object's box reaches out of its picture of ``size``, or has no area."""
+    """Says which object's box reaches out of its image of ``size``, or has no area."""
     for name, box in zip(question.object_names, question.box_rows.tolist(), strict=True):
         beyond = max(-box[0], -box[1], box[2] - size[0], box[3] - size[1])
         if not beyond <= OUTSIDE_PX or not (box[0] < box[2] and box[1] < box[3]):
             return (
                 Reason.EMPTY_BOX,
-                f"the box {box} of the {name} is not of a picture of {size[0]} x {size[1]}",
+                f"the box {box} of the {name} is not of an image of {size[0]} x {size[1]}",
             )
     return None
 
@@ -168,7 +168,7 @@ class ChoiceText:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSample(Sample):
-    """A question with its picture, and the texts of its choices; its objects, as far as they are
+    """A question with its image, and the texts of its choices; its objects, as far as they are
     shown, have the numbers that the texts say.
     """
 

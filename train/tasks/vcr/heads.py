@@ -1,6 +1,6 @@
 """What VCR's heads give for a batch.
 
-B questions, C choices, T tokens, R regions with the whole picture in row 0, L and N labels.
+B questions, C choices, T tokens, R regions with the full image in row 0, L and N labels.
 """
 
 from typing import Any, NamedTuple
@@ -42,10 +42,10 @@ def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutput
         masked_regions=inputs.masked_regions if settings.regions == "masked" else None,
     )
     region_cells = (labels["region_sequences"], labels["region_rows"])
-    if (pictures := batch.picture_regions) is None:
+    if (images := batch.image_regions) is None:
         output, heads = model(texts, category_regions=region_cells), model
     else:
-        output = model(pictures, texts, real=inputs.real_regions, category_regions=region_cells)
+        output = model(images, texts, real=inputs.real_regions, category_regions=region_cells)
         heads = model.model
     outputs = ChoiceOutputs(choices=output.answer_logits)
     if settings.regions != "none":

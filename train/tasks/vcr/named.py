@@ -27,7 +27,7 @@ def list_mentioned_objects(question: Question, num_shown: int) -> list[int]:
 
 
 def question_about(question: Question, objects: Sequence[int]) -> Question:
-    """Returns a question whose picture has these objects alone, in this order: they, their boxes,
+    """Returns a question whose image has these objects alone, in this order: they, their boxes,
     outlines and tags count from 0 again. ``objects`` are at least those that its texts name.
     """
     numbers = {number: index for index, number in enumerate(objects)} | {NO_OBJECT: NO_OBJECT}
@@ -60,6 +60,6 @@ def sample_with(sample: Sample, objects: Sequence[int]) -> Sample:
     order[first:end] = first + np.array([*chosen, *other_objects], dtype=np.int64)
     num_shown = first + len(chosen)
     pixels = dict(sample.pixels)
-    if "boxes" in pixels:  # of the whole picture and of what was shown
+    if "boxes" in pixels:  # of the full image and of what was shown
         pixels["boxes"] = pixels["boxes"][np.append(0, 1 + order[:num_shown])]
     return replace(sample, regions=regions.reorder(order, num_shown), pixels=pixels)

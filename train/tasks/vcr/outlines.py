@@ -61,8 +61,8 @@ def parse_points(polygon: Any) -> Array:
 def instance_masks(
     outlines: Sequence[Outline], boxes: Array, cells: int, *, mirrored: bool
 ) -> Cells:
-    """The outlines in their ``boxes`` [R, 4] behind the whole picture, which is all of its own:
-    uint8 [1 + R, P, P], mirrored with the picture.
+    """The outlines in their ``boxes`` [R, 4] behind the full image, which is all of its own:
+    uint8 [1 + R, P, P], mirrored with the image.
     """
     full_mask = np.ones((cells, cells), dtype=np.uint8)
     objects = zip(outlines, boxes, strict=True)

@@ -39,8 +39,8 @@ from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.vcr.interbert_recipes import INTERBERT_RECIPES, vcr_interbert
 from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, SUBTASKS, VcrSettings, vcr_recipe
 
-SMALL_PX = 128  # a side of the pictures of trials
-# Few steps of pretraining, in which all words have the whole picture's vector, leave the scale of
+SMALL_PX = 128  # a side of the images of trials
+# Few steps of pretraining, in which all words have the full image's vector, leave the scale of
 # words' visual vectors at 0.005, and 600 steps of VCR at 0.006: no text shows which objects it
 # names.
 SMALL_SCALE = 0.1
@@ -49,7 +49,7 @@ SMALL_SCALE = 0.1
 
 
 def vilbert_vcr_feeding() -> Feeding:
-    """100 regions, the whole picture and all annotated objects among them [code]."""
+    """100 regions, the full image and all annotated objects among them [code]."""
     return replace(
         vilbert_feeding(),
         max_tokens=LONGEST,
@@ -89,7 +89,7 @@ def vcr_vilbert() -> TaskRecipe:
 
 
 def vlbert_vcr_feeding() -> Feeding:
-    """All annotated objects in their order, and the whole picture; mirrored every other time
+    """All annotated objects in their order, and the full image; mirrored every other time
     [code].
     """
     return replace(
@@ -186,7 +186,7 @@ def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskReci
     return replace(
         pixels,
         stages=(replace(stage, feeding=feeding),),
-        needs=f"--images: VCR's pictures; {pixels.needs.rpartition('; ')[2]}",
+        needs=f"--images: VCR's images; {pixels.needs.rpartition('; ')[2]}",
     )
 
 

@@ -53,7 +53,7 @@ class VcrSettings:
             raise ValueError("settings.max_tokens: want at least 8, and as many with an answer")
 
 
-NEEDS = "regions of VCR's pictures at detected and at annotated boxes"
+NEEDS = "regions of VCR's images at detected and at annotated boxes"
 LONGEST = 512  # of what is stored; `VcrSettings` says how long the texts are that are read
 
 

@@ -1,7 +1,7 @@
 """VCR: which of four answers a question about tagged objects has, and which of four rationales.
 
 Input: the question, for a rationale with the right answer behind it, with each choice in turn, and
-the picture's regions, the annotated objects among them. Head: one logit for a choice, on what is
+the image's regions, the annotated objects among them. Head: one logit for a choice, on what is
 pooled. Loss: a softmax over the four, or each choice by itself; with VL-BERT also the categories of
 regions and masked words. Metric: how often the right choice has the highest logit.
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from vlmill.train.loading.images.boxed import MASKS
 
 from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.schemas.errors import InputError, with_article
@@ -30,9 +31,8 @@ from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.order import Visit
-from vlmill.train.loading.pictures.boxed import MASKS
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import Sample, mask_picture
+from vlmill.train.loading.sample import Sample, mask_image
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
@@ -81,7 +81,7 @@ OWN_BOXES = ("annotated", "examples")  # the objects' own boxes, and in their or
 
 
 class ChoiceScores(NamedTuple):
-    """The logits of a question's choices [C], and the size of its picture in pixels."""
+    """The logits of a question's choices [C], and the size of its image in pixels."""
 
     logits: list[float]
     size: tuple[int, int]
@@ -147,7 +147,7 @@ class Vcr(Task):
         return [rows[table.is_among("task", [subtask])[rows]] for subtask in subtasks]
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The question with its picture and the texts of its choices; what is wrong with a row
+        """The question with its image and the texts of its choices; what is wrong with a row
         makes it one that cannot be used.
         """
         question = Question.from_row(batches.table, visit.row, outlined=self.outlined)
@@ -207,7 +207,7 @@ class Vcr(Task):
         if self.settings.regions == "masked":
             assert regions is not None
             size = (regions.row.width, regions.row.height)
-            masks = mask_picture(regions.boxes, draws, masking, size)
+            masks = mask_image(regions.boxes, draws, masking, size)
             # A blind model's regions are hidden, whatever is masked of them.
             zeroed = masks.zeroed | regions.masks.zeroed
             masks = MaskedRegions(masked=masks.masked, zeroed=zeroed)
@@ -271,7 +271,7 @@ class Vcr(Task):
     # Metric
 
     def predict(self, outputs: ChoiceOutputs, batch: Batch) -> list[ChoiceScores]:
-        """The logits of each question's choices, and the size of its picture."""
+        """The logits of each question's choices, and the size of its image."""
         logits = outputs.choices.float().cpu()
         require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
         rows = zip(logits.tolist(), batch.labels["sizes"].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""VQA answers questions about pictures.
+"""VQA answers questions about images.
 
 Reading order: ``task`` (input, head, loss, metric), ``answers`` (the list that a head tells apart),
 ``recipes`` (the papers' runs), ``metrics`` (the official accuracy and the soft score),

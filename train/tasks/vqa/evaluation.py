@@ -19,9 +19,9 @@ NO_SPLIT = "train"  # of rows that name none
 
 @dataclass(kw_only=True)
 class Split:
-    """Holds the questions of a split that were answered: their pictures, texts and annotations."""
+    """Holds the questions of a split that were answered: their images, texts and annotations."""
 
-    questions: dict[str, tuple[str, str]] = field(default_factory=dict)  # picture and question
+    questions: dict[str, tuple[str, str]] = field(default_factory=dict)  # image and question
     annotations: dict[str, Annotation] = field(default_factory=dict)
 
 

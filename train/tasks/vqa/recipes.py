@@ -58,7 +58,7 @@ class VqaSettings:
     # Whether questions teach that have no answer among the labels: they say no to each (ViLBERT,
     # VL-BERT), or nothing (VLMo). A softmax has nothing to learn of them.
     unlabelled: bool = True
-    # "left" and "right" change places in the texts of mirrored pictures (VL-BERT's code).
+    # "left" and "right" change places in the texts of mirrored images (VL-BERT's code).
     mirror_words: bool = False
     # Questions that an answer needs to be a label, where neither --init nor --labels has a list.
     min_questions: int = MIN_QUESTIONS
@@ -68,8 +68,8 @@ class VqaSettings:
             raise ValueError(f"settings.min_questions={self.min_questions}: want at least 1")
 
 
-REGIONS = "regions of COCO's pictures, 10 to 100 each"
-PICTURES = "COCO's pictures"
+REGIONS = "regions of COCO's images, 10 to 100 each"
+IMAGES = "COCO's images"
 ANSWER_HEAD = "answer_head."  # ViLBERT's
 
 
@@ -106,7 +106,7 @@ def vqa_recipe(
 
 
 def vilbert_vqa_feeding() -> Feeding:
-    """16 tokens and 100 regions, the whole picture among them [code]."""
+    """16 tokens and 100 regions, the full image among them [code]."""
     return replace(vilbert_feeding(), max_tokens=16, max_regions=99, region_targets="class")
 
 
@@ -219,7 +219,7 @@ def vqa_vl_bert_large() -> TaskRecipe:
     )
 
 
-# VLMo (arXiv:2111.02358, sec. 4.2): pictures of 480 pixels, positions resized; 10 epochs of 128.
+# VLMo (arXiv:2111.02358, sec. 4.2): images of 480 pixels, positions resized; 10 epochs of 128.
 
 WITHOUT_HEADS = {"contrast": False, "match": False, "mlm": False}
 VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float]] = {
@@ -254,7 +254,7 @@ def vqa_vlmo(size: str) -> TaskRecipe:
         stage,
         f"VQA 2.0 with VLMo {size.removesuffix('-paper')}, "
         + ("by the paper's text" if paper else "as released"),
-        f"{PICTURES}; --init: a pretrained VLMo",
+        f"{IMAGES}; --init: a pretrained VLMo",
         settings=VqaSettings(unlabelled=False),
         seed=1,
         precision="fp16",
@@ -298,7 +298,7 @@ def vqa_vl_bert_small() -> TaskRecipe:
 
 
 def vqa_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, on pictures that are larger than in its pretraining.
+    """With a small VLMo, on images that are larger than in its pretraining.
 
     5 patches a side: the spline that resizes positions of 4 does not reach the ends of 6.
     """

@@ -1,6 +1,6 @@
-"""VQA: a question about a picture, and which of a list of answers annotators gave.
+"""VQA: a question about an image, and which of a list of answers annotators gave.
 
-Input: the question (VL-BERT: and a [MASK] behind it) with its picture. Head: a classifier of the
+Input: the question (VL-BERT: and a [MASK] behind it) with its image. Head: a classifier of the
 list's answers, on what the model pools (ViLBERT, VLMo) or on the [MASK] (VL-BERT). Loss: each
 answer's binary cross-entropy with its soft score, summed over the answers, or a softmax. Metric:
 the soft score of the likeliest answer; the official accuracy, of all annotators, is evaluation's.
@@ -159,7 +159,7 @@ class Vqa(Task):
         return text_ids
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The question with its picture; of a mirrored picture left and right change places."""
+        """The question with its image; of a mirrored image left and right change places."""
         text = batches.text(visit.row)
         masked = text.tokens == self.special.mask if self.reads_mask else text.masked
         text = dataclasses.replace(text, masked=masked)
@@ -196,7 +196,7 @@ class Vqa(Task):
         return tensors
 
     def _mirror_labels(self, ids: list[int], sample: Sample) -> list[int]:
-        """The labels of a mirrored picture: "left" for "right", where the list has both."""
+        """The labels of a mirrored image: "left" for "right", where the list has both."""
         if sample.regions is None or not sample.regions.mirrored:
             return ids
         return [self.numbers.get(swap_sides(self.answers[number]), number) for number in ids]

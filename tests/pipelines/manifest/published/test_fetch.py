@@ -1,4 +1,4 @@
-"""Pictures of a data set of URLs are downloaded, listed where they fail, and tried again."""
+"""Images of a data set of URLs are downloaded, listed where they fail, and tried again."""
 
 import os
 import signal
@@ -25,9 +25,9 @@ RULES = ("/robots.txt", "/.well-known/tdmrep.json")  # asked of each host first
 
 
 class Host:
-    """A host of pictures, and what it was asked."""
+    """A host of images, and what it was asked."""
 
-    def __init__(self, picture: Callable[..., bytes]) -> None:
+    def __init__(self, image: Callable[..., bytes]) -> None:
         self.asked: list[str] = []
         self.is_busy = True
         host = self
@@ -39,9 +39,9 @@ class Host:
                 """Says nothing."""
 
             def do_GET(self) -> None:
-                """Sends a picture of its own for each number, or what the path says."""
+                """Sends an image of its own for each number, or what the path says."""
                 host.asked.append(self.path)
-                status, body = host.reply(self.path, picture)
+                status, body = host.reply(self.path, image)
                 self.send_response(status)
                 if status == 302:
                     self.send_header("Location", "/3.jpg")
@@ -52,19 +52,19 @@ class Host:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def reply(self, path: str, picture: Callable[..., bytes]) -> tuple[int, bytes]:
+    def reply(self, path: str, image: Callable[..., bytes]) -> tuple[int, bytes]:
         name = path.strip("/").partition(".")[0]
         if name.isdigit():
-            return 200, picture(30, 20, seed=int(name))
+            return 200, image(30, 20, seed=int(name))
         if name == "later":
-            return (500, b"") if self.is_busy else (200, picture(30, 20, seed=99))
+            return (500, b"") if self.is_busy else (200, image(30, 20, seed=99))
         replies = {"gone": (410, b""), "moved": (302, b""), "page": (200, b"<html><p>Gone</html>")}
         return replies.get(name, (404, b""))
 
 
 @pytest.fixture
-def host(picture: Callable[..., bytes]) -> Iterator[Host]:
-    host = Host(picture)
+def host(image: Callable[..., bytes]) -> Iterator[Host]:
+    host = Host(image)
     threading.Thread(target=host.server.serve_forever, daemon=True).start()
     yield host
     host.server.shutdown()
@@ -86,12 +86,12 @@ def write_captions(folder: Path, urls: list[str]) -> Path:
 
 
 def test_what_a_data_set_lacks_is_downloaded(
-    tmp_path: Path, host: Host, picture: Callable[..., bytes], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, host: Host, image: Callable[..., bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("1.jpg", "gone.jpg", "page.jpg", "moved.jpg", "later.jpg", "1.jpg", "7.jpg")
     folder = write_captions(tmp_path / "in", [f"{host.url}/{n}" for n in names] + ["ftp://a/b.jpg"])
     (folder / "train_image").mkdir()
-    (folder / "train_image/00000006.jpg").write_bytes(picture(30, 20, seed=7))
+    (folder / "train_image/00000006.jpg").write_bytes(image(30, 20, seed=7))
     more = ("--delay", "0", "--retries", "0", "--rows-per-shard", "3")
     assert main(arguments(folder, "cc", *more)) == 0
     assert Counter(host.asked) == Counter(
@@ -100,20 +100,19 @@ def test_what_a_data_set_lacks_is_downloaded(
     out = tmp_path / "out"
     images = {row["image_id"]: row for row in read_table(out, IMAGES).to_pylist()}
     assert [key[-1] for key in sorted(images)] == ["0", "3", "5", "6"]
-    assert images["cc/train/00000003"]["bytes"] == picture(30, 20, seed=3)
+    assert images["cc/train/00000003"]["bytes"] == image(30, 20, seed=3)
     assert images["cc/train/00000000"]["source_url"] == f"{host.url}/1.jpg"
     rejects = {row["key"][-1]: row for row in read_table(out, REJECTS).to_pylist()}
     assert {row["reason"] for row in rejects.values()} == {"image_missing"}
     assert {number: row["detail"] for number, row in rejects.items()} == {
         "1": "bad_status: 410",
-        "2": "other_type: a page where a picture is wanted",
+        "2": "other_type: a page where an image is wanted",
         "4": "bad_status: 500",
         "7": "bad_url: no http(s) URL",
     }
     said = capsys.readouterr().err
-    assert (
-        "fetched: 2 pictures of 6 URLs (3,318,333 rows are published); 4 failed: bad_status 2"
-        in (said)
+    assert "fetched: 2 images of 6 URLs (3,318,333 rows are published); 4 failed: bad_status 2" in (
+        said
     )
     assert read_table(out, PAIRS).num_rows == 8
     again = list(host.asked)

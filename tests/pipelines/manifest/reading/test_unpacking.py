@@ -24,7 +24,7 @@ from vlmill.pipelines.manifest.reading.unpacking import (
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES
 
-Picture = Callable[..., bytes]
+Image = Callable[..., bytes]
 pytestmark = pytest.mark.usefixtures("no_charts")
 
 
@@ -63,10 +63,10 @@ def test_a_zip_as_tools_write_it_is_read(tmp_path: Path, packed: bool) -> None:
             assert file.read("é.jpg") == "é.jpg".encode() * 50
 
 
-def test_pictures_of_a_zip_bomb_are_status_2(
-    tmp_path: Path, picture: Picture, capsys: pytest.CaptureFixture[str]
+def test_images_of_a_zip_bomb_are_status_2(
+    tmp_path: Path, image: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    LAYOUTS["coco"](tmp_path / "in", picture)
+    LAYOUTS["coco"](tmp_path / "in", image)
     zip_of(tmp_path / "p.zip", overlap=0)
     made("coco", tmp_path / "in", "--images", str(tmp_path / "p.zip"), status=2)
     assert "overlaps" in capsys.readouterr().err
@@ -120,8 +120,8 @@ def test_a_file_is_unpacked_by_how_it_begins(tmp_path: Path) -> None:
     assert max_unpacked_bytes(1 << 40) == 8 << 30
 
 
-def test_sparse_files_of_a_tar_are_no_pictures(tmp_path: Path, picture: Picture) -> None:
-    LAYOUTS["coco"](tmp_path / "in", picture)
+def test_sparse_files_of_a_tar_are_no_images(tmp_path: Path, image: Image) -> None:
+    LAYOUTS["coco"](tmp_path / "in", image)
     with tarfile.open(tmp_path / "p.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         member = tarfile.TarInfo("train2014/COCO_train2014_000000000009.jpg")
         member.type, member.size = tarfile.GNUTYPE_SPARSE, 512

@@ -1,4 +1,4 @@
-"""Block-wise masks of pictures."""
+"""Block-wise masks of images."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ def test_never_more_than_asked_for(grid: int, patches: int, smallest: int, seed:
     assert mask.shape == (grid, grid) and mask.sum() <= patches
 
 
-def test_vlmo_s_masks_cover_two_fifths_of_the_picture() -> None:
+def test_vlmo_s_masks_cover_two_fifths_of_the_image() -> None:
     rng = np.random.default_rng(0)
     counts = [int(BlockMasking().draw(rng).sum()) for _ in range(400)]
     assert 74 < np.mean(counts) <= 75 and max(counts) == 75

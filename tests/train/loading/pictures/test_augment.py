@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from vlmill.train.loading.pictures.augment import (
+from vlmill.train.loading.images.augment import (
     OPERATIONS,
     auto_contrast,
     rand_augment,
@@ -13,7 +12,7 @@ from vlmill.train.loading.pictures.augment import (
 )
 
 
-def picture(
+def image(
     height: int, width: int, seed: int = 0
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.random.default_rng(seed).integers(40, 200, (height, width, 3), dtype=np.uint8)
@@ -22,7 +21,7 @@ def picture(
 @pytest.mark.parametrize("name", list(OPERATIONS))
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (9, 7)])
 def test_sizes_stay(name: str, size: tuple[int, int]) -> None:
-    before = picture(*size)
+    before = image(*size)
     kept = before.copy()
     for sign in (1, -1):
         after = OPERATIONS[name][0](before, sign)
@@ -31,7 +30,7 @@ def test_sizes_stay(name: str, size: tuple[int, int]) -> None:
 
 
 def test_a_move_to_the_left_fills_with_grey() -> None:
-    before = picture(4, 10)
+    before = image(4, 10)
     after = translate_x(before)
     assert (after[:, :3] == before[:, 7:]).all() and (after[:, 3:] == 128).all()
 
@@ -44,7 +43,7 @@ def test_contrast_is_stretched_by_channel() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
-def test_the_same_draws_give_the_same_picture(seed: int) -> None:
-    before = picture(8, 8, seed)
+def test_the_same_draws_give_the_same_image(seed: int) -> None:
+    before = image(8, 8, seed)
     once, again = (rand_augment(before, np.random.default_rng(seed)) for _ in range(2))
     assert (once == again).all()

@@ -1,4 +1,4 @@
-"""The picture tokenizer is read, checked and learned from."""
+"""The image tokenizer is read, checked and learned from."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.factories import write_dvae, write_images
+from vlmill.train.loading.images.tokenizer import read_image_tokenizer
 
 from vlmill.models import Vlmo
 from vlmill.models.beit.dvae import DalleConfig, DalleTokenizer
@@ -18,7 +19,6 @@ from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.loading.pictures.tokenizer import read_picture_tokenizer
 from vlmill.train.loading.vocabulary import SPECIAL
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run import dry_run, loop
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 TINY = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.intermediate_width=32"]
 RUN = ["steps=2", "batch_size=4", "log_every=1", "precision=no", "workers=0", "model.image_size=64"]
-PICTURES = ["feeding.image_size=64", "feeding.token_size=32"]
+IMAGES = ["feeding.image_size=64", "feeding.token_size=32"]
 
 
 def test_either_tokenizer_is_recognised(tmp_path: Path) -> None:
-    found = read_picture_tokenizer(write_dvae(tmp_path))
+    found = read_image_tokenizer(write_dvae(tmp_path))
     assert (found.num_tokens, found.stride) == (12, 8)
     pixels = torch.rand(2, 3, 16, 16)
     ids = found.reader(torch.device("cpu"))(pixels)
@@ -48,45 +48,45 @@ def test_either_tokenizer_is_recognised(tmp_path: Path) -> None:
     arguments = f"convert --family dvae --checkpoint {published} --output {converted}"
     assert main(arguments.split()) == 0
     for file in (published, converted):
-        read = read_picture_tokenizer(file)
+        read = read_image_tokenizer(file)
         assert (read.num_tokens, read.stride) == (9, 8)
         assert torch.equal(read.reader(torch.device("cpu"))(pixels), dalle.eval().tokens(pixels))
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match=r"picture_tokenizer=.*no tokenizer of pictures; give"):
-        read_picture_tokenizer(tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match=r"picture_tokenizer=.*no tokenizer of images; give"):
+        read_image_tokenizer(tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="no such checkpoint file"):
-        read_picture_tokenizer(tmp_path / "missing.safetensors")
+        read_image_tokenizer(tmp_path / "missing.safetensors")
 
 
-def pictures_recipe(*changes: str, size: str = "base") -> Recipe:
-    return change_recipe(recipe_named(f"vlmo-images-{size}"), [*TINY, *RUN, *PICTURES, *changes])
+def images_recipe(*changes: str, size: str = "base") -> Recipe:
+    return change_recipe(recipe_named(f"vlmo-images-{size}"), [*TINY, *RUN, *IMAGES, *changes])
 
 
-def test_pictures_without_a_tokenizer_or_of_another_size(tables: Tables, tmp_path: Path) -> None:
+def test_images_without_a_tokenizer_or_of_another_size(tables: Tables, tmp_path: Path) -> None:
     pairs = tables.write().pairs
     inputs = Inputs(pairs=pairs, images=write_images(tmp_path / "images", 12))
     with pytest.raises(InputError, match="picture_tokenizer is missing: vlmo-images-base"):
-        pretrain(pictures_recipe(), inputs, tmp_path / "out")
+        pretrain(images_recipe(), inputs, tmp_path / "out")
     file = f"picture_tokenizer={write_dvae(tmp_path)}"
     with pytest.raises(InputError, match=r"token_size=64 gives 8 .* has 4 patches; set it to 32"):
-        pretrain(pictures_recipe(file, "feeding.token_size=64"), inputs, tmp_path / "out")
+        pretrain(images_recipe(file, "feeding.token_size=64"), inputs, tmp_path / "out")
 
 
-def test_pictures_without_pairs_are_visited_by_their_ids(
+def test_images_without_pairs_are_visited_by_their_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Counted, held out, continued after a kill and estimated as pairs are."""
     inputs = Inputs(pairs=None, images=write_images(tmp_path / "images", 12))
     changes = (f"picture_tokenizer={write_dvae(tmp_path)}", "save_every=1", "validate_every=2")
-    recipe = pictures_recipe(*changes)
+    recipe = images_recipe(*changes)
     assert "2 steps on 11 pairs; 1 rejected (1 held_out)" in pretrain(
         recipe, inputs, tmp_path / "one"
     )
     said = capsys.readouterr().err
-    assert "validates on 1 pairs of 1 pictures" in said and "by the hash of their ids" in said
+    assert "validates on 1 pairs of 1 images" in said and "by the hash of their ids" in said
     whole = load_checkpoint(tmp_path / "one")
     assert whole.trained_on is not None
     assert (len(whole.trained_on.pairs), len(whole.trained_on.images)) == (0, 11)
@@ -105,7 +105,7 @@ def test_pictures_without_pairs_are_visited_by_their_ids(
 
     monkeypatch.setattr(dry_run, "SECONDS_MEASURED", 0.01)
     estimate = estimate_run(recipe, inputs)
-    assert estimate.inputs == {"--images": "12 pictures", "steps": "2"}
+    assert estimate.inputs == {"--images": "12 images", "steps": "2"}
 
 
 def test_other_recipes_need_pairs(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ def test_other_recipes_need_pairs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["base", "base-paper"])
 def test_vlmo_learns_in_three_stages(size: str, tables: Tables, tmp_path: Path) -> None:
-    """Pictures, of which one has no caption; texts alone; pairs: each from the one before."""
+    """Images, of which one has no caption; texts alone; pairs: each from the one before."""
     tables.write()
     rows = [(f"picture-{i}", f"a dog and {i} cats" if i else "") for i in range(12)]
     tables.write_pairs(rows)
     inputs = Inputs(pairs=tables.pairs, images=write_images(tmp_path / "images", 12))
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
-    first = pictures_recipe(f"picture_tokenizer={write_dvae(tmp_path)}", size=size)
+    first = images_recipe(f"picture_tokenizer={write_dvae(tmp_path)}", size=size)
     assert "on 12 pairs" in pretrain(first, inputs, one)
     losses = [line["loss/mim"] for line in read_log(one / "log.jsonl")]
     assert losses[0] == pytest.approx(torch.tensor(12.0).log().item(), rel=0.2)

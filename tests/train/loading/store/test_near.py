@@ -1,4 +1,4 @@
-"""Nearest pictures as training keeps them."""
+"""Nearest images as training keeps them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vlmill.schemas.readers.row_index import IdIndex
 from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.chosen import StagePairs
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.store.near import NearPictures, join_neighbours, keep_neighbours
+from vlmill.train.loading.store.near import NearImages, join_neighbours, keep_neighbours
 
 
-class Pictures:
-    """A table of regions: rows 0 to 4 are pictures a to e."""
+class Images:
+    """A table of regions: rows 0 to 4 are images a to e."""
 
     index = IdIndex.from_ids([f"set/{name}" for name in "abcde"])
 
@@ -44,41 +44,39 @@ def write(folder: Path, near: dict[str, str], prefix: str = "set/") -> str:
 
 
 def test_neighbours_that_are_trained_on_are_kept_in_their_order(folder: Path) -> None:
-    # b and e are not trained on, a picture is not near itself, x is of no table.
+    # b and e are not trained on, an image is not near itself, x is of no table.
     table = write(folder, {"d": "dbca", "b": "ac", "a": "xed", "c": "be"})
-    joined = join_neighbours(folder, table, Pictures(), "--regions")
-    assert (joined.num_pictures, joined.num_met, joined.lacking) == (3, 2, ("set/c",))
-    near = NearPictures(folder)
+    joined = join_neighbours(folder, table, Images(), "--regions")
+    assert (joined.num_images, joined.num_met, joined.lacking) == (3, 2, ("set/c",))
+    near = NearImages(folder)
     assert [near.find_neighbours(row).tolist() for row in range(5)] == [[3], [], [], [2, 0], []]
     assert [near.captions(row).tolist() for row in range(5)] == [[1, 3], [], [2], [0, 4, 5], []]
 
 
-def test_pictures_meet_by_name_as_pairs_do(folder: Path) -> None:
+def test_images_meet_by_name_as_pairs_do(folder: Path) -> None:
     table = write(folder, {"a": "cd", "c": "a", "d": "a"}, prefix="elsewhere/set/")
-    keep_neighbours(folder, table, Pictures(), "--regions")
-    assert NearPictures(folder).find_neighbours(0).tolist() == [2, 3]
+    keep_neighbours(folder, table, Images(), "--regions")
+    assert NearImages(folder).find_neighbours(0).tolist() == [2, 3]
 
 
-def test_neighbours_of_other_pictures_are_refused(folder: Path) -> None:
+def test_neighbours_of_other_images_are_refused(folder: Path) -> None:
     table = write(folder, {"a": "c", "y": "z"})
-    with pytest.raises(
-        InputError, match=r"2 of the 3 pictures .*\(set/c, set/d\); --negatives has"
-    ):
-        keep_neighbours(folder, table, Pictures(), "--regions")
+    with pytest.raises(InputError, match=r"2 of the 3 images .*\(set/c, set/d\); --negatives has"):
+        keep_neighbours(folder, table, Images(), "--regions")
 
 
 class Captions:
-    """A prepared table whose first picture has one near."""
+    """A prepared table whose first image has one near."""
 
     def __init__(self, folder: Path) -> None:
-        self.near, self.image_rows = NearPictures(folder), np.array([3, 0, 2, 0, 3, 3])
+        self.near, self.image_rows = NearImages(folder), np.array([3, 0, 2, 0, 3, 3])
 
     def matches(self, text_row: int, image_row: int) -> bool:
         return text_row == 5 or self.image_rows[text_row] == self.image_rows[image_row]
 
 
-def test_captions_of_near_pictures_are_drawn_from_the_stage(folder: Path) -> None:
-    keep_neighbours(folder, write(folder, {"a": "d", "c": "ad", "d": "c"}), Pictures(), "--regions")
+def test_captions_of_near_images_are_drawn_from_the_stage(folder: Path) -> None:
+    keep_neighbours(folder, write(folder, {"a": "d", "c": "ad", "d": "c"}), Images(), "--regions")
     table: Any = Captions(folder)
     visited = np.array([True, True, True, True, False, True])
     pairs = StagePairs(table=table, visited=visited)

@@ -18,7 +18,7 @@ from vlmill.train.loading.store import table as sample_table
 from vlmill.train.loading.store.pairs import pair_rows, pairs_facts
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples, region_facts
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.store.usable import require_pictures, sample_ids
+from vlmill.train.loading.store.usable import require_images, sample_ids
 from vlmill.train.loading.vocabulary import train_vocabulary
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def prepare(
         pairs=tables.pairs,
         tokenizer=train_vocabulary([text for _, text in ROWS], 90),
         max_tokens=5,
-        pictures=RegionReader(tables.regions),
+        images=RegionReader(tables.regions),
         negatives=negatives,
     )
     with ShardWriter(folder, REJECTS, 0, 1) as rejects:
@@ -72,20 +72,20 @@ def test_samples_read_back(tables: Tables, tmp_path: Path, monkeypatch: pytest.M
     assert table.tokens(0)[0] == 2 and table.tokens(3)[-1] == 3  # [CLS], [SEP]
     assert table.select_rows(("cc",)).tolist() == [0, 3]
     assert table.select_rows(("cc", "sbu")).tolist() == [0, 1, 3]
-    assert table.select_rows(()).tolist() == [0, 2, 1, 3]  # those of one picture side by side
+    assert table.select_rows(()).tolist() == [0, 2, 1, 3]  # those of one image side by side
     assert table.sources() == {"cc": 2, "null": 1, "sbu": 1}
     assert [int(table.has_source(name).sum()) for name in table.sources()] == [2, 1, 1]
     assert table.select_rows(("null", "sbu")).size == 2
 
 
-def test_matches_by_picture_and_by_equal_text(tables: Tables, tmp_path: Path) -> None:
+def test_matches_by_image_and_by_equal_text(tables: Tables, tmp_path: Path) -> None:
     tables.write_pairs(ROWS)
     tables.write_regions(["p", "q", "r"])
     prepare(tables, tmp_path)
     table = SampleTable(tmp_path / "prepared")
     matching = {(t, i) for t in range(4) for i in range(4) if table.matches(t, i)}
     of_p, of_r = {(0, 0), (0, 2), (2, 0), (2, 2)}, {(3, 3)}
-    # Rows 0 and 3 are the same text but for case: a caption of both pictures.
+    # Rows 0 and 3 are the same text but for case: a caption of both images.
     assert matching == of_p | of_r | {(1, 1), (3, 0), (3, 2), (0, 3)}
 
 
@@ -143,7 +143,7 @@ def test_hard_negatives_become_rows(tables: Tables, tmp_path: Path) -> None:
     assert SampleTable(tmp_path / "prepared").hard_negatives(2).tolist() == []
 
 
-def test_pictures_meet_regions_and_images_by_name(
+def test_images_meet_regions_and_images_by_name(
     tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("a/p.jpg", "a dog runs"), ("q", "a cat sleeps"), ("gone.jpg", "The dog sleeps")]
@@ -158,9 +158,9 @@ def test_pictures_meet_regions_and_images_by_name(
     assert table.image_rows.tolist() == [1, 0]
     assert [table.image_id(row) for row in range(2)] == ["a/p.jpg", "q"]
     said = capsys.readouterr().err
-    assert "note: --pairs and --regions call 2 pictures by different ids; they met: " in said
+    assert "note: --pairs and --regions call 2 images by different ids; they met: " in said
     assert "1 but for an ending (q is q.png), 1 but for folders (a/p.jpg is p)" in said
-    assert "--images call 1 pictures by different ids" in said
+    assert "--images call 1 images by different ids" in said
 
 
 def test_of_a_pair_id_that_comes_again_the_first_pair_is_kept(
@@ -202,10 +202,10 @@ def test_ids_of_both_tables_for_an_error(tables: Tables) -> None:
         pairs=tables.pairs,
         tokenizer=train_vocabulary([text for _, text in ROWS], 90),
         max_tokens=5,
-        pictures=RegionReader(tables.regions),
+        images=RegionReader(tables.regions),
     )
     assert sample_ids(what) == "--pairs has p q p, --regions has x y"
-    assert sample_ids(dataclasses.replace(what, pictures=None)) == ""
+    assert sample_ids(dataclasses.replace(what, images=None)) == ""
     tables.write_pairs([])
     assert sample_ids(what) == "--pairs has no ids, --regions has x y"
 
@@ -213,7 +213,7 @@ def test_ids_of_both_tables_for_an_error(tables: Tables) -> None:
 def test_facts_of_regions(tables: Tables) -> None:
     tables.write_regions(["p", "q"], empty=("q",))
     facts = region_facts(tables.regions)
-    assert (facts.empty, facts.num_classes, facts.num_pictures) == (frozenset({"q"}), 5, 2)
+    assert (facts.empty, facts.num_classes, facts.num_images) == (frozenset({"q"}), 5, 2)
     tables.write_regions(["p"], classes=None)
     assert region_facts(tables.regions).num_classes == 0
 
@@ -261,17 +261,17 @@ def test_texts_alone(tables: Tables, tmp_path: Path) -> None:
     assert table.image_id(1) == ""
 
 
-def test_rows_come_in_the_order_of_their_pictures(tables: Tables, tmp_path: Path) -> None:
+def test_rows_come_in_the_order_of_their_images(tables: Tables, tmp_path: Path) -> None:
     tables.write_pairs(ROWS)
     tables.write_regions(["r", "q", "p"])
     prepare(tables, tmp_path)
     assert SampleTable(tmp_path / "prepared").select_rows(()).tolist() == [3, 1, 0, 2]
 
 
-def test_missing_pictures_can_be_an_error(tables: Tables, tmp_path: Path) -> None:
+def test_missing_images_can_be_an_error(tables: Tables, tmp_path: Path) -> None:
     tables.write_pairs([*ROWS, ("missing", "a dog")])
     tables.write_regions(["p", "q", "r"])
     counts = prepare(tables, tmp_path)
-    require_pictures(counts, "skip")
-    with pytest.raises(InputError, match=r"1 pairs lack their picture \(1 no_regions"):
-        require_pictures(counts, "error")
+    require_images(counts, "skip")
+    with pytest.raises(InputError, match=r"1 pairs lack their image \(1 no_regions"):
+        require_images(counts, "error")

@@ -72,7 +72,7 @@ def test_unknown_and_absent_names_stop_the_run(recipe: Recipe) -> None:
     assert named.trained == {"train"} and named.validated == {"eval"}
 
 
-def test_pictures_are_drawn_only_where_the_recipe_validates_and_no_split_is_for_it(
+def test_images_are_drawn_only_where_the_recipe_validates_and_no_split_is_for_it(
     recipe: Recipe,
 ) -> None:
     without: dict[str | None, int] = {"train": 5, "test": 2}
@@ -86,8 +86,8 @@ def test_pictures_are_drawn_only_where_the_recipe_validates_and_no_split_is_for_
 @pytest.mark.parametrize(
     ("pictures", "share"), [(0, 0), (1, 0), (2, 1), (59, 5), (700, 70), (2_000, 100), (30_000, 300)]
 )
-def test_so_many_pictures_are_drawn(pictures: int, share: int) -> None:
-    keys = np.array([key64(str(i)) for i in range(pictures)] * 2, np.uint64)  # two captions each
+def test_so_many_images_are_drawn(images: int, share: int) -> None:
+    keys = np.array([key64(str(i)) for i in range(images)] * 2, np.uint64)  # two captions each
     assert np.count_nonzero(np.unique(keys) < drawn_below(keys)) == share
 
 
@@ -96,7 +96,7 @@ def test_no_more_than_some_thousands_are_drawn() -> None:
     assert drawn_below(keys) == 5_000
 
 
-def test_rows_are_chosen_by_split_and_by_the_hash_of_their_picture() -> None:
+def test_rows_are_chosen_by_split_and_by_the_hash_of_their_image() -> None:
     row = {"pair_id": "p", "image_id": "i", "split": None}
     assert unit_key(row) == unit_key({**row, "pair_id": "q"}) == key64("i")
     assert unit_key({**row, "image_id": None}) == key64("p")

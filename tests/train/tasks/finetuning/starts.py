@@ -32,7 +32,7 @@ def logged(output: Path) -> list[dict[str, Any]]:
 def vqa_start(folder: Path, name: str, *, pixels: int = 64) -> Path:
     """A checkpoint of what a recipe starts from: a model of its size, or a BERT of its layers.
 
-    VLMo has seen pictures of ``pixels`` a side.
+    VLMo has seen images of ``pixels`` a side.
     """
     recipe = tiny(name)
     variant = recipe.starts_from[0]

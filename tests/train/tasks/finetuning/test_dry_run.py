@@ -20,7 +20,7 @@ def test_a_dry_run_measures_steps_and_writes_nothing(tmp_path: Path) -> None:
     estimate = estimate_finetuning(tiny("vqa-vilbert-small", "validate_every=2"), inputs)
     assert sorted(tmp_path.rglob("*")) == before
     counts = dict(estimate.inputs)
-    assert counts["--examples"] == "24 examples" and counts["--regions"] == "12 pictures"
+    assert counts["--examples"] == "24 examples" and counts["--regions"] == "12 images"
     assert counts["steps"] == "6"
     assert estimate.rate is not None and estimate.rate.items == 5  # the first one is apart
     assert estimate.min_bytes > 0 and estimate.seconds is not None
@@ -30,7 +30,7 @@ def test_a_dry_run_measures_steps_and_writes_nothing(tmp_path: Path) -> None:
     assert twice.min_bytes > estimate.min_bytes
 
 
-def test_captions_are_tried_with_the_pictures_near_theirs(tmp_path: Path) -> None:
+def test_captions_are_tried_with_the_images_near_theirs(tmp_path: Path) -> None:
     inputs = captions.world(tmp_path)
     estimate = estimate_finetuning(captions.tiny("retrieval-vilbert-small"), inputs)
     assert estimate.inputs["--negatives"] == inputs.negatives and estimate.inputs["steps"] == "2"

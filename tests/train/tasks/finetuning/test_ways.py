@@ -1,4 +1,4 @@
-"""Fine-tuning from BERT alone, in bfloat16, and on pictures larger than in pretraining."""
+"""Fine-tuning from BERT alone, in bfloat16, and on images larger than in pretraining."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_bfloat16_gives_the_losses_of_float32_but_for_rounding(tmp_path: Path, n
     assert {value.dtype for value in weights if value.is_floating_point()} == {torch.float32}
 
 
-def test_vlmo_reads_pictures_of_480_pixels_with_its_positions_resized(tmp_path: Path) -> None:
+def test_vlmo_reads_images_of_480_pixels_with_its_positions_resized(tmp_path: Path) -> None:
     name = "vqa-vlmo-base"
     init = vqa_start(tmp_path / "init", name, pixels=224)
     inputs = dataclasses.replace(world(tmp_path), init=str(init))

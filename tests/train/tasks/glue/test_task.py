@@ -211,7 +211,7 @@ def test_interbert_and_its_single_stream_start_from_bert_alone() -> None:
     ("changes", "said"),
     [
         (["settings.task=mrpc"], "it has glue/rte, glue/wnli"),
-        (["settings.task=rte", "blind=true"], "shows no picture"),
+        (["settings.task=rte", "blind=true"], "shows no image"),
     ],
 )
 def test_what_glue_has_no_use_for_is_refused(tmp_path: Path, changes: list[str], said: str) -> None:

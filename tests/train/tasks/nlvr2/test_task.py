@@ -1,4 +1,4 @@
-"""NLVR2's two pictures, figures and files, and its runs with every model."""
+"""NLVR2's two images, figures and files, and its runs with every model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 import torch
-from tests.train.tasks.statements import statement, tiny, two_pictures, write_statements
+from tests.train.tasks.statements import statement, tiny, two_images, write_statements
 
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
@@ -52,7 +52,7 @@ def metrics_of(
     return figures
 
 
-def test_a_statement_names_both_of_its_pictures() -> None:
+def test_a_statement_names_both_of_its_images() -> None:
     rows = [statement(0), statement(1, image_ids=["picture-1"])]
     batch = pa.RecordBatch.from_pylist(rows, schema=STATEMENTS.schema)
     first, alone = as_pairs(batch).to_pylist()
@@ -62,7 +62,7 @@ def test_a_statement_names_both_of_its_pictures() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_run_is_followed_by_the_figures_of_its_evaluation(tmp_path: Path, name: str) -> None:
-    inputs = two_pictures(tmp_path)
+    inputs = two_images(tmp_path)
     finetune(tiny(name, *SMALL[name], "steps=3", "validate_every=3"), inputs, tmp_path / "out")
     last = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])
     figures = metrics_of(tmp_path / "out", inputs, tmp_path / "evaluated")
@@ -72,9 +72,9 @@ def test_a_run_is_followed_by_the_figures_of_its_evaluation(tmp_path: Path, name
     assert len(lines) == 4 and {line.partition(",")[2] for line in lines} <= {"True", "False"}
 
 
-def test_a_report_shows_both_pictures_and_an_unknown_split_is_told(tmp_path: Path) -> None:
+def test_a_report_shows_both_images_and_an_unknown_split_is_told(tmp_path: Path) -> None:
     name = "nlvr2-vlmo-small"
-    inputs = two_pictures(tmp_path)
+    inputs = two_images(tmp_path)
     finetune(tiny(name, *SMALL[name], "steps=1"), inputs, tmp_path / "out")
     metrics_of(tmp_path / "out", inputs, tmp_path / "evaluated")
     page = (tmp_path / "evaluated" / "report.html").read_text(encoding="utf-8")
@@ -84,13 +84,13 @@ def test_a_report_shows_both_pictures_and_an_unknown_split_is_told(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_both_pictures_count_and_their_order(tmp_path: Path, name: str) -> None:
-    inputs = two_pictures(tmp_path, 6)
+def test_both_images_count_and_their_order(tmp_path: Path, name: str) -> None:
+    inputs = two_images(tmp_path, 6)
     finetune(tiny(name, *SMALL[name], "steps=1"), inputs, tmp_path / "out")
     rows = [
-        statement(n, example_id=f"nlvr2/dev-{n}-0-0", image_ids=[f"picture-{i}" for i in pictures])
+        statement(n, example_id=f"nlvr2/dev-{n}-0-0", image_ids=[f"picture-{i}" for i in images])
         | {"split": "dev", "text_a": "one has number 1"}
-        for n, pictures in enumerate([(0, 1), (1, 0), (0, 2), (2, 1)])
+        for n, images in enumerate([(0, 1), (1, 0), (0, 2), (2, 1)])
     ]
     examples = write_statements(tmp_path / "dev", rows)
     loaded = load_checkpoint(tmp_path / "out")
@@ -129,8 +129,8 @@ def test_accuracy_consistency_and_subsets(tmp_path: Path) -> None:
     assert (worst.prediction, worst.right) == ("False", "True")
 
 
-def test_statements_that_lack_a_picture_are_named(tmp_path: Path) -> None:
-    inputs = two_pictures(tmp_path)
+def test_statements_that_lack_a_image_are_named(tmp_path: Path) -> None:
+    inputs = two_images(tmp_path)
     rows = [statement(n) for n in range(12)]
     rows[5] |= {"image_ids": ["picture-0", "picture-99"]}
     rows[11] |= {"image_ids": ["picture-1"]}
@@ -167,14 +167,14 @@ def test_the_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
         tokenizer=words,
         training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
     )
-    inputs = dataclasses.replace(two_pictures(tmp_path), init=str(tmp_path / "init"))
+    inputs = dataclasses.replace(two_images(tmp_path), init=str(tmp_path / "init"))
     finetune(recipe, inputs, tmp_path / "out")
     ours = load_checkpoint(tmp_path / "out").model.state_dict()
     theirs = load_checkpoint(tmp_path / "init").model.state_dict()
     inner = {key.removeprefix("trunk."): value for key, value in ours.items()} | ours
     same = [key for key in theirs if key in inner and inner[key].shape == theirs[key].shape]
     assert len(same) > 20 and all(torch.equal(inner[key], theirs[key]) for key in same)
-    if "vlmo" in name:  # the second picture starts with the first one's type
+    if "vlmo" in name:  # the second image starts with the first one's type
         types = ours["encoder.type_table.weight"]
         assert torch.equal(types[2], theirs["encoder.type_table.weight"][1])
     if name not in SMALL:

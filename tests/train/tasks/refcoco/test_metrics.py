@@ -78,7 +78,7 @@ def test_the_first_of_equal_scores_is_chosen() -> None:
     )
 
 
-def test_figures_and_pictures_without_a_candidate() -> None:
+def test_figures_and_images_without_a_candidate() -> None:
     groundings = {
         "a": grounding([1.0, 0.0, 0.0]),
         "b": grounding([0.0, 0.0, 1.0]),

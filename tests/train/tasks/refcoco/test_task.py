@@ -38,7 +38,7 @@ def test_labels_by_hand() -> None:
     assert above.tolist() == [1, 0, 0, 0]
 
 
-def test_the_whole_picture_is_the_first_candidate() -> None:
+def test_the_full_image_is_the_first_candidate() -> None:
     vilbert, vlbert = (tiny(f"refcoco-{name}-small").stages[0].feeding for name in NAMES)
     assert prepend_image_box(PLACES, (200, 100), vilbert)[0].tolist() == [0, 0, 200, 100]
     assert prepend_image_box(PLACES, (200, 100), vlbert)[0].tolist() == [0, 0, 199, 99]
@@ -97,7 +97,7 @@ def test_annotated_boxes_are_told_apart(trained: tuple[TaskInputs, Path], tmp_pa
     assert metrics["refcoco+/val/accuracy_identity"] == metrics["refcoco+/val/accuracy"]
 
 
-def test_a_picture_without_a_box_counts_as_wrong(
+def test_a_image_without_a_box_counts_as_wrong(
     trained: tuple[TaskInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs, run = trained
@@ -114,7 +114,7 @@ def test_a_picture_without_a_box_counts_as_wrong(
     assert "2 expressions have no box to choose" in capsys.readouterr().err
 
 
-def test_a_box_outside_its_picture_is_named(
+def test_a_box_outside_its_image_is_named(
     trained: tuple[TaskInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs, run = trained
@@ -138,7 +138,7 @@ def test_what_a_run_reads_is_asked_for(tmp_path: Path) -> None:
         finetune(tiny(), dataclasses.replace(inputs, labels=tmp_path), tmp_path / "out")
 
 
-def test_pictures_without_detections_teach_by_their_annotated_boxes(tmp_path: Path) -> None:
+def test_images_without_detections_teach_by_their_annotated_boxes(tmp_path: Path) -> None:
     inputs = world(tmp_path, empty=tuple(range(8)))
     for change in ("blind=false", "blind=true"):
         finetune(tiny("refcoco-vl-bert-small", change, "steps=2"), inputs, tmp_path / change)

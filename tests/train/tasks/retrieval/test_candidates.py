@@ -38,7 +38,7 @@ def random_texts(count: int, seed: int = 0) -> list[Any]:
 
 
 def pairs_of(*rows: tuple[str, str | None]) -> list[Pair]:
-    """Pairs by their ids and pictures."""
+    """Pairs by their ids and images."""
     return [Pair(pair_id=key, image_id=image, text="a dog") for key, image in rows]
 
 
@@ -112,7 +112,7 @@ def test_nearest_by_hand() -> None:
         0,
         0,
         1,
-    ]  # the third text ties with a wrong picture
+    ]  # the third text ties with a wrong image
     third = images[2].neighbours
     assert [(n.candidate, n.score, n.right) for n in third] == [(0, 1.0, False), (1, 1.0, True)]
     texts = nearest_texts(scores, owners, image_to_text_ranks(scores, owners), k=1)
@@ -133,7 +133,7 @@ def test_the_shown_place_of_the_right_answer_is_its_rank() -> None:
 
 
 def test_examples_are_the_surest_the_furthest_off_and_some_spread_evenly() -> None:
-    # The texts' own pictures are 0 to 5; by rank, then by how far they are from the next.
+    # The texts' own images are 0 to 5; by rank, then by how far they are from the next.
     scores = np.zeros((6, 6))
     scores[range(6), range(6)] = [5.0, -1.0, 3.0, 9.0, 0.5, -2.0]
     outcomes = nearest_images(scores, np.arange(6), text_to_image_ranks(scores, np.arange(6)), k=2)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.factories import Tables
 from tests.train.tasks.captions import TINY, USUAL
+from vlmill.pipelines.nearest_images.command import main as nearest_images
 
 from vlmill.pipelines.manifest.job import main as manifest
-from vlmill.pipelines.nearest_pictures.command import main as nearest_pictures
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, is_cased, read_vocabulary
 from vlmill.train.recipes.tasks import task_recipe_named
@@ -59,13 +59,13 @@ def test_a_vocabulary_with_capitals_is_read_with_them() -> None:
 
 
 @pytest.mark.slow
-def test_titles_find_their_pictures(tmp_path: Path) -> None:
+def test_titles_find_their_images(tmp_path: Path) -> None:
     flags = ["--input", str(write_items(tmp_path / "in")), "--output", str(tmp_path / "tao")]
     assert manifest(["tao", *flags, "--tao-clean"]) == 0
     tables = Tables(tmp_path)
     tables.write_regions([f"tao/{n}" for n in range(ITEMS)])
     near = ["--regions", tables.regions, "--pairs", str(tmp_path / "tao"), "--top", "3"]
-    assert nearest_pictures([*near, "--output", str(tmp_path / "near")]) == 0
+    assert nearest_images([*near, "--output", str(tmp_path / "near")]) == 0
     sizes = (*TINY["retrieval-interbert-small"], "model.trunk.num_text_layers=1")
     sizes += ("model.trunk.num_visual_layers=1", "model.trunk.num_positions=64")
     quickly = (

@@ -32,7 +32,7 @@ FEATURE_DIM = 12
 
 
 class Workplace:
-    """A folder with a checkpoint and tables: 4 pictures with regions, one without, one empty."""
+    """A folder with a checkpoint and tables: 4 images with regions, one without, one empty."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +127,7 @@ def test_metrics_count_what_was_ranked(place: Workplace) -> None:
     assert metrics["pairs"] == metrics["image_retrieval/n"] == 5
     assert metrics["images"] == metrics["text_retrieval/n"] == 4
     assert metrics["rejected_pairs"] == 0
-    assert metrics["image_retrieval/r5"] == 1.0  # four pictures in all
+    assert metrics["image_retrieval/r5"] == 1.0  # four images in all
     assert metrics["image_retrieval/r1_chance"] == 0.25
     assert all(0 <= v <= 1 for k, v in metrics.items() if k.split("/")[-1] in ("r1", "r5", "r10"))
     assert verify_folder(place.folder / "out") == []
@@ -223,7 +223,7 @@ def test_folds_are_reported_beside_the_whole(place: Workplace) -> None:
     metrics = place.metrics("--fold-images", "2")
     assert metrics["folds/image_retrieval/r1_chance"] == 0.5
     assert metrics["image_retrieval/r1_chance"] == 0.25
-    with pytest.raises(InputError, match="--fold-images 3 does not divide the 4 pictures"):
+    with pytest.raises(InputError, match="--fold-images 3 does not divide the 4 images"):
         place.run("--fold-images", "3", output="other")
 
 
@@ -252,7 +252,7 @@ def hashes(*ids: str) -> NDArray[np.uint64]:
     return np.array([key64(one) for one in ids], np.uint64)
 
 
-def test_pairs_and_pictures_known_from_training_are_counted(
+def test_pairs_and_images_known_from_training_are_counted(
     place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By their ids, whichever table they stood in; what evaluation rejects does not count."""
@@ -263,16 +263,16 @@ def test_pairs_and_pictures_known_from_training_are_counted(
     metrics = place.metrics()
     assert (metrics["pairs_trained_on"], metrics["images_trained_on"]) == (3, 2)
     page = (place.folder / "out" / "report.html").read_text()
-    said = "was trained on 3 of these 5 pairs and 2 of these 4 pictures"
+    said = "was trained on 3 of these 5 pairs and 2 of these 4 images"
     assert said in page.split("Recall")[0] and said in capsys.readouterr().err
     assert "do not say" not in page and "does not say" not in page
 
 
-def test_pictures_known_with_other_captions_are_said(place: Workplace) -> None:
+def test_images_known_with_other_captions_are_said(place: Workplace) -> None:
     place.trained_on = TrainedOn(complete=False).and_also(hashes("another"), hashes("image3"))
     place.write()
     page = (place.run() / "report.html").read_text()
-    assert "0 of these 5 pairs and 1 of these 4 pictures" in page
+    assert "0 of these 5 pairs and 1 of these 4 images" in page
     assert "in part: other captions" in page
     assert "weights that its training began with do not say" in page
 
@@ -348,7 +348,7 @@ def test_of_a_pair_given_twice_the_first_counts(place: Workplace) -> None:
     assert place.metrics("--fresh") == once | {"rejected_pairs": 1}
 
 
-def test_pictures_that_the_tables_call_by_different_ids(
+def test_images_that_the_tables_call_by_different_ids(
     place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.write()
@@ -368,7 +368,7 @@ def test_pictures_that_the_tables_call_by_different_ids(
     assert "data:image/jpeg;base64," in (place.folder / "out" / "report.html").read_text()
 
 
-def test_the_report_shows_pictures_and_escapes_texts(place: Workplace) -> None:
+def test_the_report_shows_images_and_escapes_texts(place: Workplace) -> None:
     place.pairs[0]["text"] = "<script>alert(1)</script> dog"
     place.write()
     out = io.BytesIO()

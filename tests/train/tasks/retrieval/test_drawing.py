@@ -14,12 +14,12 @@ from vlmill.train.loading.random import Uniforms
 from vlmill.train.tasks.retrieval.drawing import draw_candidates
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 
-ALL = np.arange(8)  # rows, two captions a picture
+ALL = np.arange(8)  # rows, two captions an image
 ALIGNMENT = RetrievalSettings(negatives="alignment")
 
 
 class Captions:
-    """Eight captions of four pictures; the sixth has the words of the first."""
+    """Eight captions of four images; the sixth has the words of the first."""
 
     image_keys = np.arange(8) // 2
     text_keys = np.array([10, 11, 12, 13, 14, 10, 16, 17])
@@ -29,15 +29,15 @@ class Captions:
 
 
 class Pairs:
-    """What drawing asks of a stage: near each picture lies the last one."""
+    """What drawing asks of a stage: near each image lies the last one."""
 
     def __init__(self, *, near: int | None = 7) -> None:
         self.table, self.near = Captions(), near
 
     def matches(self, text_row: int, image_row: int) -> bool:
         table = self.table
-        pictures = table.image_keys[table.text_keys == table.text_keys[text_row]]
-        return bool((pictures == table.image_keys[image_row]).any())
+        images = table.image_keys[table.text_keys == table.text_keys[text_row]]
+        return bool((images == table.image_keys[image_row]).any())
 
     def near_caption(self, row: int, draws: object) -> int | None:
         return self.near
@@ -52,22 +52,22 @@ def drawn(row: int, settings: RetrievalSettings, pool: Any = ALL, **pairs: Any) 
     ]
 
 
-def test_alignment_takes_a_near_pictures_caption_another_caption_and_another_picture() -> None:
-    texts, pictures = Counter[int](), Counter[int]()
-    for own, near, text, picture in drawn(2, ALIGNMENT):
+def test_alignment_takes_a_near_images_caption_another_caption_and_another_image() -> None:
+    texts, images = Counter[int](), Counter[int]()
+    for own, near, text, image in drawn(2, ALIGNMENT):
         assert own == (2, 2) and near == (7, 2)
-        assert text[1] == 2 and picture[0] == 2
+        assert text[1] == 2 and image[0] == 2
         texts[text[0]] += 1
-        pictures[picture[1]] += 1
-    # Captions and pictures of all others, none of its own, and no caption twice.
-    assert set(texts) == {0, 1, 4, 5, 6} and set(pictures) == {0, 1, 4, 5, 6, 7}
+        images[image[1]] += 1
+    # Captions and images of all others, none of its own, and no caption twice.
+    assert set(texts) == {0, 1, 4, 5, 6} and set(images) == {0, 1, 4, 5, 6, 7}
 
 
-def test_without_near_pictures_there_are_two_other_captions() -> None:
+def test_without_near_images_there_are_two_other_captions() -> None:
     settings = replace(ALIGNMENT, nearest=False)
     for candidates in [*drawn(2, settings), *drawn(2, ALIGNMENT, near=None)]:
-        (one, picture), (other, _) = candidates[1:3]
-        assert picture == 2 and one not in (2, 3)
+        (one, image), (other, _) = candidates[1:3]
+        assert image == 2 and one not in (2, 3)
         assert Captions.text_keys[one] != Captions.text_keys[other]
 
 
@@ -80,21 +80,21 @@ def test_negatives_are_of_one_kind_and_none_comes_twice(negatives: Any) -> None:
         if others[0][1] == 2:
             kinds["texts"] += 1
             words = [Captions.text_keys[text] for text, _ in others]
-            assert all(picture == 2 for _, picture in others)
+            assert all(image == 2 for _, image in others)
             assert len(set(words)) == 3 and not {12, 13} & set(words)
         else:
             kinds["pictures"] += 1
-            assert {picture // 2 for _, picture in others} == {0, 2, 3}
+            assert {image // 2 for _, image in others} == {0, 2, 3}
     expected = {"texts", "pictures"} if negatives == "both" else {negatives}
     assert set(kinds) == expected
     assert negatives != "both" or 70 < kinds["texts"] < 130
 
 
-def test_a_caption_of_another_picture_with_the_same_words_is_no_negative() -> None:
+def test_a_caption_of_another_image_with_the_same_words_is_no_negative() -> None:
     of_texts = RetrievalSettings(negatives="texts", num_candidates=2)
     assert all(text not in (0, 1, 5) for _, (text, _) in drawn(0, of_texts))
-    of_pictures = RetrievalSettings(negatives="pictures", num_candidates=2)
-    assert all(picture // 2 not in (0, 2) for _, (_, picture) in drawn(0, of_pictures))
+    of_images = RetrievalSettings(negatives="pictures", num_candidates=2)
+    assert all(image // 2 not in (0, 2) for _, (_, image) in drawn(0, of_images))
 
 
 def test_too_few_negatives_are_told_with_the_pair() -> None:

@@ -151,11 +151,11 @@ def test_what_would_be_wrong_in_silence_is_refused(tmp_path: Path) -> None:
         finetune(tiny(imagebert, *many), inputs, out)
     near = write_neighbours(tmp_path / "few", {0: [1], 1: [2]})
     few = dataclasses.replace(inputs, negatives=near)
-    with pytest.raises(InputError, match=r"8 of the 10 pictures .* have no neighbour"):
+    with pytest.raises(InputError, match=r"8 of the 10 images .* have no neighbour"):
         finetune(tiny(vilbert, "seed=1"), few, tmp_path / "few-out")
 
 
-def test_pictures_without_neighbours_are_counted(
+def test_images_without_neighbours_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     near = {n: [(n + 1) % 5] for n in range(9)}
@@ -164,8 +164,8 @@ def test_pictures_without_neighbours_are_counted(
     )
     finetune(tiny("retrieval-vilbert-small"), inputs, tmp_path / "out")
     said = capsys.readouterr().err
-    assert "warning: --negatives" in said and "2 of the 10 pictures" in said
-    assert "captions of any picture are drawn in place of theirs" in said
+    assert "warning: --negatives" in said and "2 of the 10 images" in said
+    assert "captions of any image are drawn in place of theirs" in said
 
 
 def test_a_checkpoint_of_another_task_and_a_blind_one_are_not_ranked(
@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_task_and_a_blind_one_are_not_ranked(
     command = ["evaluate", "retrieval", "--checkpoint", str(run), "--pairs", inputs.examples]
     command += ["--regions", inputs.regions, "--output", str(tmp_path / "figures")]
     assert main(command) == 2
-    assert "was trained without pictures" in capsys.readouterr().err
+    assert "was trained without images" in capsys.readouterr().err
     record = json.loads((run / "checkpoint.json").read_text())
     record["task"] |= {"name": "vqa", "blind": False}
     (run / "checkpoint.json").unlink()

@@ -37,14 +37,14 @@ def test_a_text_names_classes_by_all_words_of_a_name() -> None:
 def test_rare_classes_say_more() -> None:
     present = np.array([[1, 1], [1, 0], [1, 0]], np.float32)
     scores = common_classes(present, np.array([[1, 0], [0, 1], [1, 1], [0, 0]], np.float32))
-    assert (scores[:, 0] == 0).all()  # what all pictures have tells nothing
+    assert (scores[:, 0] == 0).all()  # what all images have tells nothing
     assert scores[0, 1] == scores[0, 2] > 0 and not scores[1:].any() and not scores[:, 3].any()
 
 
 def test_the_share_of_queries_whose_answer_is_listed() -> None:
     scores = np.array([[3, 1, 0], [2, 2, 1], [1, 9, 0]], np.float32)
     shares = Shortlists.from_scores(scores, 1).shares(np.array([0, 1, 1]))
-    # Texts list pictures 0, 2 and 1; pictures list texts 0, 0 and 1.
+    # Texts list images 0, 2 and 1; images list texts 0, 0 and 1.
     assert shares == {"image_retrieval/listed": 2 / 3, "text_retrieval/listed": 1 / 3}
 
 
@@ -62,8 +62,8 @@ def place(tmp_path: Path) -> Workplace:
     return place
 
 
-def listed_pictures(place: Workplace) -> list[set[str]]:
-    """Which pictures each text was scored with."""
+def listed_images(place: Workplace) -> list[set[str]]:
+    """Which images each text was scored with."""
     queries = json.loads((place.out / "neighbours.json").read_text())["image_retrieval"]
     return [
         {near["image_id"] for near in query["neighbours"] if near.get("listed", True)}
@@ -84,28 +84,28 @@ def test_words_and_classes_pick_what_a_model_of_regions_ranks(
     assert "--rerank 100 is as many as there are" in capsys.readouterr().err
     assert place.run("--fresh", "--rerank", "1", *words) == 0
     some, said = place.metrics(), capsys.readouterr().err
-    assert all(len(pictures) == 1 for pictures in listed_pictures(place))
-    # Pictures have 1, 7, 3 and 5 regions, of the first so many classes: "tree" is in all but one.
+    assert all(len(images) == 1 for images in listed_images(place))
+    # Images have 1, 7, 3 and 5 regions, of the first so many classes: "tree" is in all but one.
     tree = TEXTS.index("tree")
-    assert listed_pictures(place)[tree] == {NAMES[1]}
+    assert listed_images(place)[tree] == {NAMES[1]}
     assert some["image_retrieval/listed"] < 1
     share = 100 * (1 - some["image_retrieval/listed"])
-    assert f"The first stage costs at most {share:.1f} % of recall of pictures" in said
+    assert f"The first stage costs at most {share:.1f} % of recall of images" in said
     assert place.settings()["first_stage"] == "words"
 
 
 def test_another_checkpoint_picks_what_a_model_of_regions_ranks(place: Workplace) -> None:
     dual = ("--first-stage", str(place.folder / "dual"))
     assert place.run("--rerank", "2", *dual) == 0
-    listed = listed_pictures(place)
+    listed = listed_images(place)
     by_dual = Workplace(place.folder)
     shutil.move(place.folder / "checkpoint", place.folder / "ranks")
     shutil.move(place.folder / "dual", place.folder / "checkpoint")
     assert by_dual.run("--rerank", "2", "--fresh") == 0  # the same two, ranked by VLMo itself
-    assert listed_pictures(by_dual) == listed
+    assert listed_images(by_dual) == listed
 
 
-def test_a_picture_that_the_first_stage_cannot_read_is_left_out(place: Workplace) -> None:
+def test_a_image_that_the_first_stage_cannot_read_is_left_out(place: Workplace) -> None:
     shutil.rmtree(place.folder / "images")
     write_images(place.folder / "images", spoil=NAMES[2])
     assert place.run("--rerank", "2", "--first-stage", str(place.folder / "dual")) == 0

@@ -24,7 +24,7 @@ from vlmill.train.tasks.retrieval import job
 from vlmill.train.tasks.retrieval import kept as kept_scores
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval.candidates import encode_texts
-from vlmill.train.tasks.retrieval.inputs import RegionPictures
+from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.kept import ScoreCache
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
@@ -43,11 +43,11 @@ class Dying:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.scorer, name)
 
-    def match(self, texts: Any, picture: Any) -> torch.Tensor:
+    def match(self, texts: Any, image: Any) -> torch.Tensor:
         if self.scored == self.left:
             raise Killed
         self.scored += 1
-        return self.scorer.match(texts, picture)
+        return self.scorer.match(texts, image)
 
 
 def scores_of(
@@ -58,7 +58,7 @@ def scores_of(
         scorer,
         encode_texts(TOKENIZER, TEXTS, feeding.max_tokens or 8).tokens,
         NAMES,
-        RegionPictures(reader, feeding),
+        RegionImages(reader, feeding),
         device=CPU,
         batch_size=2,
         chosen=chosen,
@@ -154,7 +154,7 @@ def test_an_evaluation_that_was_killed_goes_on(
     with monkeypatch.context() as counting:
         counting.setattr(job, "make_scorer", lambda *_: alive)
         assert place.run("--batch-size", "2") == 0
-    assert alive.scored == 7  # of 4 pictures with 3 batches
+    assert alive.scored == 7  # of 4 images with 3 batches
     assert place.metrics() == metrics
     with monkeypatch.context() as killing:
         killing.setattr(job, "make_scorer", lambda *_: Dying("vilbert", 5))

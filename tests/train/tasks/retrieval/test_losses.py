@@ -65,7 +65,7 @@ def test_each_loss_reads_the_head_that_it_trains() -> None:
 
 
 def test_contrast_of_scaled_vectors_by_hand() -> None:
-    """Logits 2, 0 and 0, 2 in both directions; the pairs of a picture leave each other out."""
+    """Logits 2, 0 and 0, 2 in both directions; the pairs of an image leave each other out."""
     unit = torch.eye(2)
     vectors = torch.stack([2 * unit, unit], dim=1)
     expected = math.log(1 + math.exp(-2.0))

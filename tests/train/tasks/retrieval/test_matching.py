@@ -22,6 +22,7 @@ from tests.train.tasks.retrieval.cases import (
     tiny_model,
     unmasked_batches,
 )
+from vlmill.train.loading.images.crop import evaluation_image
 
 from vlmill.models import PixelInputs
 from vlmill.schemas.files.shards import write_shard
@@ -29,14 +30,13 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, REGIONS
-from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval.candidates import encode_texts
-from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures, text_batches
+from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages, text_batches
 from vlmill.train.tasks.retrieval.matching import cut_texts, make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import (
     Shortlists,
@@ -61,13 +61,13 @@ TEXTS = [
     "a a a cat cat cat red red house",
     "house a",
 ]
-BOXES = (1, 7, 3, 5)  # of each picture
+BOXES = (1, 7, 3, 5)  # of each image
 NAN = np.float16(np.nan).tobytes()
 NAMES = [f"picture-{i}" for i in range(len(BOXES))]
 
 
 def write_regions(folder: str, *, spoil: str | None = None) -> RegionReader:
-    """Pictures of 1 to 7 regions, the surest last; the last one of ``spoil`` has a NaN."""
+    """Images of 1 to 7 regions, the surest last; the last one of ``spoil`` has a NaN."""
     rng, rows = np.random.default_rng(0), []
     for name, count in zip(NAMES, BOXES, strict=True):
         corners = rng.random((count, 2, 2)) * (200, 100)
@@ -110,14 +110,14 @@ def write_images(folder: Path, *, spoil: str | None = None) -> ImageReader:
 def scores_one_by_one(tables: Tables, name: str, model: Any) -> Any:
     """Each pair through training's input path and the whole model."""
     feeding = RANKED[name].feeding
-    ids = tables.write_pairs([(picture, text) for picture in NAMES for text in TEXTS])
+    ids = tables.write_pairs([(image, text) for image in NAMES for text in TEXTS])
     regions = RegionReader(tables.regions)
     folder = tables.folder / "prepared"
     prepare_samples(
         folder,
         PreparationInputs(
             pairs=tables.pairs,
-            pictures=regions,
+            images=regions,
             tokenizer=TOKENIZER,
             max_tokens=feeding.max_tokens or 8,
         ),
@@ -139,7 +139,7 @@ def all_scores(name: str, model: Any, reader: RegionReader, batch_size: int, **m
         make_scorer(model, feeding.max_elements),
         encode_texts(TOKENIZER, TEXTS, feeding.max_tokens or 8).tokens,
         NAMES,
-        RegionPictures(reader, feeding),
+        RegionImages(reader, feeding),
         device=CPU,
         batch_size=batch_size,
         **more,
@@ -180,11 +180,11 @@ def test_only_the_chosen_pairs_are_scored(name: str, tables: Tables) -> None:
 
 
 def test_nothing_to_score_is_an_empty_matrix(tables: Tables) -> None:
-    pictures = RegionPictures(write_regions(tables.regions), RANKED["vilbert"].feeding)
+    images = RegionImages(write_regions(tables.regions), RANKED["vilbert"].feeding)
     scorer = make_scorer(tiny_model("vilbert", VOCABULARY))
     texts = encode_texts(TOKENIZER, TEXTS, 7).tokens
     for columns, ids in ((texts, []), ([], NAMES), ([], [])):
-        scores = match_scores(scorer, columns, ids, pictures, device=CPU, batch_size=2)
+        scores = match_scores(scorer, columns, ids, images, device=CPU, batch_size=2)
         assert scores.shape == (len(ids), len(columns))
 
 
@@ -204,36 +204,36 @@ def test_texts_beside_regions_are_cut_as_in_training(regions: int) -> None:
 
 def test_regions_that_cannot_be_used_are_named(tables: Tables) -> None:
     feeding = RANKED["vilbert"].feeding
-    pictures = RegionPictures(write_regions(tables.regions, spoil="picture-2"), feeding)
-    found = [pictures.fault(name) for name in NAMES]
+    images = RegionImages(write_regions(tables.regions, spoil="picture-2"), feeding)
+    found = [images.fault(name) for name in NAMES]
     assert found == [None, None, Reason.NOT_FINITE, None]
-    assert pictures.missing(["picture-0", "elsewhere"]) == {"elsewhere": Reason.NO_REGIONS}
+    assert images.missing(["picture-0", "elsewhere"]) == {"elsewhere": Reason.NO_REGIONS}
     # Of its seven regions the model is fed five.
-    pictures = RegionPictures(write_regions(tables.regions, spoil="picture-1"), feeding)
-    assert pictures.fault("picture-1") is None
+    images = RegionImages(write_regions(tables.regions, spoil="picture-1"), feeding)
+    assert images.fault("picture-1") is None
     # It is fed the last one where the surest come first.
     surest = dataclasses.replace(feeding, region_order="confidence")
-    pictures = RegionPictures(RegionReader(tables.regions), surest)
-    assert pictures.fault("picture-1") == Reason.NOT_FINITE
+    images = RegionImages(RegionReader(tables.regions), surest)
+    assert images.fault("picture-1") == Reason.NOT_FINITE
 
 
-def vlmo_inputs(folder: Path, **changes: Any) -> tuple[Any, PixelPictures, Any, ImageReader]:
+def vlmo_inputs(folder: Path, **changes: Any) -> tuple[Any, PixelImages, Any, ImageReader]:
     reader = write_images(folder)
     feeding = RANKED["vlmo"].feeding
     texts = encode_texts(TOKENIZER, TEXTS, feeding.max_tokens or 8).tokens
-    return tiny_model("vlmo", VOCABULARY, **changes), PixelPictures(reader, feeding), texts, reader
+    return tiny_model("vlmo", VOCABULARY, **changes), PixelImages(reader, feeding), texts, reader
 
 
 def normalised(reader: ImageReader, name: str) -> torch.Tensor:
-    pixels = torch.from_numpy(evaluation_picture(reader[name], name, SIDE))[None]
+    pixels = torch.from_numpy(evaluation_image(reader[name], name, SIDE))[None]
     return pixels.float() / 127.5 - 1
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_vlmos_matching_scores_equal_one_pair_at_a_time(tmp_path: Path, batch_size: int) -> None:
-    model, pictures, texts, reader = vlmo_inputs(tmp_path)
+    model, images, texts, reader = vlmo_inputs(tmp_path)
     scores = match_scores(
-        make_scorer(model), texts, NAMES, pictures, device=CPU, batch_size=batch_size
+        make_scorer(model), texts, NAMES, images, device=CPU, batch_size=batch_size
     )
     for row, name in enumerate(NAMES):
         for column, text in enumerate(texts):
@@ -248,9 +248,9 @@ def test_vlmos_matching_scores_equal_one_pair_at_a_time(tmp_path: Path, batch_si
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 def test_vlmos_vectors_equal_those_of_one_at_a_time(tmp_path: Path, batch_size: int) -> None:
-    model, pictures, texts, reader = vlmo_inputs(tmp_path)
+    model, images, texts, reader = vlmo_inputs(tmp_path)
     of_texts = text_vectors(model, texts, device=CPU, batch_size=batch_size)
-    found = image_vectors(model, NAMES, pictures, device=CPU, batch_size=batch_size)
+    found = image_vectors(model, NAMES, images, device=CPU, batch_size=batch_size)
     of_images = found.stack(NAMES)
     assert not found.faults
     with torch.no_grad():
@@ -264,15 +264,15 @@ def test_vlmos_vectors_equal_those_of_one_at_a_time(tmp_path: Path, batch_size: 
     assert (of_images @ of_texts.T).std() > 1e-2
 
 
-def test_pictures_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    pictures = PixelPictures(write_images(tmp_path, spoil="picture-2"), RANKED["vlmo"].feeding)
+def test_images_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    images = PixelImages(write_images(tmp_path, spoil="picture-2"), RANKED["vlmo"].feeding)
     model = tiny_model("vlmo", VOCABULARY)
-    found = image_vectors(model, NAMES, pictures, device=CPU, batch_size=3)
+    found = image_vectors(model, NAMES, images, device=CPU, batch_size=3)
     assert found.faults == {"picture-2": Reason.UNREADABLE_IMAGE}
     assert sorted(found.vectors) == ["picture-0", "picture-1", "picture-3"]
-    assert pictures.fault("picture-2") is Reason.UNREADABLE_IMAGE
-    assert pictures.fault("picture-0") is None
-    assert pictures.missing(["picture-0", "elsewhere"]) == {"elsewhere": Reason.NO_PICTURE}
+    assert images.fault("picture-2") is Reason.UNREADABLE_IMAGE
+    assert images.fault("picture-0") is None
+    assert images.missing(["picture-0", "elsewhere"]) == {"elsewhere": Reason.NO_IMAGE}
 
 
 def test_shortlists_by_hand() -> None:
@@ -291,9 +291,9 @@ def test_shortlists_by_hand() -> None:
 
 
 def test_a_shortlist_of_all_ranks_by_the_matching_head_alone(tmp_path: Path) -> None:
-    model, pictures, texts, _ = vlmo_inputs(tmp_path)
+    model, images, texts, _ = vlmo_inputs(tmp_path)
     scores = np.random.default_rng(0).random((len(NAMES), len(texts))).astype(np.float32)
-    logits = match_scores(make_scorer(model), texts, NAMES, pictures, device=CPU, batch_size=5)
+    logits = match_scores(make_scorer(model), texts, NAMES, images, device=CPU, batch_size=5)
     ranked = rerank_scores(scores, Shortlists.from_scores(scores, 100), logits)
     np.testing.assert_array_equal(ranked.by_text, logits)
     np.testing.assert_array_equal(ranked.by_image, logits)

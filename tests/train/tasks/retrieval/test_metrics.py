@@ -148,7 +148,7 @@ def test_folds_must_be_whole() -> None:
 
 
 def test_folds_are_means_with_the_error_of_the_mean() -> None:
-    """Two blocks of two pictures, one of which is right throughout and one half."""
+    """Two blocks of two images, one of which is right throughout and one half."""
     scores = np.array([[4.0, 0, 9, 0], [0, 4, 0, 0], [0, 9, 4, 0], [0, 0, 5, 0]])
     scores[2:, 2:] = [[4, 5], [0, 4]]
     folds = fold_metrics(scores, np.arange(4), 2)

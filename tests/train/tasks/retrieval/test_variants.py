@@ -29,7 +29,7 @@ from vlmill.train.recipes import Feeding
 
 
 class Workplace:
-    """A folder with pairs, regions and images of four pictures, and checkpoints."""
+    """A folder with pairs, regions and images of four images, and checkpoints."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -206,7 +206,7 @@ REFUSED = {
         (("regions",), ("--device", "meta:x"), "--device meta:x: want cpu"),
     ],
     "vlmo": [
-        (("regions",), (), "--images is missing: a vlmo reads pictures"),
+        (("regions",), (), "--images is missing: a vlmo reads images"),
         (("images",), ("--rerank", "0"), "--rerank 0: want at least 1"),
         (("images",), ("--rerank", "3", "--fold-images", "2"), "--rerank and --fold-images"),
     ],

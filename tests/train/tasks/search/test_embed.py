@@ -26,7 +26,7 @@ from vlmill.schemas.files.reading import read_array_formats, read_producer, read
 from vlmill.schemas.tables import REJECTS, VECTORS
 from vlmill.train.cli import main
 from vlmill.train.tasks.retrieval.candidates import encode_texts
-from vlmill.train.tasks.retrieval.inputs import RegionPictures, text_batches
+from vlmill.train.tasks.retrieval.inputs import RegionImages, text_batches
 from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,
     get_max_elements,
@@ -94,27 +94,27 @@ def test_a_pairs_vector_is_what_its_head_reads(name: str, tmp_path: Path) -> Non
 
 @torch.inference_mode()
 def pooled_by_hand(shop: Shop) -> NDArray[np.float32]:
-    """What the head is given when every text is scored with its picture alone."""
+    """What the head is given when every text is scored with its image alone."""
     case = RANKED[shop.name]
     reader = write_regions(str(shop.folder / "again"))
-    pictures = RegionPictures(reader, case.feeding)
+    images = RegionImages(reader, case.feeding)
     scorer = make_scorer(shop.model, get_max_elements(case.feeding))
     tokens = encode_texts(TOKENIZER, TEXTS, case.feeding.max_tokens or 8).tokens
     pooled, cpu = [], torch.device("cpu")
     for at, text in enumerate(tokens):
-        batch = pictures.batch([NAMES[at % len(NAMES)]]).to(cpu)
+        batch = images.batch([NAMES[at % len(NAMES)]]).to(cpu)
         (texts,) = text_batches([text], 1, cpu)
-        vector = scorer.pool(scorer.read_texts(texts), scorer.read_picture(batch))
+        vector = scorer.pool(scorer.read_texts(texts), scorer.read_image(batch))
         pooled.append(vector[0].numpy())
         logit = match_scores(
-            scorer, [text], [NAMES[at % len(NAMES)]], pictures, device=cpu, batch_size=1
+            scorer, [text], [NAMES[at % len(NAMES)]], images, device=cpu, batch_size=1
         )
         head = case.logit(shop.model, vector)
         assert float(head[0]) == pytest.approx(float(logit[0, 0]), abs=1e-4)
     return np.stack(pooled)
 
 
-def test_a_dual_encoder_embeds_pictures_and_texts_by_themselves(tmp_path: Path) -> None:
+def test_a_dual_encoder_embeds_images_and_texts_by_themselves(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     assert shop.embed() == 0 and not verify_folder(shop.vectors)
     kinds = [row["kind"] for row in shop.rows()]

@@ -81,11 +81,11 @@ def test_vectors_and_indexes_lie_in_stores(
     saved = ["--save-index", f"{bucket}/index"]
     assert answers("--vectors", f"{bucket}/vectors", *saved) == expected
     assert answers("--index", f"{bucket}/index") == expected
-    picture = tmp_path / "photo" / "query.png"
-    picture.parent.mkdir()
-    Image.new("RGB", (40, 30), "red").save(picture)
-    upload_folder(picture.parent, f"{bucket}/photo")
-    names = (str(picture), f"{bucket}/photo/query.png", f"{bucket}/photo/none.png")
+    image = tmp_path / "photo" / "query.png"
+    image.parent.mkdir()
+    Image.new("RGB", (40, 30), "red").save(image)
+    upload_folder(image.parent, f"{bucket}/photo")
+    names = (str(image), f"{bucket}/photo/query.png", f"{bucket}/photo/none.png")
     asked = [word for name in names for word in ("--image", name)]
     here, stored, missing = answers("--index", f"{bucket}/index", *asked)[1:]
     assert here["answers"] == stored["answers"] != [] and missing["error"] == "empty"

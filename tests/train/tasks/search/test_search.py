@@ -49,7 +49,7 @@ def unit_vectors(count: int, width: int = 24, seed: int = 0) -> np.ndarray[Any, 
     return vectors
 
 
-def test_a_text_finds_the_pictures_of_the_highest_cosine(
+def test_a_text_finds_the_images_of_the_highest_cosine(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["search", "--vectors", str(shop.vectors), "--text", TEXTS[1], "--text", TEXTS[3]]
@@ -65,7 +65,7 @@ def test_a_text_finds_the_pictures_of_the_highest_cosine(
         np.testing.assert_allclose(given, scores[best], atol=1e-5)
 
 
-def test_a_picture_that_cannot_be_decoded_leaves_the_others(
+def test_a_image_that_cannot_be_decoded_leaves_the_others(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader = ImageReader(shop.folder / "images")
@@ -81,9 +81,7 @@ def test_a_picture_that_cannot_be_decoded_leaves_the_others(
     assert main([*words[:-1]]) == 1  # none could be answered
 
 
-def test_a_tables_texts_look_for_its_pictures(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tables_texts_look_for_its_images(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(shop.vectors)
     assert main(["search", "--vectors", folder, "--queries", folder, "--top", "2"]) == 0
     lines = answers(capsys)
@@ -132,9 +130,7 @@ def test_recall_is_that_of_brute_force(tmp_path: Path) -> None:
     assert shares == sorted(shares) and shares[0] < 0.6 and shares[-1] == 1
 
 
-def test_the_page_shows_queries_and_pictures(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_queries_and_images(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     out = shop.folder / "answers"
     words = ["search", "--vectors", str(shop.vectors), "--text", "a <b> dog"]
     images = shop.folder / "images"
@@ -144,7 +140,7 @@ def test_the_page_shows_queries_and_pictures(
     words += ["--image", str(asked), "--image", str(shop.folder / "none.png")]
     assert main([*words, "--images", str(images), "--output", str(out), "--top", "2"]) == 0
     page = (out / "report.html").read_text()
-    # Two answers each of the text and of the picture, which stands before them.
+    # Two answers each of the text and of the image, which stands before them.
     assert page.count("<img src='data:image/jpeg") == 5 and "a &lt;b&gt; dog" in page
     line, *_ = (out / "answers.jsonl").read_text().splitlines()
     assert len(json.loads(line)["answers"]) == 2
@@ -214,7 +210,7 @@ def test_vectors_of_pairs_take_no_text(tmp_path: Path, capsys: pytest.CaptureFix
     shop = Shop(tmp_path, "imagebert")
     assert shop.embed() == 0
     assert main(["search", "--vectors", str(shop.vectors), "--text", "dog"]) == 2
-    assert "reads text and picture together" in capsys.readouterr().err
+    assert "reads text and image together" in capsys.readouterr().err
 
 
 def test_vectors_that_are_not_finite_are_named(

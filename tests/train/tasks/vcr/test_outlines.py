@@ -34,7 +34,7 @@ def test_an_outline_is_of_its_box_and_mirrored_with_it() -> None:
     both = rastered([corners, np.array([[16, 26]], np.float32)], box, 4)
     assert both.sum() == sum(map(sum, LOWER)) + 1 and both[3, 3]
     masks = instance_masks([[corners], ()], np.stack([box, box]), 4, mirrored=True)
-    assert masks[0].all() and masks[2].all()  # the whole picture, and one without a polygon
+    assert masks[0].all() and masks[2].all()  # the full image, and one without a polygon
     assert masks[1].tolist() == [row[::-1] for row in LOWER]
 
 

@@ -126,7 +126,7 @@ def test_named_objects_are_counted_as_they_are_named() -> None:
 @pytest.mark.parametrize("boxes", ["annotated", "joined"])
 @pytest.mark.parametrize("most", [9, 3])
 def test_regions_follow_the_objects_that_are_named(tmp_path: Path, boxes: Any, most: int) -> None:
-    """Also where not all regions are read or shown; the whole picture stays the mean of all."""
+    """Also where not all regions are read or shown; the full image stays the mean of all."""
     table = Tables(tmp_path)
     table.write_regions(["a"], boxes=4)
     settings = VcrSettings(texts="tags", regions="all", objects="named")
@@ -160,7 +160,7 @@ def test_regions_follow_the_objects_that_are_named(tmp_path: Path, boxes: Any, m
     choice = ChoiceSample(**(vars(after) | {"texts": texts, "question": asked}))
     labels = choice_tensors([choice], feeding, settings)
     place = {name: 1 + first + at for at, name in enumerate(["boat", "dog"][-len(kept) :])}
-    dog, boat = place["dog"], place.get("boat", 0)  # without a region: the whole picture's
+    dog, boat = place["dog"], place.get("boat", 0)  # without a region: the full image's
     assert [n for n in labels["text_regions"][0, 2].tolist() if n] == [
         n for n in (boat, dog, boat) if n
     ]
@@ -275,7 +275,7 @@ def test_wrong_rows_are_named_and_counted(
     assert metrics["examples"] == 1 and metrics["rejected"] == 7
 
 
-def test_a_picture_without_detected_boxes_is_named_where_they_are_read(
+def test_a_image_without_detected_boxes_is_named_where_they_are_read(
     trained: tuple[TaskInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs, run = trained
