@@ -86,7 +86,7 @@ dist: $(READY) ## wheel and source of a release: dist/
 
 test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind, and the tests marked long (hours)
 	$(TEST) --long --kills 50 --mutations 1000 tests/integration/test_kills.py tests/integration/test_mutations.py \
-		tests/schemas/service/test_requests.py tests/extract/service/test_serve.py
+		tests/runtime/service/test_requests.py tests/extract/service/test_serve.py
 	$(TEST) --long -m long
 
 # -rs says why where there is no Java, Maven or way to its registry: all is SKIPPED then.

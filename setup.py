@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-FOLDERS = ("schemas", "models", "extract", "pipelines", "train")
+FOLDERS = ("schemas", "runtime", "models", "extract", "train", "inference", "pipelines")
 HERE = Path(__file__).parent
 
 # Lower bounds only: what each feature needs. The exact versions that were tested stand in
@@ -28,7 +28,7 @@ REQUIRES = [
     "tqdm>=4.66",
 ]
 
-# The extras of commands: schemas/extras.py has the modules of each.
+# The extras of commands: runtime/extras.py has the modules of each.
 HTTP = ["certifi>=2025.1", "idna>=3.7", "pycares>=5.2", "pycurl>=7.49"]
 LEARNING = ["scikit-learn>=1.6"]
 VISION = ["torchvision>=0.23"]

@@ -35,14 +35,14 @@ from shell import parse_form, result_line
 from worlds import World, write_boxes
 
 from vlmill.extract import cli as extract_rois
-from vlmill.extract.train.checkpoints import METRICS
-from vlmill.extract.train.command import read_settings
-from vlmill.extract.train.job import TrainJob
-from vlmill.extract.train.run import train
-from vlmill.extract.train.settings import TrainingSettings, for_classes
-from vlmill.extract.train.start import Names
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
+from vlmill.train.detector.checkpoints import METRICS
+from vlmill.train.detector.command import read_settings
+from vlmill.train.detector.job import TrainJob
+from vlmill.train.detector.run import train
+from vlmill.train.detector.settings import TrainingSettings, for_classes
+from vlmill.train.detector.start import Names
 
 RECIPE = "imagebert-small"
 GIVEN, DETECTED = "given", "detected"

@@ -37,8 +37,6 @@ from peers import public_extractor
 from PIL import Image
 from shell import parse_form, result_line
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -47,13 +45,15 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.fused_stages import FusedStage
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 
 GEMM_SIDE, GEMM_ROUNDS = 2048, 4

@@ -28,16 +28,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from peers.apart import Apart, Timing, measure, timed
 from peers.choices import vcr_work, write_choices
 from peers.official_choices import CHOICE_PEERS
 from peers.official_models import Step, official_checkout
 from peers.official_tasks import TASK_PEERS, step_of
+from peers.own_process import Apart, Timing, measure, timed
 from peers.questions import PreparedStep, prepared_step, write_questions
 from shell import parse_form, result_line
 from torch import Tensor, nn
 
-from vlmill.schemas.console.memory import keep_freed_memory
+from vlmill.runtime.console.memory import keep_freed_memory
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import task_recipe_named
 

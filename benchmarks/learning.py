@@ -39,9 +39,9 @@ from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
 from shell import parse_form
 
-from vlmill.schemas.console.command import Parser, int_at_least, run_command
+from vlmill.runtime.console.command import Parser, int_at_least, run_command
+from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_text
 
 SHORT = {"variants": ["imagebert-small"], "steps": 200, "pairs": 1_500, "held_out": 100}
 FULL = {"variants": list(MARGINS), "steps": None, "pairs": 6_000, "held_out": 500}

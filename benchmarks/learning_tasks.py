@@ -45,7 +45,7 @@ from proof.text_arms import text_arms
 from shell import parse_form
 from worlds import World
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
 
 COMMITTED = Path(__file__).parent / "results" / "learning_tasks.jsonl"

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from shell import parse_form, result_line
 
-from vlmill.schemas.files.shards import ShardWriter, write_shard
+from vlmill.runtime.files.shards import ShardWriter, write_shard
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.ids import compute_pair_id
-from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.features import region_batch
 from vlmill.train.loading.loader import batch_loader

@@ -24,8 +24,8 @@ from labelled_sites.fitting import fit_weights, weights_source
 from labelled_sites.labels import Label, counts, verdict_of, wilson
 from labelled_sites.mined import Kept, LabelledSite, examples, mine, read_sites
 
-from vlmill.pipelines.choice.weights import WEIGHTS
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.choice.weights import WEIGHTS
 
 Outcomes = Sequence[tuple[Label, Kept | None]]
 

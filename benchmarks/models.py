@@ -28,16 +28,16 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
-from peers.apart import Apart, Timing, measure, timed
 from peers.official_models import PEERS, WITH_APEX, Step, official_checkout
+from peers.own_process import Apart, Timing, measure, timed
 from peers.works import PixelWork, RegionWork, mask_of, random_pixels, random_regions
 from shell import parse_form, result_line
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
-from vlmill.models.places import find_read_positions
-from vlmill.schemas.console.memory import keep_freed_memory
+from vlmill.models.positions import find_read_positions
+from vlmill.runtime.console.memory import keep_freed_memory
 from vlmill.train.devices.throughput import operations_counter
 from vlmill.train.objectives.contrast import contrast_and_matching
 from vlmill.train.objectives.losses import mean_cross_entropy

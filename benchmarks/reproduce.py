@@ -39,9 +39,9 @@ from published.runs import RowJob, jobs_of, write_tables
 from shell import parse_form, result_line
 from worlds import World
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, run_command
+from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_text
 
 FOLDER = Path(__file__).parent
 COMMITTED = FOLDER / "results" / "reproduction.jsonl"

@@ -39,7 +39,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peers.apart import Apart, Timing, measure, timed
 from peers.captions import (
     PeerWork,
     names,
@@ -49,6 +48,7 @@ from peers.captions import (
 )
 from peers.official_models import official_checkout
 from peers.official_retrieval import RETRIEVAL_PEERS, SCORES, WEIGHTS
+from peers.own_process import Apart, Timing, measure, timed
 from shell import parse_form, result_line
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -59,9 +59,9 @@ from vlmill.extract.detect.predict import extract_regions
 from vlmill.models import VARIANTS, load_reference, preset
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.layers.operators import unchanging_weights
-from vlmill.schemas.console.memory import keep_freed_memory
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.console.memory import keep_freed_memory
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.devices.throughput import operations_counter
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.recipes.feeding import (

@@ -27,10 +27,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from shell import parse_form, result_line
 
-from vlmill.schemas.console.threads import faiss_threads
+from vlmill.inference.search.index import EFFORT, build_index, measure_recall
+from vlmill.inference.search.table import ABOUT, Vectors
+from vlmill.runtime.console.threads import faiss_threads
 from vlmill.schemas.tables import VECTORS
-from vlmill.train.tasks.search.index import EFFORT, build_index, measure_recall
-from vlmill.train.tasks.search.table import ABOUT, Vectors
 
 Matrix = npt.NDArray[np.float32]
 SHORT = {"vectors": 10_000, "queries": 256, "rounds": 1}

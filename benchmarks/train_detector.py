@@ -18,12 +18,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from peers.apart import Apart, Timing, measure
 from peers.detectron2_step import Work
+from peers.own_process import Apart, Timing, measure
 from peers.torchvision_step import makers
 from shell import parse_form, result_line
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
 
 SHORT = {"depth": 50, "pictures": 1, "height": 240, "width": 320, "regions": 64, "rounds": 1}

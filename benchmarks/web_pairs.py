@@ -24,9 +24,9 @@ from selectolax.lexbor import LexborHTMLParser
 from shell import parse_form, result_line
 from worlds.web import Web, write_archives
 
-from vlmill.pipelines.archives.reading import Record, open_archive, read_archive
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.archives.reading import Record, open_archive, read_archive
 from vlmill.pipelines.web_pairs.archives import find_archives
 from vlmill.pipelines.web_pairs.job import with_mined
 from vlmill.pipelines.web_pairs.on_beam import run_beam

@@ -20,17 +20,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from shell import parse_form, result_line
 from worlds import MOST, Detector, World, make_scenes, oracles, write_world
 
-from vlmill.schemas.console.command import Parser, run_command
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.command import Parser, run_command
+from vlmill.runtime.console.report import (
     Section,
     html_table,
     image_cards,
     image_uri,
     write_page,
 )
+from vlmill.runtime.files.outputs import State
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.outputs import State
-from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")

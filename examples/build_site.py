@@ -18,9 +18,9 @@ from urllib.parse import urljoin
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, run_command
+from vlmill.runtime.files.atomic import atomic_path
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_path
 
 HERE = Path(__file__).parent
 HOST = "http://photos.example/"

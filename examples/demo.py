@@ -19,8 +19,8 @@ from typing import Any
 
 from demo_report import write_report
 
-from vlmill.schemas.console.command import Parser, run_command, versions
-from vlmill.schemas.files.atomic import write_bytes, write_json
+from vlmill.runtime.console.command import Parser, run_command, versions
+from vlmill.runtime.files.atomic import write_bytes, write_json
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS_FILE = "steps.json"

@@ -8,9 +8,9 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.extract.show import ImageCounts, Vocabulary, drawings, encode_image
-from vlmill.schemas.console.bars import bar_chart
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.bars import bar_chart
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.console.report import (
     Section,
     funnel_table,
     html_table,
@@ -20,8 +20,8 @@ from vlmill.schemas.console.report import (
     thumbnails,
     write_page,
 )
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
 from vlmill.train.run.report import loss_chart
 from vlmill.train.tasks.retrieval.examples import evenly

@@ -6,7 +6,7 @@ python examples/own_recipe.py > own.yaml
 from dataclasses import replace
 
 from vlmill.models import preset
-from vlmill.schemas.plain_fields import to_yaml
+from vlmill.runtime.settings.plain_fields import to_yaml
 from vlmill.train.recipes import Feeding, Objectives, Optimizer, Recipe, Stage
 
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from vlmill.inference.search.index import build_index
+from vlmill.inference.search.table import Vectors, count_kinds, read_vectors
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import NEIGHBOURS, PAIRS, REGIONS
 from vlmill.train.cli import main as train_vl
-from vlmill.train.tasks.search.index import build_index
-from vlmill.train.tasks.search.table import Vectors, count_kinds, read_vectors
 
 CATEGORIES = ("dress", "shoes", "bag", "lamp", "chair", "cup", "watch", "scarf")
 STYLES = ("nordic", "retro", "sport", "floral", "mono", "pastel")

@@ -27,14 +27,14 @@ from vlmill.extract.from_flags import (
 from vlmill.extract.run.share import Share
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
-from vlmill.extract.train.command import EXAMPLES as TRAIN_EXAMPLES
-from vlmill.extract.train.command import add_train, command_train
-from vlmill.extract.train.describe import RECIPES_HELP, add_recipes, command_recipes
-from vlmill.schemas.console.command import Parser, int_at_least, path_or_url, run_command
+from vlmill.runtime.console.command import Parser, int_at_least, path_or_url, run_command
+from vlmill.runtime.extras import require_extra
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.paths import require_local
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.extras import require_extra
-from vlmill.schemas.files.lock import lock_output
-from vlmill.schemas.files.paths import require_local
+from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
+from vlmill.train.detector.command import add_train, command_train
+from vlmill.train.detector.describe import RECIPES_HELP, add_recipes, command_recipes
 
 EXAMPLES = """examples:
   extract-rois run images/ --output regions/ --weights detector.pth
@@ -213,7 +213,7 @@ def command_verify(arguments: argparse.Namespace) -> int:
 def command_show(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois show``."""
     from vlmill.extract.show import Vocabulary, show
-    from vlmill.schemas.readers.class_names import first_names
+    from vlmill.runtime.readers.class_names import first_names
 
     names = Vocabulary(
         classes=first_names(arguments.classes, "--classes"),

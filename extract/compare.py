@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from vlmill.extract.images.decode import Pixels, decode
-from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
@@ -21,9 +19,11 @@ from vlmill.extract.detect.predict import get_chunk_size, predict_regions
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import make_frames, upload_batch
+from vlmill.extract.images.decode import Pixels, decode
+from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.faster_rcnn import Detections, refine_boxes
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Rejected
 
 # Boxes this close are one box: a hundred times what other roundings move proposals.

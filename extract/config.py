@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vlmill.runtime.files.checkpoints import checkpoints_with
+from vlmill.runtime.files.paths import require_local
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.checkpoints import checkpoints_with
-from vlmill.schemas.files.paths import require_local
 
 CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")

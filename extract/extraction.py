@@ -14,14 +14,14 @@ from vlmill.extract.from_flags import (
     warn_of_random_weights,
 )
 from vlmill.extract.run.share import Share, share
-from vlmill.schemas.console.command import (
+from vlmill.runtime.console.command import (
     add_lock_seconds,
     int_at_least,
     path_or_url,
     print_reading_hint,
     print_status,
 )
-from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_disk_space
+from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -135,8 +135,8 @@ def command_run(arguments: argparse.Namespace) -> int:
     from vlmill.extract.run.devices import WorkerSettings
     from vlmill.extract.run.inputs import inputs_of_run
     from vlmill.extract.run.job import Job, run
-    from vlmill.schemas.files.manifest import MANIFEST
-    from vlmill.schemas.files.reading import reject_counts
+    from vlmill.runtime.files.manifest import MANIFEST
+    from vlmill.runtime.files.reading import reject_counts
 
     warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]

@@ -13,9 +13,9 @@ from vlmill.extract.config import (
     InputLimits,
     Storage,
 )
-from vlmill.extract.whole.settings import NETWORKS
+from vlmill.extract.image_level.settings import NETWORKS
 from vlmill.models.detector.config import ARCHITECTURES
-from vlmill.schemas.console.command import int_at_least
+from vlmill.runtime.console.command import int_at_least
 
 BACKENDS = ("vlmill", "detectron2")
 

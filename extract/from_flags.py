@@ -17,13 +17,13 @@ from vlmill.extract.config import (
     weights_file,
 )
 from vlmill.extract.detect.config_file import read_config_file
-from vlmill.extract.whole.settings import parse_network_names
+from vlmill.extract.image_level.settings import parse_network_names
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH
 from vlmill.schemas.errors import InputError
 
 if TYPE_CHECKING:
     from vlmill.extract.detect.detector import Detector
-    from vlmill.schemas.files.inputs import Input
+    from vlmill.runtime.files.inputs import Input
 
 
 def make_config(arguments: argparse.Namespace) -> ExtractConfig:
@@ -163,7 +163,7 @@ def attach_global_networks(detector: "Detector", arguments: argparse.Namespace) 
     if not names:
         return detector
 
-    from vlmill.extract.whole.networks import open_global_networks
+    from vlmill.extract.image_level.networks import open_global_networks
 
     files, seed = arguments.global_weights, arguments.seed
     global_networks = open_global_networks(names, files, seed=seed, device=detector.device)
@@ -172,7 +172,7 @@ def attach_global_networks(detector: "Detector", arguments: argparse.Namespace) 
 
 def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
     """Records the files that the networks are made of, by their whole content."""
-    from vlmill.schemas.files.digests import file_input
+    from vlmill.runtime.files.digests import file_input
 
     files = {"--weights": [arguments.weights], "--config": [arguments.config]}
     files["--global-weights"] = arguments.global_weights or []

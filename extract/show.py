@@ -10,19 +10,19 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 from PIL import Image
-from vlmill.extract.images.decode import decode
 from vlmill.extract.images.named import find_file_id, find_similar_id
-from vlmill.extract.images.plan import FILE, InputImage, plan_images
-from vlmill.extract.images.reader import InputReader
 from vlmill.schemas.images.drawing import Corners, draw_boxes
 
 from vlmill.extract.config import PAGE, InputLimits
-from vlmill.schemas.console.report import Section, image_uri, template, write_page
-from vlmill.schemas.files.atomic import write_bytes
-from vlmill.schemas.readers.class_names import require_names
-from vlmill.schemas.readers.joining import Join
-from vlmill.schemas.readers.regions import RegionReader, RegionRow
-from vlmill.schemas.readers.row_index import IdIndex
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import FILE, InputImage, plan_images
+from vlmill.extract.images.reader import InputReader
+from vlmill.runtime.console.report import Section, image_uri, template, write_page
+from vlmill.runtime.files.atomic import write_bytes
+from vlmill.runtime.readers.class_names import require_names
+from vlmill.runtime.readers.joining import Join
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.runtime.readers.row_index import IdIndex
 from vlmill.schemas.rejects import Rejected, rejects_said
 
 MAX_SIDE_PX = 900

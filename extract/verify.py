@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from vlmill.extract.formats.records import IMPORTED_BORDER_PX, outside
+from vlmill.runtime.files.contents import content_problems
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
+from vlmill.runtime.readers.regions import PER_BOX, RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contents import content_problems
-from vlmill.schemas.files.manifest import read_manifest, verify_folder
-from vlmill.schemas.readers.regions import PER_BOX, RegionReader, RegionRow
 from vlmill.schemas.tables import REGIONS
 
 # Boxes are float32 and were divided by the resize factor: a rounding error over the border is no

@@ -23,7 +23,7 @@ from vlmill.models.checks import (
     check_tensor,
     readable,
 )
-from vlmill.models.places import Cells, Positions, find_positions
+from vlmill.models.positions import Cells, Positions, find_positions
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -29,7 +29,7 @@ class Reason(StrEnum):
     OTHER_LANGUAGE = "other_language"
     UNKNOWN_LANGUAGE = "unknown_language"  # too little text to tell
 
-    # Requests (schemas/net/client.py)
+    # Requests (runtime/net/client.py)
     BAD_ADDRESS = (
         "bad_address"  # the host is, or leads to, an address inside; a port not of the web
     )
@@ -45,7 +45,7 @@ class Reason(StrEnum):
     HOST_FAILED = "host_failed"  # its host failed too often, or wants to be left alone for long
     HOST_LIMIT = "host_limit"  # its host took all the time or bytes that one may, or is too slow
 
-    # Opt-outs of a page or image (schemas/net/opt_outs.py)
+    # Opt-outs of a page or image (runtime/net/opt_outs.py)
     TDM_RESERVED = "tdm_reserved"  # tdm-reservation: 1
     NO_AI = "no_ai"  # robots: noai, noml
     NO_IMAGE_AI = "no_image_ai"  # robots: noimageai

@@ -11,9 +11,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from vlmill.models.beit.dvae import Dvae, DvaeConfig
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.ids import compute_pair_id
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS
 from vlmill.train.recipes import RECIPES
 from vlmill.train.run.inputs import Inputs

@@ -12,9 +12,9 @@ from typing import Any
 import fsspec
 import pyarrow.parquet as pq
 
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.remote import RemotePath
-from vlmill.schemas.files.stores import filesystem
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import RemotePath
+from vlmill.runtime.files.stores import filesystem
 
 
 @contextmanager

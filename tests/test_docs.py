@@ -11,13 +11,13 @@ import pytest
 import torch
 from docs.site.hooks import COMMANDS
 
+from vlmill.inference.convert.arguments import preset_changes
+from vlmill.inference.convert.command import SOURCES
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.pipelines.filters.scorer import GROUPS, NAMES
 from vlmill.pipelines.filters.statistics import GROUPS as IMAGE_GROUPS
 from vlmill.pipelines.launch.loading import flags_of_beam
-from vlmill.schemas.plain_fields import override
-from vlmill.train.convert.arguments import preset_changes
-from vlmill.train.convert.command import SOURCES
+from vlmill.runtime.settings.plain_fields import override
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
 from vlmill.train.recipes.tasks import task_recipe_named
 

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vlmill.pipelines.nearest_images import command as nearest_images
 
 from vlmill.extract import cli as extract_cli
 from vlmill.models import preset
 from vlmill.models.inputs import VLInputs
 from vlmill.pipelines.manifest import job as manifest
-from vlmill.schemas.console.command import run_command
+from vlmill.pipelines.nearest_images import command as nearest_images
+from vlmill.runtime.console.command import run_command
 from vlmill.train import cli as train_cli
 
 ROOT = Path(__file__).parents[1]
@@ -183,6 +183,6 @@ def test_a_block_runs(
 def test_most_pages_have_a_block_that_runs() -> None:
     """A marker is no way out: what can be run here is run."""
     running = {block.page for block in blocks() if block.needs is None}
-    tutorials = ("pictures-to-search", "boxes-to-detector", "checkpoint-to-scores")
+    tutorials = ("images-to-search", "boxes-to-detector", "checkpoint-to-scores")
     names = ["own-data", "regions", "tables", "training", *(f"tutorials/{t}" for t in tutorials)]
     assert {f"docs/{name}.md" for name in names} <= running

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from docs.site.hooks import COMMANDS, helps
 
-from vlmill.schemas.console.command import int_at_least, non_negative_float
+from vlmill.runtime.console.command import int_at_least, non_negative_float
 
 NUMBER = int_at_least(0).__code__  # of all such types
 Flag = tuple[str, list[str], str, Callable[[str], object]]  # command, subcommand, flag, its type

@@ -25,18 +25,18 @@ EXCEPTIONS: dict[str, set[str]] = {
     # An image filter may have a network as its backbone.
     "pipelines/filters/backbone.py": {"models", "torch", "torchvision"},
     # Curves of the runs that train, in whichever folder.
-    "schemas/console/trackers.py": {"accelerate"},
+    "runtime/console/trackers.py": {"accelerate"},
     # Threads of the library that two jobs search with.
-    "schemas/console/threads.py": {"faiss"},
+    "runtime/console/threads.py": {"faiss"},
     # How their processes are brought together, and whether one of them was asked to stop.
-    "schemas/console/launched.py": {"accelerate", "torch"},
-    "schemas/console/stopping.py": {"accelerate", "torch"},
+    "runtime/console/process_group.py": {"accelerate", "torch"},
+    "runtime/console/stopping.py": {"accelerate", "torch"},
     # Distances of vectors, and the unpickler of strangers' files.
-    "pipelines/nearest_pictures/search.py": {"faiss"},
-    "pipelines/nearest_pictures/published.py": {"models"},
+    "pipelines/nearest_images/search.py": {"faiss"},
+    "pipelines/nearest_images/published.py": {"models"},
     "pipelines/manifest/sets/refcoco.py": {"models"},
     # `vlmill.load` takes raw images to their regions.
-    "train/pretrained/detector.py": {"extract"},
+    "inference/load/detector.py": {"extract"},
 }
 
 # The rooms of a folder, floor by floor from the bottom: a room may import what lies on the floors
@@ -259,9 +259,9 @@ def test_the_top_of_the_package_imports_what_it_hands_out() -> None:
     source = (ROOT / path).read_text(encoding="utf-8")
     ours = {module for _, module in modules(source, path) if module.startswith("vlmill.")}
     assert ours == {
-        "vlmill.schemas.files.reading.open_dataset",
-        "vlmill.train.pretrained.model.Pretrained",
-        "vlmill.train.pretrained.model.load_pretrained",
+        "vlmill.runtime.files.reading.open_dataset",
+        "vlmill.inference.load.model.Pretrained",
+        "vlmill.inference.load.model.load_pretrained",
     }
 
 
@@ -288,8 +288,8 @@ def test_what_is_open_is_needed() -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("schemas/files/x.py", "from vlmill.schemas.readers.regions import RegionReader"),
-        ("schemas/readers/x.py", "from vlmill.schemas.console import report"),
+        ("runtime/files/x.py", "from vlmill.runtime.readers.regions import RegionReader"),
+        ("runtime/readers/x.py", "from vlmill.runtime.console import report"),
         ("models/layers/x.py", "from vlmill.models.vlmo.model import Vlmo"),
         ("models/layers/cpu/x.py", "def f():\n    from vlmill.models.layers.blocks import Route"),
         ("models/bert/x.py", "from vlmill.models.imagebert.model import ImageBert"),
@@ -299,7 +299,7 @@ def test_what_is_open_is_needed() -> None:
         ("extract/images/x.py", "from vlmill.extract.detect import predict"),
         ("extract/formats/x.py", "from vlmill.extract import cli"),
         ("pipelines/web_pairs/x.py", "import vlmill.pipelines.manifest.own.job"),
-        ("pipelines/pages/x.py", "from vlmill.pipelines.launch.options import beam_options"),
+        ("pipelines/web/pages/x.py", "from vlmill.pipelines.launch.options import beam_options"),
         ("train/loading/x.py", "from vlmill.train.objectives.losses import IGNORED"),
         ("train/new_room/x.py", "import math"),
         ("train/x.py", "import math"),

@@ -5,23 +5,33 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vlmill.schemas.console.command import (
+from vlmill.inference.convert.command import add_convert_arguments, run_convert
+from vlmill.inference.push.command import PUSH_HELP, add_push_arguments, run_push
+from vlmill.inference.search.command import (
+    EMBED_HELP,
+    SEARCH_HELP,
+    add_embed_arguments,
+    add_search_arguments,
+    run_embed,
+    run_search,
+)
+from vlmill.inference.service.command import SERVE_HELP, add_serve_arguments, run_serve
+from vlmill.inference.show.command import add_show_arguments, run_show
+from vlmill.runtime.console.command import (
     Parser,
     add_lock_seconds,
     path_or_url,
     print_status,
     run_command,
 )
-from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
-from vlmill.schemas.console.memory import keep_freed_memory
-from vlmill.schemas.console.recipes import add_recipes_arguments, run_recipes
+from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.console.memory import keep_freed_memory
+from vlmill.runtime.console.recipes import add_recipes_arguments, run_recipes
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import lock_output
-from vlmill.schemas.files.mirror import as_given, mirror_output, named_from, require_one_process
-from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
-from vlmill.train.convert.command import add_convert_arguments, run_convert
-from vlmill.train.pretrained.command import PUSH_HELP, add_push_arguments, run_push
 from vlmill.train.recipes import (
     RECIPES,
     Recipe,
@@ -32,19 +42,9 @@ from vlmill.train.recipes import (
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 from vlmill.train.recipes.without_effect import without_effect
-from vlmill.train.service.command import SERVE_HELP, add_serve_arguments, run_serve
-from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
 from vlmill.train.tasks.finetuning.command import HELP as FINETUNE_HELP
 from vlmill.train.tasks.finetuning.command import add_finetune_arguments, run_finetune
-from vlmill.train.tasks.search.command import (
-    EMBED_HELP,
-    SEARCH_HELP,
-    add_embed_arguments,
-    add_search_arguments,
-    run_embed,
-    run_search,
-)
 
 PRETRAIN_HELP = """\
 Pretrain a model on image-text pairs and the regions of their images.
@@ -216,7 +216,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     if args.init is not None:
         find_checkpoint(args.init, "--init")
     # pyarrow and torch take their time: not before the arguments are known to be good.
-    from vlmill.schemas.files.reading import require_tables
+    from vlmill.runtime.files.reading import require_tables
 
     tables = ("pairs", "regions", "images", "negatives")
     require_tables({f"--{name}": getattr(args, name) for name in tables})

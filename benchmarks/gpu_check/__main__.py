@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.gpu_check.apart import run_apart
+from benchmarks.gpu_check.own_process import run_apart
 from benchmarks.gpu_check.parts import LIMIT_S, PARTS, Part, share_of
 
 EXAMPLES = """\

@@ -22,9 +22,6 @@ from benchmarks.gpu_check.measuring import (
 from benchmarks.gpu_check.photos import write_photos
 from benchmarks.gpu_check.setting import Setting
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.plan import InputImage, plan_images
-from vlmill.extract.images.resize import network_input, pixel_input
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -32,12 +29,15 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.transfer import upload_batch
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import InputImage, plan_images
+from vlmill.extract.images.resize import network_input, pixel_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, compute_results, write_parts
 from vlmill.extract.run.shards import Background
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
 from vlmill.train.devices.throughput import product_rate
 
 BARS = {"exact": 20.0, "fast": 150.0}  # images/s on an H100, from the design

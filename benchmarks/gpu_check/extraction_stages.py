@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from benchmarks.gpu_check.measuring import timed
 from benchmarks.gpu_check.setting import Setting
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.plan import InputImage
-from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
@@ -20,13 +17,16 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import download, make_frames, upload_batch
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import InputImage
+from vlmill.extract.images.resize import network_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import open_source
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.roi_heads import number_boxes, pool_regions, poolable
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.devices.throughput import wait_for
 

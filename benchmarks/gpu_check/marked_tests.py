@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.gpu_check.apart import ROOT
+from benchmarks.gpu_check.own_process import ROOT
 from benchmarks.gpu_check.setting import Setting
 
 # The project's own options name plugins that a bare machine lacks.

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vlmill.schemas.files.shards import ShardWriter, write_shard
+from vlmill.runtime.files.shards import ShardWriter, write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.ids import compute_pair_id
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
 from vlmill.train.loading.vocabulary import SPECIAL
 from vlmill.train.run.inputs import Inputs

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from labelled_sites.labels import Label, read_labels, verdict_of
 from labelled_sites.reading import by_host, joined_pages
-from vlmill.pipelines.choice.choose import choose, scenes
-from vlmill.pipelines.choice.dominance import judge_images
-from vlmill.pipelines.choice.features import features
-from vlmill.pipelines.choice.joined import JoinedPage, TextSource
-from vlmill.pipelines.choice.survey import Site, survey_site
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.schemas.net.urls import join_key
+from vlmill.pipelines.web.choice.choose import choose, scenes
+from vlmill.pipelines.web.choice.dominance import judge_images
+from vlmill.pipelines.web.choice.features import features
+from vlmill.pipelines.web.choice.joined_page import JoinedPage, TextSource
+from vlmill.pipelines.web.choice.survey import Site, survey_site
+from vlmill.runtime.net.urls import join_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

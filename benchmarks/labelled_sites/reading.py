@@ -6,16 +6,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
-from vlmill.pipelines.pages.images import examine_image
 
-from vlmill.pipelines.archives.reading import Record, read_archive
-from vlmill.pipelines.choice.joined import JoinedPage, Measured
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.page import Page
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
+from vlmill.pipelines.web.archives.reading import Record, read_archive
+from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured
+from vlmill.pipelines.web.pages.images import examine_image
+from vlmill.pipelines.web.pages.page import Page
+from vlmill.pipelines.web.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
-from vlmill.schemas.net.urls import join_key
+from vlmill.runtime.net.urls import join_key
 
 
 def joined_pages(archive: Path, rules: WebPairRules) -> list[JoinedPage]:

@@ -15,8 +15,8 @@ from peers.works import CLS, SEP
 from PIL import Image
 from torch import Tensor
 
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, REGIONS
 
 FEATURES = 2_048

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from peers.questions import FEATURES, SIDE_PX, PreparedStep, write_vocabulary
 from torch import Tensor
 
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import CHOICES, REGIONS
 from vlmill.train.tasks.finetuning.job import TaskInputs
 

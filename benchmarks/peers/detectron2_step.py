@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vlmill.extract.images.resize import normalise_pixels
 
-from vlmill.extract.train.batches import padded_batch
-from vlmill.extract.train.loop import drawing
-from vlmill.extract.train.recipes import find_recipe
-from vlmill.extract.train.settings import TrainingSettings
-from vlmill.extract.train.solver import make_optimizer, set_rate
-from vlmill.extract.train.start import new_model
-from vlmill.extract.train.step import Batch, DetectorStep, Truth
+from vlmill.extract.images.resize import normalise_pixels
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.train.detector.batches import padded_batch
+from vlmill.train.detector.loop import drawing
+from vlmill.train.detector.recipes import find_recipe
+from vlmill.train.detector.settings import TrainingSettings
+from vlmill.train.detector.solver import make_optimizer, set_rate
+from vlmill.train.detector.start import new_model
+from vlmill.train.detector.step import Batch, DetectorStep, Truth
 
 Step = Callable[[bool], dict[str, float]]  # whether the weights move, too; the losses
 # What Detectron2 calls our losses.

@@ -23,8 +23,8 @@ Fetch = Callable[[Iterator[str], int], Iterator[int]]
 
 def by_vlmill(urls: Iterator[str], connections: int) -> Iterator[int]:
     """Fetches by our client."""
-    from vlmill.schemas.net.client import Client
-    from vlmill.schemas.net.exchange import ClientSettings, Request
+    from vlmill.runtime.net.client import Client
+    from vlmill.runtime.net.exchange import ClientSettings, Request
 
     settings = ClientSettings(
         contact="benchmark@example.org",

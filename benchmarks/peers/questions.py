@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import QUESTIONS, REGIONS
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.batch import Batch

@@ -10,9 +10,9 @@ import torch
 from probes.answers import Score, scores
 from probes.questions import Question, beside, other_of, region_questions, told, word_questions
 from probes.rows import Shown, ShownPixels, ShownRegions
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.candidates import encode_texts, read_pairs

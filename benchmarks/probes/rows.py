@@ -5,15 +5,15 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-from vlmill.train.loading.images.crop import evaluation_image
 
 from probes.questions import Question
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import overlapping, overlaps
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
+from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import (

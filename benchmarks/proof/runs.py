@@ -16,10 +16,10 @@ from proof.side_by_side import outcomes
 from proof.tables import LARGER, NOISE, ArmTables
 from worlds import World, word_groups
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.plain_fields import to_plain
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.train.checkpoints.files import load_checkpoint, save_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe

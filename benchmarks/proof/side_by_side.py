@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from vlmill.schemas.console.command import Parser, int_at_least
-from vlmill.schemas.processes import all_cores, live_as_long_as_the_parent
+from vlmill.runtime.console.command import Parser, int_at_least
+from vlmill.runtime.processes import all_cores, live_as_long_as_the_parent
 
 MOST_AT_ONCE = 8
 SECONDS_BETWEEN_LOOKS = 5.0

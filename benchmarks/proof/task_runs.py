@@ -19,11 +19,11 @@ from proof.tables import ArmTables
 from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
 from worlds import World
 
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.manifest import MANIFEST
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.train.checkpoints.folders import saved_steps
+from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
-from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
 from vlmill.train.tasks.retrieval.job import RetrievalOptions

@@ -6,7 +6,7 @@ from proof.task_arms import BLIND, FROM_BERT, TaskArm
 from worlds import Split, World, make_scenes
 from worlds.statements import statement_rows
 
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import STATEMENTS
 
 TASKS = ("nlvr2", "glue")

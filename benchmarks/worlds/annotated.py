@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.schemas.files.atomic import write_text
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.atomic import write_text
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import BOXES
 from worlds.images import draw
 from worlds.scenes import Split, World, make_scene

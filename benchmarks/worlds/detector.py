@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import RegionRow
 from worlds.images import Boxes, Pixels
 from worlds.scenes import Scene, World
 

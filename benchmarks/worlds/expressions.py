@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, REGIONS
 from worlds.detector import Detector
 from worlds.images import Boxes, Pixels, draw

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import PAIRS
 

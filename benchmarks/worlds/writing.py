@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import write_json, write_text
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.shards import ShardWriter
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import write_json, write_text
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REGIONS
 from worlds.captions import captions
 from worlds.detector import Detector

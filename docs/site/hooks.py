@@ -16,7 +16,6 @@ from typing import Any
 from mkdocs.structure.files import File
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from vlmill.pipelines.nearest_images import command as nearest_images
 
 from vlmill.extract import cli as extract_cli
 from vlmill.pipelines.crawl import command as crawl
@@ -24,10 +23,11 @@ from vlmill.pipelines.fit_image_filter import command as fit_image_filter
 from vlmill.pipelines.fit_scorer import command as fit_scorer
 from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.manifest import job as manifest
+from vlmill.pipelines.nearest_images import command as nearest_images
 from vlmill.pipelines.regions import command as regions
 from vlmill.pipelines.tables import command as tables
 from vlmill.pipelines.web_pairs import command as web_pairs
-from vlmill.schemas.plain_fields import flatten, to_plain
+from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.tables import TABLES, Table
 from vlmill.train import cli as train_cli
 from vlmill.train.recipes import RECIPES, RunSettings, recipe_named

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vlmill.models.detector.configurations import Configuration, flat, read_configuration
 from vlmill.models.detector.keys import Value, WrongKey
+from vlmill.runtime.settings.plain_yaml import BadYaml, Document, read_document
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_yaml import BadYaml, Document, read_document
 
 BASE = "_BASE_"
 MAX_FILES = 16

@@ -13,8 +13,8 @@ import torch
 from vlmill.extract.config import saved_folder
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
-from vlmill.extract.detect.saved import read_saved
-from vlmill.extract.whole.networks import FullImages
+from vlmill.extract.detect.trained_folder import read_saved
+from vlmill.extract.image_level.networks import FullImages
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
 from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
 from vlmill.models.detector.fused_stages import fuse_stages

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from vlmill.extract.images.decode import Pixels
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
@@ -20,6 +19,7 @@ from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, compute_fingerprint, usable_device
 from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
+from vlmill.extract.images.decode import Pixels
 from vlmill.models.detector.configurations import flat, make_config
 from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.keys import WrongKey

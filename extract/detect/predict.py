@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
@@ -21,7 +19,9 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import Outcome, make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import every_given, select
 from vlmill.extract.detect.transfer import Batch, download, make_frames, upload_batch
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import NetworkInput, network_input
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.rejects import Rejected
 
 # RoIs that pass through res5 together. On two cores 50 cost nothing against all 300 at once, and

@@ -14,7 +14,7 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import SelectedRegions
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes
-from vlmill.schemas.readers.regions import RegionRow, from_stored, to_stored
+from vlmill.runtime.readers.regions import RegionRow, from_stored, to_stored
 from vlmill.schemas.rejects import Reason, Rejected
 
 Array = npt.NDArray[Any]

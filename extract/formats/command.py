@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMAT_NAMES, FORMATS
-from vlmill.schemas.console.command import int_at_least, print_reading_hint
+from vlmill.runtime.console.command import int_at_least, print_reading_hint
 from vlmill.schemas.rejects import rejects_said
 
 IMPORT_EXAMPLES = f"""example:
@@ -90,7 +90,7 @@ def command_import(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois import``."""
     from vlmill.extract.formats.import_file import Import, import_file
     from vlmill.extract.formats.rows import DAMAGE
-    from vlmill.schemas.files.reading import reject_counts
+    from vlmill.runtime.files.reading import reject_counts
 
     job = Import(
         file=arguments.file,

@@ -8,9 +8,9 @@ from vlmill.extract.formats import hdf5, npz, tsv
 from vlmill.extract.formats import lmdb as lmdb_folder
 from vlmill.extract.formats.classes import KNOWN_COLUMNS
 from vlmill.extract.formats.names import FORMATS, IMPORT_JOB
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.regions import RegionReader, RegionRow
 
 # What a folder of these formats holds: patterns of names.
 FOLDERS = {"lmdb": ("data.mdb", "lock.mdb"), "npz": ("*.npz",)}

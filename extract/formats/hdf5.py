@@ -28,9 +28,9 @@ from vlmill.extract.formats.records import (
     payload,
     same_payloads,
 )
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
 MAGIC = b"\x89HDF\r\n\x1a\n"

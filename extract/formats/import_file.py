@@ -18,14 +18,14 @@ from vlmill.extract.formats.names import FORMATS
 from vlmill.extract.formats.names import IMPORT_JOB as JOB
 from vlmill.extract.formats.records import Record
 from vlmill.extract.formats.rows import RejectSink, encode_records, first_widths
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.digests import path_input
+from vlmill.runtime.files.manifest import read_manifest, write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.shards import SOFTWARE, Shard, ShardWriter, shard_name
+from vlmill.runtime.readers.regions import region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.digests import path_input
-from vlmill.schemas.files.manifest import read_manifest, write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.shards import SOFTWARE, Shard, ShardWriter, shard_name
-from vlmill.schemas.readers.regions import region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 ROWS_PER_GROUP = 16

@@ -23,9 +23,9 @@ from vlmill.extract.formats.records import (
     to_base64,
 )
 from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
+from vlmill.runtime.files.atomic import atomic_folder
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_folder
-from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
 Row = TypeVar("Row")

@@ -30,9 +30,9 @@ from vlmill.extract.formats.records import (
     payloads,
 )
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads, plain_value
+from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, atomic_folder
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder
-from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
 MAGIC = b"PK\x03\x04"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
 Array = npt.NDArray[Any]

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from vlmill.extract.formats.classes import IdCheck, Numbering, apply_numbering
 from vlmill.extract.formats.records import BadRecord, FileRow, InvalidRecord, Record
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.rejects import Reason, reject
 
 STAGE = "import"

@@ -17,9 +17,9 @@ from vlmill.extract.formats.records import (
     make_record,
     to_base64,
 )
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
 _ORIGINAL = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")

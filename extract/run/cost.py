@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmill.extract.images.plan import FILE, MEMBER, ROW, InputImage
-
 from vlmill.extract.config import ExtractConfig
+from vlmill.extract.images.plan import FILE, MEMBER, ROW, InputImage
 from vlmill.extract.run.devices import WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, Part, compute_results
-from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
-from vlmill.schemas.files.shards import shard_name
+from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
+from vlmill.runtime.files.shards import shard_name
 from vlmill.schemas.tables import REJECTS
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "uint16": 2, "float32": 4}

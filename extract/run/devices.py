@@ -17,14 +17,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import torch
-from vlmill.extract.images.given_boxes import GivenBoxes
-from vlmill.extract.images.plan import InputImage
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.images.given_boxes import GivenBoxes
+from vlmill.extract.images.plan import InputImage
 from vlmill.extract.run.batches import ExtractionResult, extract_windows, resizes_pixels
 from vlmill.extract.run.workers import PreparedImage, open_source, under_way
-from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
+from vlmill.runtime.processes import live_as_long_as_the_parent, process_context
 
 Window = Sequence[InputImage]
 Engine = Callable[[Iterable[Window]], Iterator[Sequence[ExtractionResult]]]

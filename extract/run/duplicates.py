@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
+
 from vlmill.extract.images.plan import InputImage
 from vlmill.extract.images.reader import duplicate
-
 from vlmill.extract.run.batches import ExtractionResult
-from vlmill.schemas.files.paths import readable
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.rejects import MAX_KEY, Reason, Rejected, clean
 
 

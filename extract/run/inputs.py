@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.images.plan import is_table
-
-from vlmill.schemas.files.digests import path_input, table_input
-from vlmill.schemas.files.inputs import Input
+from vlmill.runtime.files.digests import path_input, table_input
+from vlmill.runtime.files.inputs import Input
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 

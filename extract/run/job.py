@@ -8,25 +8,24 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from vlmill.extract.images.given_boxes import GivenBoxes
-from vlmill.extract.images.plan import InputImage, plan_digest
-
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import lacks_bfloat16_units
+from vlmill.extract.images.given_boxes import GivenBoxes
+from vlmill.extract.images.plan import InputImage, plan_digest
 from vlmill.extract.run.batches import ExtractionResult
 from vlmill.extract.run.devices import Engine, Window, WorkerSettings, split_windows, start_engine
 from vlmill.extract.run.duplicates import get_unique_row, planned_ids, row_images
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.extract.run.share import Share
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, remove_leftovers
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.lock import wait_for_turn
-from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_finished, shard_name
-from vlmill.schemas.readers.regions import region_arrays
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, remove_leftovers
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.lock import wait_for_turn
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.shards import SOFTWARE, Shard, describe_finished, shard_name
+from vlmill.runtime.readers.regions import region_arrays
 from vlmill.schemas.rejects import Rejected, reject
 from vlmill.schemas.tables import REGIONS, REJECTS
 

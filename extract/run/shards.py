@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vlmill.schemas.files.shards import Shard, ShardWriter, write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 # Rows that are read together later: small groups make random access cheap (16 x 100 x 2048 float16

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+
+from vlmill.extract.config import InputLimits
+from vlmill.extract.image_level.crop import Crop, Pixels, middle
 from vlmill.extract.images.decode import decode_stored
 from vlmill.extract.images.plan import InputImage
 from vlmill.extract.images.reader import InputReader
 from vlmill.extract.images.resize import NetworkInput, PixelInput, lighter_input, network_input
-from vlmill.schemas.images.orientation import UPRIGHT
-
-from vlmill.extract.config import InputLimits
-from vlmill.extract.whole.crop import Crop, Pixels, middle
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
+from vlmill.runtime.processes import live_as_long_as_the_parent, process_context
+from vlmill.schemas.images.orientation import UPRIGHT
 from vlmill.schemas.rejects import Rejected
 
 # Each is a decoded and resized image of up to 7 MB (600 x 1000 x 3 float32).

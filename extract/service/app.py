@@ -9,11 +9,11 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from vlmill.extract.service.rows import KINDS, choose_kind, encode_response, make_response
-from vlmill.schemas.service.client import PARQUET
-from vlmill.schemas.service.guard import Guard
-from vlmill.schemas.service.refused import bad_request
-from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.shell import Shell, account, guard_application, new_application
+from vlmill.runtime.service.client import PARQUET
+from vlmill.runtime.service.guard import Guard
+from vlmill.runtime.service.refusals import bad_request
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.runtime.service.shell import Shell, account, guard_application, new_application
 
 DESCRIPTION = "Regions of images: the rows that `extract-rois run` writes."
 HOW = """One image as the body, or several as the files of a multipart form, up to a limit that
@@ -38,7 +38,7 @@ SAMPLES = [
     {
         "lang": "Python",
         "label": "a table",
-        "source": "from vlmill.schemas.service.client import ServiceClient\n"
+        "source": "from vlmill.runtime.service.client import ServiceClient\n"
         'client = ServiceClient("http://127.0.0.1:8080")\n'
         'table = client.regions(["picture.jpg", "other.jpg"])\n'
         "print(table.num_rows)\n",

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.schemas.console.command import int_at_least
-from vlmill.schemas.errors import InputError
-from vlmill.schemas.extras import require_extra
-from vlmill.schemas.service.settings import (
+from vlmill.runtime.console.command import int_at_least
+from vlmill.runtime.extras import require_extra
+from vlmill.runtime.service.settings import (
     add_name_arguments,
     add_service_arguments,
     read_name_lists,
     read_service_settings,
 )
+from vlmill.schemas.errors import InputError
 
 if TYPE_CHECKING:
     from vlmill.extract.detect.detector import Detector
@@ -61,8 +61,8 @@ def serve_regions(
     # What serves and what reads names take their time: not before the arguments are known good.
     from vlmill.extract.service.app import regions_service
     from vlmill.extract.service.engine import engine_plan
-    from vlmill.schemas.readers.class_names import require_names
-    from vlmill.schemas.service.server import run_service
+    from vlmill.runtime.readers.class_names import require_names
+    from vlmill.runtime.service.server import run_service
 
     names = read_name_lists(arguments)
     shell, application = regions_service(settings, **names)

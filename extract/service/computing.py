@@ -4,17 +4,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from vlmill.extract.images.plan import HeldImage
-
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.images.plan import HeldImage
 from vlmill.extract.run.batches import ExtractionResult, extract_windows, resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import open_source
 from vlmill.extract.service.rows import Outcome, RejectedImage
+from vlmill.runtime.service.workers import WorkerContext
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
-from vlmill.schemas.service.workers import WorkerContext
 
 
 def open_engine(

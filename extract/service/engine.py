@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.schemas.service.workers import Plan, WorkerContext
+from vlmill.runtime.service.workers import Plan, WorkerContext
 
 if TYPE_CHECKING:
     from vlmill.extract.detect.detector import Detector

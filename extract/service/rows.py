@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from vlmill.schemas.files.atomic import temporary_folder
-from vlmill.schemas.files.shards import file_metadata, write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.files.atomic import temporary_folder
+from vlmill.runtime.files.shards import file_metadata, write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.service.client import ARROW, JSON, PARQUET
+from vlmill.runtime.service.json_rows import plain_row
+from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.service.client import ARROW, JSON, PARQUET
-from vlmill.schemas.service.plain import plain_row
-from vlmill.schemas.service.refused import RequestRefused
 from vlmill.schemas.tables import REGIONS
 
 KINDS = (JSON, ARROW, PARQUET)  # the first is what is given unless another is asked for

@@ -13,11 +13,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from PIL import Image
+
+from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.images.reader import InputReader
-
-from vlmill.extract.config import InputLimits
 from vlmill.extract.show import (
     MAX_SIDE_PX,
     ImageCounts,
@@ -26,15 +26,15 @@ from vlmill.extract.show import (
     find_row_id,
     name_in,
 )
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.readers.class_names import require_names
-from vlmill.schemas.readers.regions import RegionReader, encode_regions
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.readers.class_names import require_names
+from vlmill.runtime.readers.regions import RegionReader, encode_regions
+from vlmill.runtime.service.guard import Guard
+from vlmill.runtime.service.json_rows import plain_row
+from vlmill.runtime.service.refusals import RequestRefused, bad_request
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
 from vlmill.schemas.rejects import Rejected
-from vlmill.schemas.service.guard import Guard
-from vlmill.schemas.service.plain import plain_row
-from vlmill.schemas.service.refused import RequestRefused, bad_request
-from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.shell import Shell, guard_application, new_application, require_query
 
 MOST_A_PAGE = 100
 
@@ -177,7 +177,7 @@ def parse_number(text: str) -> int:
 
 def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: int) -> int:
     """Serves the page on this machine alone, until a stop is asked for; gives the exit status."""
-    from vlmill.schemas.service.server import run_service
+    from vlmill.runtime.service.server import run_service
 
     table_view = view(regions, images, names)
     if images:

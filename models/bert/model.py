@@ -16,7 +16,7 @@ from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.packing import make_layout
-from vlmill.models.places import Positions
+from vlmill.models.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vlmill.models.bert.config import BertTextConfig
 from vlmill.models.bert.model import Bert
 from vlmill.models.layers.blocks import init_bert
-from vlmill.models.places import Positions
+from vlmill.models.positions import Positions
 
 
 class BertText(nn.Module):

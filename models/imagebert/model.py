@@ -17,7 +17,7 @@ from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, concatenate_positions
+from vlmill.models.positions import Cells, concatenate_positions
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
 FULL_IMAGE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area

@@ -16,7 +16,7 @@ from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
-from vlmill.models.places import Cells, concatenate_positions
+from vlmill.models.positions import Cells, concatenate_positions
 
 IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 

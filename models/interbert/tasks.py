@@ -18,7 +18,7 @@ from vlmill.models.interbert.model import InterBert
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import Classifier
 from vlmill.models.layers.pair_heads import EncodedPair, ScoreHeads, side_by_side
-from vlmill.models.places import Positions
+from vlmill.models.positions import Positions
 
 
 class InterBertTasks(ScoreHeads):

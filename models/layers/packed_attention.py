@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models.layers.packing import Layout
-from vlmill.models.places import first_cells
+from vlmill.models.positions import first_cells
 
 HALF = (torch.float16, torch.bfloat16)  # what the kernels compute in, with float32 sums
 LARGEST_HEAD = 256

@@ -8,7 +8,7 @@ rows as they lie (`packed_attention`). A compaction brings several parts of a se
 gaps, into one without: S cells are then the longest sequence without padding.
 
 How many positions are real depends on values, and no layer asks a GPU for one: see
-`vlmill.models.places`.
+`vlmill.models.positions`.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Int32, Shaped
 from torch import Tensor
 
 from vlmill.models.checks import readable
-from vlmill.models.places import Cells, Positions, find_positions, first_cells, shift_positions
+from vlmill.models.positions import Cells, Positions, find_positions, first_cells, shift_positions
 
 PACK_FROM = 0.03  # share of padding above which packing pays for its copies, measured on a CPU
 

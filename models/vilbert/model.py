@@ -19,7 +19,7 @@ from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
-from vlmill.models.places import Cells, Positions, find_positions, first_cells, shift_positions
+from vlmill.models.positions import Cells, Positions, find_positions, first_cells, shift_positions
 from vlmill.models.vilbert.config import VilbertConfig
 
 

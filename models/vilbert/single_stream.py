@@ -15,7 +15,7 @@ from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities
-from vlmill.models.places import Cells
+from vlmill.models.positions import Cells
 from vlmill.models.vilbert.config import SingleStreamConfig
 
 IMAGE_TYPE = 1  # the row of the regions' own type table

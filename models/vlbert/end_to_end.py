@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vlmill.models.inputs import ImageRegions, VLInputs
-from vlmill.models.places import Positions
+from vlmill.models.positions import Positions
 from vlmill.models.vlbert.config import (
     TaskConfig,
     VlBertEndToEndConfig,

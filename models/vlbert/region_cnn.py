@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.detector.operators import roi_align
 from vlmill.models.detector.resnet import Norm, Stem, resnet_stage
-from vlmill.models.places import Positions, find_positions
+from vlmill.models.positions import Positions, find_positions
 from vlmill.models.vlbert.config import EXPANSION, RegionCnnConfig
 
 STRIDE = 16

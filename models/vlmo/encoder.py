@@ -23,7 +23,7 @@ from vlmill.models.layers.relative_position import (
     text_index,
 )
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, Positions
+from vlmill.models.positions import Cells, Positions
 from vlmill.models.vlmo.config import SHARED, VlmoConfig
 
 EPS = 1e-6  # of the layer norms inside the transformer; text embeddings and word head have BERT's

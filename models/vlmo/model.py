@@ -23,7 +23,7 @@ from vlmill.models.layers.heads import MlmHead
 from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.layers.relative_position import Biases
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Positions, first_cells
+from vlmill.models.positions import Positions, first_cells
 from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 

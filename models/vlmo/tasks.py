@@ -12,7 +12,7 @@ from vlmill.models.checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.blocks import init_bert, layer_norm
 from vlmill.models.layers.packing import make_layout
-from vlmill.models.places import Positions
+from vlmill.models.positions import Positions
 from vlmill.models.vlmo.config import VlmoNlvr2Config, VlmoTextConfig, VlmoVqaConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 

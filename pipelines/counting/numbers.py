@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from vlmill.pipelines.counting.funnel import IMAGES, IN, NEAR_DUPLICATES, OUT, PAGES, Tally
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
 
 Numbers = Counter[str]
 """``pages``, ``images``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the

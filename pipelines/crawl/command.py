@@ -3,20 +3,20 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.fetching.flags import add_allow_address, add_policy_flags, build_policy
 from vlmill.pipelines.launch.loading import parsed
 from vlmill.pipelines.launch.local import local_workers
-from vlmill.schemas.console.command import (
+from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags, build_policy
+from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
     int_at_least,
     run_command,
 )
-from vlmill.schemas.console.cost import add_dry_run
+from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.remote import is_remote
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import lock_output
-from vlmill.schemas.files.remote import is_remote
 
 
 def parser() -> Parser:

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.fetching.lines import Line
-from vlmill.pipelines.fetching.manners import PolitenessPolicy
-from vlmill.pipelines.fetching.places import get_host
-from vlmill.schemas.console.cost import Estimate
+from vlmill.pipelines.web.fetching.hosts import get_host
+from vlmill.pipelines.web.fetching.lines import Line
+from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.runtime.console.cost import Estimate
 
 REQUESTS_FIRST = 2  # of each host: robots.txt and tdmrep.json
 

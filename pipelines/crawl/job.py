@@ -11,26 +11,31 @@ from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.crawl.cost import estimate_cost
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
 from vlmill.pipelines.crawl.report import write_report
-from vlmill.pipelines.fetching.database import journal_errors
-from vlmill.pipelines.fetching.entries import SUCCESSES
-from vlmill.pipelines.fetching.manners import PolitenessPolicy
-from vlmill.pipelines.fetching.pages import Scope
-from vlmill.pipelines.fetching.rounds import rounds_here, run_rounds
-from vlmill.pipelines.fetching.stages import STAGES
-from vlmill.pipelines.fetching.tables import CrawlSummary, merge_summaries, write_tables
-from vlmill.pipelines.fetching.warc import PARTS
-from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket, use_local_scratch
 from vlmill.pipelines.launch.loading import quiet_beam_import
-from vlmill.schemas.console.command import print_reading_hint
-from vlmill.schemas.console.cost import print_estimate
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.digests import file_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import read_manifest, write_manifest
-from vlmill.schemas.files.outputs import PLAN, State, prepare_output, remove_work
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.processes import all_cores
+from vlmill.pipelines.web.fetching.database import journal_errors
+from vlmill.pipelines.web.fetching.entries import SUCCESSES
+from vlmill.pipelines.web.fetching.pages import Scope
+from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.pipelines.web.fetching.rounds import rounds_here, run_rounds
+from vlmill.pipelines.web.fetching.stages import STAGES
+from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
+from vlmill.pipelines.web.fetching.warc import PARTS
+from vlmill.pipelines.web.fetching.work import (
+    Fetching,
+    distribute,
+    finish_bucket,
+    use_local_scratch,
+)
+from vlmill.runtime.console.command import print_reading_hint
+from vlmill.runtime.console.cost import print_estimate
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.digests import file_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import read_manifest, write_manifest
+from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.processes import all_cores
 from vlmill.schemas.rejects import rejects_said
 
 JOB = "crawl"
@@ -90,8 +95,8 @@ def _fetch(job: Fetching, workers: int | None, beam_flags: Sequence[str]) -> Non
     if workers is None:
         # Beam takes seconds to load: local workers do without it.
         with quiet_beam_import():
-            from vlmill.pipelines.fetching.on_beam import rounds_on_beam
             from vlmill.pipelines.launch.options import beam_options
+            from vlmill.pipelines.web.fetching.on_beam import rounds_on_beam
         run_rounds(job, rounds_on_beam(job, beam_options(beam_flags)))
         return
     with rounds_here(job, workers) as run_round:

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.fetching.answers import TRANSIENT, TRANSIENT_STATUSES
-from vlmill.pipelines.fetching.entries import FETCHED, NOT_MODIFIED, UrlEntry
-from vlmill.pipelines.fetching.lines import Line, parse_url_line
-from vlmill.pipelines.fetching.stages import FETCH_IMAGES, FETCH_LISTED, STAGES
-from vlmill.schemas.console.command import print_status
+from vlmill.pipelines.web.fetching.answers import TRANSIENT, TRANSIENT_STATUSES
+from vlmill.pipelines.web.fetching.entries import FETCHED, NOT_MODIFIED, UrlEntry
+from vlmill.pipelines.web.fetching.lines import Line, parse_url_line
+from vlmill.pipelines.web.fetching.stages import FETCH_IMAGES, FETCH_LISTED, STAGES
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.contract import check_file, read_parquet_footer
+from vlmill.runtime.files.paths import matches, readable, to_path
+from vlmill.runtime.files.reading import find_shards
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contract import check_file, read_parquet_footer
-from vlmill.schemas.files.paths import matches, readable, to_path
-from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import OUTCOMES, REJECTS
 

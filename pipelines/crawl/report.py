@@ -6,9 +6,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.pipelines.fetching.tables import EXAMPLES, CrawlSummary
-from vlmill.schemas.console.bars import bar_chart, binned_columns, funnel_bars
-from vlmill.schemas.console.report import (
+from vlmill.pipelines.web.fetching.tables import EXAMPLES, CrawlSummary
+from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
+from vlmill.runtime.console.report import (
     Section,
     funnel_table,
     html_table,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from vlmill.pipelines.filters.region_features import CONTENT, CROSS, ClassNames, region_features
 from vlmill.pipelines.filters.scorer import PairFacts
-from vlmill.pipelines.texts.words import split_words
+from vlmill.pipelines.web.texts.words import split_words
 
 WEIGHTS: Mapping[str, float] = {
     "score_named_best": 1.2,  # the surest region that a word names

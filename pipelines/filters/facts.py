@@ -9,12 +9,12 @@ from typing import Any
 from vlmill.pipelines.filters.region_features import ClassNames
 from vlmill.pipelines.filters.scorer import ImageLook, PairFacts, look_at
 from vlmill.pipelines.filters.statistics import MAX_PIXELS
+from vlmill.runtime.readers.class_names import read_names, require_number
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.joining import Join
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.class_names import read_names, require_number
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.joining import Join
-from vlmill.schemas.readers.regions import RegionReader, RegionRow
-from vlmill.schemas.readers.row_index import ABSENT
 
 COLUMNS = ("pair_id", "image_id", "text", "language", "text_source", "page_url", "image_url")
 KEPT_LOOKS = 256  # pairs of one image stand near each other

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.filters.fitting import FOLDS, Labels, Validation
-from vlmill.schemas.console.bars import bar_chart, histogram
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.bars import bar_chart, histogram
+from vlmill.runtime.console.report import (
     Section,
     html_table,
     settings_table,

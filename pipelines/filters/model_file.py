@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from vlmill.pipelines.filters.trees import BadTrees, Trees, build_trees
+from vlmill.runtime.files.atomic import write_bytes
+from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_bytes
-from vlmill.schemas.files.shards import SOFTWARE
 
 KEY = "vlmill.model"
 VERSION = 1

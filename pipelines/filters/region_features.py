@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.pipelines.texts.words import word_set
-from vlmill.schemas.readers.region_rows import RegionRow
+from vlmill.pipelines.web.texts.words import word_set
+from vlmill.runtime.readers.region_rows import RegionRow
 
 NAN = float("nan")
 SURE = 0.5  # of a class score

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from vlmill.schemas.images.decode import Bounds, open_image
 
 from vlmill.pipelines.filters import region_features, statistics, text_features
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.region_features import ClassNames
 from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_image
-from vlmill.pipelines.texts.words import split_words
+from vlmill.pipelines.web.texts.words import split_words
+from vlmill.runtime.readers.region_rows import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.region_rows import RegionRow
+from vlmill.schemas.images.decode import Bounds, open_image
 from vlmill.schemas.rejects import Rejected
 
 NAN = float("nan")

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from vlmill.pipelines.texts.balance import stray_marks
-from vlmill.pipelines.texts.words import file_words, word_set
+from vlmill.pipelines.web.texts.balance import stray_marks
+from vlmill.pipelines.web.texts.words import file_words, word_set
 
 NAN = float("nan")
 # Words by what they do in a caption; a text's share of each is a feature, and whether it has one.

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, run_command
+from vlmill.runtime.extras import require_extra
+from vlmill.runtime.files.paths import require_local
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.extras import require_extra
-from vlmill.schemas.files.paths import require_local
 
 
 def parser() -> Parser:

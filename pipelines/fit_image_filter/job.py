@@ -6,6 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from vlmill.pipelines.filters import statistics
+from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
+from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
 from vlmill.pipelines.filters.image import (
     ANY,
     BACKBONE,
@@ -14,17 +18,13 @@ from vlmill.pipelines.filters.image import (
     compute_features,
     decode_side,
 )
-
-from vlmill.pipelines.filters import statistics
-from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
-from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
 from vlmill.pipelines.filters.labels import read_labels, require_rows
 from vlmill.pipelines.filters.model_file import Model, write_model
 from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_image
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.reading import find_shards, iter_batches
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import IMAGES
 

@@ -3,9 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, run_command
+from vlmill.runtime.files.paths import require_local
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import require_local
 
 
 class ListFeatures(argparse.Action):

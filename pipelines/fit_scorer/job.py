@@ -23,9 +23,9 @@ from vlmill.pipelines.filters.scorer import (
     Vocabularies,
     pair_features,
 )
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import PAIRS
 
 MOST_TEXTS = 1_000_000  # of the pairs, whose words are counted

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.pipelines.hard_negatives.compiled import inlined
-from vlmill.schemas.files.atomic import atomic_folder
+from vlmill.runtime.files.atomic import atomic_folder
 
 Array = npt.NDArray[Any]
 

@@ -21,8 +21,8 @@ from vlmill.pipelines.hard_negatives.index import build_index
 from vlmill.pipelines.hard_negatives.kernel import search
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.state import Rules
-from vlmill.schemas.files.atomic import atomic_folder, has_folder
-from vlmill.schemas.files.shards import ShardWriter
+from vlmill.runtime.files.atomic import atomic_folder, has_folder
+from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.tables import NEGATIVES
 
 BLOCK = 20_000  # captions whose lists are in memory together

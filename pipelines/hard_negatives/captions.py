@@ -23,9 +23,9 @@ import pyarrow.ipc
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import BATCH_ROWS, Source, batches, is_parquet
 from vlmill.pipelines.hard_negatives.tokens import count_unspaced
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import atomic_folder, write_json
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_folder, write_json
 from vlmill.schemas.rejects import Reason, reject
 
 JOB = "hard_negatives"

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, build_rules
 from vlmill.pipelines.launch.loading import parsed, require_flags
-from vlmill.schemas.console.command import (
+from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
     int_at_least,
     run_command,
 )
-from vlmill.schemas.console.cost import add_dry_run
-from vlmill.schemas.files.lock import lock_output
-from vlmill.schemas.processes import all_cores
+from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.processes import all_cores
 
 
 def parser() -> Parser:
@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = build_rules(args.top, args.below, args.tokenizer, args.token_pattern)
     # pyarrow and Beam take their time: not before the arguments are known to be good.
     from vlmill.pipelines.hard_negatives.source import build_source
-    from vlmill.schemas.files.reading import require_tables
+    from vlmill.runtime.files.reading import require_tables
 
     source = build_source(args.pairs, args.id_column, args.image_column, args.text_column)
     source.require()

@@ -18,7 +18,7 @@ from vlmill.pipelines.hard_negatives.vectors import (
     count_chunk,
     load_bags,
 )
-from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
+from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 
 SAMPLE_CAPTIONS = 20_000
 STEP = 500  # captions between two looks at the clock

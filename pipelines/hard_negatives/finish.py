@@ -3,10 +3,10 @@
 from vlmill.pipelines.hard_negatives.captions import JOB, Staged, read_arrow
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.report import look, write_report
-from vlmill.schemas.files.atomic import remove_leftovers, write_json
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.files.shards import describe_shard, write_shard
+from vlmill.runtime.files.atomic import remove_leftovers, write_json
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.shards import describe_shard, write_shard
 from vlmill.schemas.tables import NEGATIVES, REJECTS, VOCABULARY
 
 

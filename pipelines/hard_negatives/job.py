@@ -22,12 +22,12 @@ from vlmill.pipelines.hard_negatives.source import Source
 from vlmill.pipelines.hard_negatives.steps import Step, list_steps, run_here, staging
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
 from vlmill.pipelines.launch.loading import quiet_beam_import
-from vlmill.schemas.console.command import print_reading_hint
-from vlmill.schemas.console.cost import print_estimate
+from vlmill.runtime.console.command import print_reading_hint
+from vlmill.runtime.console.cost import print_estimate
+from vlmill.runtime.files.atomic import has_folder, remove_leftovers
+from vlmill.runtime.files.outputs import State, prepare_output, remove_output
+from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import has_folder, remove_leftovers
-from vlmill.schemas.files.outputs import State, prepare_output, remove_output
-from vlmill.schemas.files.paths import remove_tree, to_path
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES
 

@@ -8,9 +8,9 @@ from typing import Any
 from vlmill.pipelines.hard_negatives.captions import JOB, Staged
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.shards import shard_name
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.outputs import WORK
+from vlmill.runtime.files.shards import shard_name
 from vlmill.schemas.tables import NEGATIVES, VOCABULARY
 
 Range = tuple[int, int, int]

@@ -17,8 +17,8 @@ from vlmill.pipelines.hard_negatives.arrays import Array
 from vlmill.pipelines.hard_negatives.blocks import all_lists
 from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.vectors import read_texts
-from vlmill.schemas.console.bars import histogram
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.bars import histogram
+from vlmill.runtime.console.report import (
     Section,
     funnel_table,
     html_table,
@@ -27,7 +27,7 @@ from vlmill.schemas.console.report import (
     thumbnails,
     write_page,
 )
-from vlmill.schemas.files.paths import readable
+from vlmill.runtime.files.paths import readable
 
 MAX_VALUES = 200_000  # of a histogram
 SHOWN, SHOWN_NEGATIVES, POPULAR = 50, 3, 20

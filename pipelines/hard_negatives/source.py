@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
+from vlmill.runtime.files.digests import path_input, table_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.paths import matches, readable, to_path
+from vlmill.runtime.files.reading import find_shards, iter_batches
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.digests import path_input, table_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.paths import matches, readable, to_path
-from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.tables import PAIRS
 
 BATCH_ROWS = 10_000

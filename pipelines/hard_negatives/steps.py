@@ -22,8 +22,8 @@ from vlmill.pipelines.hard_negatives.finish import finish
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.vectors import cut_chunk, write_vectors
 from vlmill.pipelines.launch.local import open_workers
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import has_folder
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import has_folder
 
 
 @dataclass(frozen=True, kw_only=True)

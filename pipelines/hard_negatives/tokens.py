@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlmill.pipelines.hard_negatives.rules import SEGMENTERS, NegativeRules
-from vlmill.pipelines.texts.words import split_words
+from vlmill.pipelines.web.texts.words import split_words
 from vlmill.schemas.errors import InputError
 
 MOST_UNSPACED = 0.01  # share of captions: a few names in other scripts harm nobody

@@ -21,11 +21,11 @@ from vlmill.pipelines.hard_negatives.index import build_bags
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.tokens import make_tokenizer
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import atomic_path, has_folder
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_path, has_folder
-from vlmill.schemas.files.paths import readable
-from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.tables import VOCABULARY
 
 WEIGHT_BITS = 16

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from vlmill.runtime.extras import missing_line
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.extras import missing_line
 
 OPTIONS = "options/pipeline_options.py"  # where Beam declares every flag
 

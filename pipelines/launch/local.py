@@ -18,9 +18,9 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from vlmill.schemas.console.command import int_at_least
+from vlmill.runtime.console.command import int_at_least
+from vlmill.runtime.processes import all_cores, live_as_long_as_the_parent, process_context
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.processes import all_cores, live_as_long_as_the_parent, process_context
 
 Shared = TypeVar("Shared")
 Unit = TypeVar("Unit")

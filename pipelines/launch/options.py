@@ -21,7 +21,7 @@ from vlmill.schemas.errors import InputError, StoreFailed
 
 # Beam's own default tries to download another runner first; this one is inside the package.
 LOCAL_RUNNER = "FnApiRunner"
-# What `vlmill.schemas.console.command.run_command` answers with one line.
+# What `vlmill.runtime.console.command.run_command` answers with one line.
 ANSWERED = (OSError, InputError, StoreFailed)
 
 

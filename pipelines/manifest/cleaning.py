@@ -5,7 +5,7 @@ import unicodedata
 import zlib
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import MAX_KEY, Reason
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import ValueStore
+from vlmill.pipelines.counting.kept_values import ValueStore
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.schemas.tables import Table
 

@@ -2,9 +2,9 @@
 
 import argparse
 
-from vlmill.schemas.console.command import add_fresh, add_lock_seconds, int_at_least
-from vlmill.schemas.console.cost import add_dry_run
-from vlmill.schemas.processes import all_cores
+from vlmill.runtime.console.command import add_fresh, add_lock_seconds, int_at_least
+from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.processes import all_cores
 
 MANY_WORKERS = 8
 

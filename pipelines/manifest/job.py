@@ -7,11 +7,11 @@ from functools import partial
 
 from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.pipelines.manifest.listed import TITLES
-from vlmill.schemas.console.command import (
+from vlmill.runtime.console.command import (
     Parser,
     run_command,
 )
-from vlmill.schemas.files.lock import lock_output
+from vlmill.runtime.files.lock import lock_output
 
 
 @dataclass(frozen=True, kw_only=True)

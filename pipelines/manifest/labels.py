@@ -2,7 +2,7 @@
 
 import argparse
 
-from vlmill.schemas.console.command import path_or_url
+from vlmill.runtime.console.command import path_or_url
 
 
 def add_labels(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

@@ -19,9 +19,9 @@ from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.manifest.own import job as own
 from vlmill.pipelines.manifest.part import finished_part
 from vlmill.pipelines.manifest.published import parts
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import remove_leftovers
-from vlmill.schemas.files.shards import Shard
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import remove_leftovers
+from vlmill.runtime.files.shards import Shard
 
 
 class PartSequence(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vlmill.schemas.files.shards import Shard, ShardWriter, describe_finished, shard_name
+from vlmill.runtime.files.shards import Shard, ShardWriter, describe_finished, shard_name
 from vlmill.schemas.tables import IMAGES, Table
 
 GROUP_BYTES, GROUP_ROWS = 16 << 20, 10_000  # of a row group: what is in memory

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from vlmill.pipelines.texts.words import split_words
-from vlmill.schemas.console.bars import bar_chart, histogram
-from vlmill.schemas.console.report import (
+from vlmill.pipelines.web.texts.words import split_words
+from vlmill.runtime.console.bars import bar_chart, histogram
+from vlmill.runtime.console.report import (
     Section,
     funnel_table,
     html_table,
@@ -22,7 +22,7 @@ from vlmill.schemas.console.report import (
     thumbnail_uri,
     write_page,
 )
-from vlmill.schemas.files.paths import readable
+from vlmill.runtime.files.paths import readable
 
 MAX_SHARDS, ROWS_OF_SHARD = 8, 2_000
 MAX_CARDS, MAX_REJECTS_SHOWN = 24, 5

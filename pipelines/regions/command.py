@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from vlmill.extract.flags import add_engine
 from vlmill.extract.from_flags import check_detector, make_config
 from vlmill.pipelines.launch.loading import parsed, require_flags
-from vlmill.schemas.console.command import (
+from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
     path_or_url,
     run_command,
 )
-from vlmill.schemas.files.lock import lock_output
+from vlmill.runtime.files.lock import lock_output
 
 
 def parser() -> Parser:
@@ -57,7 +57,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     make_config(args)
     check_detector(args)
     # pyarrow and torch take their time: not before the arguments are known to be good.
-    from vlmill.schemas.files.reading import find_shards
+    from vlmill.runtime.files.reading import find_shards
     from vlmill.schemas.tables import IMAGES
 
     tables = find_shards(args.images, IMAGES, "--images")

@@ -18,14 +18,14 @@ from vlmill.extract.from_flags import (
     warn_of_random_weights,
 )
 from vlmill.pipelines.launch.loading import quiet_beam_import
-from vlmill.schemas.console.command import print_reading_hint
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import remove_leftovers
-from vlmill.schemas.files.digests import table_input
-from vlmill.schemas.files.manifest import read_manifest, write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.files.shards import Shard
+from vlmill.runtime.console.command import print_reading_hint
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import remove_leftovers
+from vlmill.runtime.files.digests import table_input
+from vlmill.runtime.files.manifest import read_manifest, write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 
@@ -65,7 +65,6 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     config = make_config(args)
 
     from vlmill.extract.images.plan import list_rows, mark_repeats
-
     from vlmill.extract.run.job import JOB, Job, count_rows
 
     warn_of_random_weights(args)

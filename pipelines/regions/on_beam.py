@@ -12,9 +12,9 @@ from vlmill.pipelines.counting.numbers import Numbers, count_rejects, timed
 from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.reading import reject_counts
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import reject_counts
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
     from vlmill.extract.detect.detector import Detector

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.counting.kept_values import NumberStore
+from vlmill.pipelines.tables.conditions import Condition
 from vlmill.pipelines.tables.inputs import IDS, TableInput
-from vlmill.pipelines.tables.where import Condition
-from vlmill.schemas.files.paths import readable
-from vlmill.schemas.files.reading import read_group
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.reading import read_group
+from vlmill.runtime.readers.trained_on import Keys, known_keys
 from vlmill.schemas.ids import key64
-from vlmill.schemas.readers.trained_on import Keys, known_keys
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import Table
 

@@ -14,11 +14,11 @@ from vlmill.pipelines.tables.choice import (
     find_limit,
     make_related_filter,
 )
+from vlmill.pipelines.tables.conditions import Condition
 from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inputs
 from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
 from vlmill.pipelines.tables.removal import Removal, count_trained_on, find_removal, read_request
-from vlmill.pipelines.tables.where import Condition
-from vlmill.schemas.console.command import (
+from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
@@ -27,13 +27,13 @@ from vlmill.schemas.console.command import (
     print_status,
     run_command,
 )
+from vlmill.runtime.files.digests import file_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.manifest import read_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.digests import file_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.lock import lock_output
-from vlmill.schemas.files.manifest import read_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.paths import to_path
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.lineage import CHANGED, lineage
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.lineage import CHANGED, lineage
+from vlmill.runtime.files.digests import table_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import MANIFEST
+from vlmill.runtime.files.paths import matches, readable, to_path
+from vlmill.runtime.files.reading import find_shards, read_array_formats, read_producer
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.digests import table_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.paths import matches, readable, to_path
-from vlmill.schemas.files.reading import find_shards, read_array_formats, read_producer
 from vlmill.schemas.tables import REJECTS, TABLES, Table
 
 # What names a table's row; without one, rows are not compared.

@@ -13,21 +13,21 @@ from markupsafe import Markup
 
 from vlmill.pipelines.tables.choice import Choose, Dropped, merge_masks
 from vlmill.pipelines.tables.inputs import IDS, TableInput
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.console.report import Section, funnel_table, settings_table, write_page
-from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.paths import readable
-from vlmill.schemas.files.reading import read_group
-from vlmill.schemas.files.shards import (
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.console.report import Section, funnel_table, settings_table, write_page
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.reading import read_group
+from vlmill.runtime.files.shards import (
     Shard,
     ShardWriter,
     describe_finished,
     shard_name,
     write_shard,
 )
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REJECTS, Table, with_later
 

@@ -13,8 +13,8 @@ from vlmill.pipelines.launch.clusters import require_for_cluster
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.pipelines.tables.job import Job, Tally, count_shard, finished_shard, write_table_shard
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import remove_leftovers
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import remove_leftovers
 
 
 class WriteShard(beam.DoFn):

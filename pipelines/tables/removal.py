@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 
 from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, compute_keys, groups
 from vlmill.pipelines.tables.inputs import TableInput
-from vlmill.schemas.errors import InputError
-from vlmill.schemas.ids import key64
-from vlmill.schemas.readers.trained_on import (
+from vlmill.runtime.readers.trained_on import (
     TRAINED_IMAGES,
     TRAINED_PAIRS,
     Keys,
     known_keys,
     mapped_keys,
 )
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import ALIASES, Table
 

@@ -13,17 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmill.pipelines.fetching.flags import add_allow_address
-from vlmill.schemas.console.progress import Progress
+from vlmill.pipelines.web.fetching.flags import add_allow_address
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.paths import is_web, to_path
+from vlmill.runtime.files.paths import matches as files_matching
+from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.remote_file import open_web, web_url
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import is_web, to_path
-from vlmill.schemas.files.paths import matches as files_matching
-from vlmill.schemas.files.remote import is_remote
-from vlmill.schemas.net.addresses import parse_networks
-from vlmill.schemas.net.ranged import open_web, web_url
 
 if TYPE_CHECKING:
-    from vlmill.pipelines.archives.index import Index
+    from vlmill.pipelines.web.archives.index import Index
 
 COMMON_CRAWL = "https://data.commoncrawl.org/"
 COMMON_CRAWL_PATH = "crawl-data/"  # what the lines of its lists and indexes begin with
@@ -182,7 +182,7 @@ def placed(name: str, base: str | None, source: str) -> str:
 
 def indexed_archives(pattern: str, base: str | None) -> "Index":
     """Reads ``--index``: the records by the places of their archives. Raises InputError."""
-    from vlmill.pipelines.archives.index import read_index  # numpy and pyarrow take their time
+    from vlmill.pipelines.web.archives.index import read_index  # numpy and pyarrow take their time
 
     paths = index_files(pattern)
     source = str(paths[0])

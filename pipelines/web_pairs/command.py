@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Sequence
 
-from vlmill.pipelines.fetching.flags import add_policy_flags, build_policy
 from vlmill.pipelines.filters.flags import (
     add_filter_arguments,
     add_scoring_arguments,
@@ -16,20 +15,21 @@ from vlmill.pipelines.filters.flags import (
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.language import DETECTORS, parse_languages
+from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
+from vlmill.pipelines.web.texts.language import DETECTORS, parse_languages
 from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
-from vlmill.schemas.console.command import (
+from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
     add_lock_seconds,
     int_at_least,
     run_command,
 )
-from vlmill.schemas.console.cost import add_dry_run
+from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.paths import require_local
+from vlmill.runtime.net.remote_file import Unreachable
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import lock_output
-from vlmill.schemas.files.paths import require_local
-from vlmill.schemas.net.ranged import Unreachable
 
 
 def parser() -> Parser:

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from vlmill.pipelines.filters.image import ImageFilters
-
-from vlmill.pipelines.archives import reading
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
+from vlmill.pipelines.web.archives import reading
+from vlmill.pipelines.web.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
 from vlmill.pipelines.web_pairs.mine import measure as measure_image
-from vlmill.schemas.console.cost import Estimate, Rate, measure_rate
+from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 
 MEGABYTE = 1e6
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from vlmill.pipelines.pages.images import ArchivedImage
+
+from vlmill.pipelines.web.pages.images import ArchivedImage
+from vlmill.runtime.files.reading import find_shards, iter_batches
+from vlmill.runtime.net.urls import join_key
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.decode import FORMATS, Bounds, decode
 from vlmill.schemas.images.hashes import Neighbours, perceptual_hash
-
-from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards, iter_batches
-from vlmill.schemas.net.urls import join_key
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import IMAGES
 

@@ -13,31 +13,31 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
-from vlmill.pipelines.pages.images import ArchivedImage
 
-from vlmill.pipelines.fetching.entries import UrlEntry
-from vlmill.pipelines.fetching.lines import Line
-from vlmill.pipelines.fetching.manners import PolitenessPolicy
-from vlmill.pipelines.fetching.rounds import rounds_here, run_rounds
-from vlmill.pipelines.fetching.stages import FETCH_LISTED
-from vlmill.pipelines.fetching.tables import write_tables
-from vlmill.pipelines.fetching.warc import PARTS
-from vlmill.pipelines.fetching.work import (
+from vlmill.pipelines.web.fetching.entries import UrlEntry
+from vlmill.pipelines.web.fetching.lines import Line
+from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.pipelines.web.fetching.rounds import rounds_here, run_rounds
+from vlmill.pipelines.web.fetching.stages import FETCH_LISTED
+from vlmill.pipelines.web.fetching.tables import write_tables
+from vlmill.pipelines.web.fetching.warc import PARTS
+from vlmill.pipelines.web.fetching.work import (
     Fetching,
     continued,
     distribute,
     finish_bucket,
     use_local_scratch,
 )
-from vlmill.pipelines.pages.page import PageImage
+from vlmill.pipelines.web.pages.images import ArchivedImage
+from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.files.atomic import write_bytes
-from vlmill.schemas.files.outputs import WORK, remove_work
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.processes import all_cores
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.atomic import write_bytes
+from vlmill.runtime.files.outputs import WORK, remove_work
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.processes import all_cores
 from vlmill.schemas.rejects import MAX_KEY
 
 ASSUMED = Archive(path="assumed:", size=0)

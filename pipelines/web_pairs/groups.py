@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from vlmill.pipelines.pages.images import ArchivedImage
-from vlmill.schemas.images.hashes import group_hashes
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.pages.images import ArchivedImage
+from vlmill.schemas.images.hashes import group_hashes
 from vlmill.schemas.rejects import Reason
 
 # Of hashes that are not alone: the least hash of the group, and its leader (see Look).

@@ -10,23 +10,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.filters.image import ImageFilters
-
-from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
-from vlmill.pipelines.fetching.database import journal_errors
-from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.filters.flags import filter_files
+from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.launch.local import local_workers
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.lists import TextLists, read_lists
+from vlmill.pipelines.web.archives.index import Index
+from vlmill.pipelines.web.fetching.database import journal_errors
+from vlmill.pipelines.web.fetching.flags import build_policy
+from vlmill.pipelines.web.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
 from vlmill.pipelines.web_pairs.archives import add_sizes, find_archives, indexed_archives
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
+from vlmill.pipelines.web_pairs.previews import write_shown
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.shards import JOB
-from vlmill.pipelines.web_pairs.shown import write_shown
 from vlmill.pipelines.web_pairs.steps import STEPS, run_here
 from vlmill.pipelines.web_pairs.units import (
     Archive,
@@ -36,17 +35,17 @@ from vlmill.pipelines.web_pairs.units import (
     prepare_work,
     results,
 )
-from vlmill.schemas.console.command import print_reading_hint
-from vlmill.schemas.console.cost import print_estimate
+from vlmill.runtime.console.command import print_reading_hint
+from vlmill.runtime.console.cost import print_estimate
+from vlmill.runtime.files.atomic import remove_leftovers, write_json
+from vlmill.runtime.files.digests import file_input, path_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
+from vlmill.runtime.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
+from vlmill.runtime.files.paths import remove_tree, to_path
+from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import remove_leftovers, write_json
-from vlmill.schemas.files.digests import file_input, path_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
-from vlmill.schemas.files.paths import remove_tree, to_path
-from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 
 TABLE_NAMES = ("pairs", "images", "rejects")

@@ -6,15 +6,14 @@ from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
 
-from vlmill.pipelines.pages.images import ArchivedImage
-
-from vlmill.pipelines.choice.choose import choose
-from vlmill.pipelines.choice.joined import Choice, JoinedPage, ScoredText
-from vlmill.pipelines.choice.survey import Site, survey_site
 from vlmill.pipelines.counting.funnel import DOMINANT, JOIN, TEXTS, Drop, Stage
 from vlmill.pipelines.counting.steps import Counts
-from vlmill.pipelines.pages.page import Page
-from vlmill.pipelines.texts.language import LanguageDetector, caption_language
+from vlmill.pipelines.web.choice.choose import choose
+from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.web.choice.survey import Site, survey_site
+from vlmill.pipelines.web.pages.images import ArchivedImage
+from vlmill.pipelines.web.pages.page import Page
+from vlmill.pipelines.web.texts.language import LanguageDetector, caption_language
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.pair import Pair

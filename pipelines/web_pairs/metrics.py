@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from vlmill.pipelines.texts.words import split_words
+from vlmill.pipelines.web.texts.words import split_words
 from vlmill.pipelines.web_pairs.pair import Pair
 
 SAMPLES = 50

@@ -5,17 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec.structs import replace
-from vlmill.pipelines.filters.image import ImageFilters
-from vlmill.pipelines.pages.images import ArchivedImage, examine_image
 
-from vlmill.pipelines.archives.index import Ranges
-from vlmill.pipelines.archives.reading import (
-    BrokenArchive,
-    Record,
-    open_archive,
-    read_archive,
-    read_ranges,
-)
 from vlmill.pipelines.counting.funnel import (
     ARCHIVES,
     IMAGES,
@@ -30,14 +20,24 @@ from vlmill.pipelines.counting.funnel import (
     Stage,
 )
 from vlmill.pipelines.counting.steps import Counts
-from vlmill.pipelines.pages import markup
-from vlmill.pipelines.pages import page as html
+from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.language import LanguageDetector, page_language, parse_languages
+from vlmill.pipelines.web.archives.index import Ranges
+from vlmill.pipelines.web.archives.reading import (
+    BrokenArchive,
+    Record,
+    open_archive,
+    read_archive,
+    read_ranges,
+)
+from vlmill.pipelines.web.pages import markup
+from vlmill.pipelines.web.pages import page as html
+from vlmill.pipelines.web.pages.images import ArchivedImage, examine_image
+from vlmill.pipelines.web.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
 from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
-from vlmill.schemas.net.opt_outs import first_opt_out
+from vlmill.runtime.net.opt_outs import first_opt_out
 from vlmill.schemas.rejects import Reason
 
 MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target

@@ -3,10 +3,9 @@
 import unicodedata
 from dataclasses import dataclass
 
-from vlmill.pipelines.pages.images import ArchivedImage
-
-from vlmill.pipelines.choice.joined import TextSource
-from vlmill.pipelines.texts.words import split_words
+from vlmill.pipelines.web.choice.joined_page import TextSource
+from vlmill.pipelines.web.pages.images import ArchivedImage
+from vlmill.pipelines.web.texts.words import split_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from vlmill.pipelines.web_pairs.metrics import (
     SIDE_BIN,
     score_bin,
 )
-from vlmill.schemas.console.bars import bar_chart, binned_columns, funnel_bars
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
+from vlmill.runtime.console.report import (
     Section,
     funnel_table,
     html_table,

@@ -23,16 +23,16 @@ from vlmill.pipelines.filters.agreement import agreement_score
 from vlmill.pipelines.filters.facts import FactsReader, Sources, open_sources
 from vlmill.pipelines.filters.scorer import PairFacts, Scorer
 from vlmill.pipelines.web_pairs.report import SHOWN, read_scores, write_report
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import atomic_path, sync, write_json
+from vlmill.runtime.files.digests import file_input, table_input
+from vlmill.runtime.files.inputs import Input, make_records
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest
+from vlmill.runtime.files.outputs import FIRST_SCORES, RESCORING
+from vlmill.runtime.files.reading import read_group, read_producer
+from vlmill.runtime.files.shards import Shard, ShardWriter, describe_shard, shard_name
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_path, sync, write_json
-from vlmill.schemas.files.digests import file_input, table_input
-from vlmill.schemas.files.inputs import Input, make_records
-from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING
-from vlmill.schemas.files.reading import read_group, read_producer
-from vlmill.schemas.files.shards import Shard, ShardWriter, describe_shard, shard_name
 from vlmill.schemas.tables import PAIRS, REGIONS
 
 JOB = "web_pairs"

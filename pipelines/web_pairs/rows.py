@@ -8,12 +8,12 @@ import zlib
 from urllib.parse import urlsplit
 
 import msgspec
-from vlmill.pipelines.pages.images import ArchivedImage
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.page import Page
+from vlmill.pipelines.web.pages.images import ArchivedImage
+from vlmill.pipelines.web.pages.page import Page
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
-from vlmill.schemas.net.urls import join_key
+from vlmill.runtime.net.urls import join_key
 
 KEY = 16  # bytes of a hashed key
 PLACE = KEY + 16  # bytes that name a page: its host, its archive, its record's offset

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from vlmill.pipelines.pages.images import ArchivedImage
 
 from vlmill.pipelines.counting.funnel import BEST_TEXT, EXCLUDE, SHARED_TEXT, Drop
 from vlmill.pipelines.counting.steps import Counts
+from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
 from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts, range_units
-from vlmill.schemas.files.atomic import atomic_path
+from vlmill.runtime.files.atomic import atomic_path
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 

@@ -4,18 +4,17 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vlmill.pipelines.pages.images import ArchivedImage
-from vlmill.pipelines.web_pairs.image_bytes import read_images
-
 from vlmill.pipelines.counting.funnel import NEAR_DUPLICATES, Drop
+from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows, webdataset
 from vlmill.pipelines.web_pairs.groups import Groups, assign_split
+from vlmill.pipelines.web_pairs.image_bytes import read_images
 from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
 from vlmill.pipelines.web_pairs.order import ordered_rows
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
 from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
-from vlmill.schemas.files.shards import Shard, ShardWriter
+from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 

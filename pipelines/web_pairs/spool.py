@@ -17,9 +17,9 @@ from typing import BinaryIO
 import msgspec
 import pyarrow as pa
 
-from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.files.paths import scratch_beside
-from vlmill.schemas.files.remote import is_remote
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.files.paths import scratch_beside
+from vlmill.runtime.files.remote import is_remote
 
 Row = tuple[bytes, bytes]
 

@@ -26,7 +26,7 @@ from vlmill.pipelines.web_pairs.units import (
     run_unit,
     shard_units,
 )
-from vlmill.schemas.net.ranged import Unreachable
+from vlmill.runtime.net.remote_file import Unreachable
 
 
 @dataclass(frozen=True, kw_only=True)

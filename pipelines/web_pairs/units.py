@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vlmill.pipelines.filters.image import ImageFilters
 
-from vlmill.pipelines.archives.index import Index, Ranges
 from vlmill.pipelines.counting.funnel import Tally
 from vlmill.pipelines.counting.steps import Counts
+from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
+from vlmill.pipelines.web.archives.index import Index, Ranges
+from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.rows import reject_row
 from vlmill.pipelines.web_pairs.spool import (
@@ -31,15 +31,15 @@ from vlmill.pipelines.web_pairs.spool import (
     spool,
     unpacked_bytes,
 )
-from vlmill.schemas.files.atomic import (
+from vlmill.runtime.files.atomic import (
     TEMPORARY_PREFIX,
     atomic_path,
     remove_leftovers,
     write_json,
 )
-from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.paths import remove_tree, to_path
-from vlmill.schemas.files.shards import Shard
+from vlmill.runtime.files.outputs import WORK
+from vlmill.runtime.files.paths import remove_tree, to_path
+from vlmill.runtime.files.shards import Shard
 
 # Of what archives left: the joins are cut into so many ranges. A thousand pages, 4 s of choosing
 # texts: with fewer ranges a run of minutes waits for one process.

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlmill.schemas.files.atomic import atomic_path, write_json
-from vlmill.schemas.files.paths import to_path
+from vlmill.runtime.files.atomic import atomic_path, write_json
+from vlmill.runtime.files.paths import to_path
 
 INDEX = "webdataset.json"
 EXTENSIONS = {"jpeg": "jpg"}  # of the others the format's own name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
-    from vlmill.train.pretrained.model import Pretrained
+    from vlmill.inference.load.model import Pretrained
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ def load(
 
     Raises InputError, a ValueError, for what cannot be used together.
     """
-    from vlmill.train.pretrained.model import load_pretrained
+    from vlmill.inference.load.model import load_pretrained
 
     return load_pretrained(checkpoint, detector, labels, device, batch_size)
 
@@ -43,6 +43,6 @@ def open_table(table: str | Path, name: str) -> "Dataset":
     ``name`` is that of the table: "pairs", "images", "regions", ... Raises InputError where there
     is none.
     """
-    from vlmill.schemas.files.reading import open_dataset
+    from vlmill.runtime.files.reading import open_dataset
 
     return open_dataset(table, name)

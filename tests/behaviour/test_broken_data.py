@@ -14,13 +14,13 @@ from tests.factories import caption, write_photographs
 from tests.train.run.test_job import Killed, assert_same_run, kill_at
 
 from vlmill.models import VARIANTS
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.plain_fields import to_yaml
-from vlmill.schemas.readers.region_rows import LARGEST
-from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.region_rows import LARGEST
+from vlmill.runtime.readers.regions import RegionReader, encode_regions, region_arrays
+from vlmill.runtime.settings.plain_fields import to_yaml
 from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.factories import Tables, write_images
-from vlmill.pipelines.nearest_images.command import main as nearest_images
 
 from vlmill.extract.cli import command
 from vlmill.pipelines.hard_negatives.command import main as hard_negatives
+from vlmill.pipelines.nearest_images.command import main as nearest_images
 from vlmill.pipelines.regions.command import main as regions_job
-from vlmill.schemas.console.command import run_command
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.shards import describe_shard
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.shards import describe_shard
 from vlmill.schemas.tables import TABLES, TASK_TABLES
 from vlmill.train.cli import main as train_vl
 

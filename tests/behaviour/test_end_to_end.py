@@ -15,11 +15,11 @@ from torchvision.models import resnet101
 from vlmill.models.vlbert.backbone import torchvision_name
 from vlmill.models.vlbert.config import MEAN_BGR, RegionCnnConfig
 from vlmill.models.vlbert.region_cnn import RegionCnn
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main

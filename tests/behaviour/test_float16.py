@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
 from vlmill.train.checkpoints.files import load_checkpoint, load_training_state
 from vlmill.train.devices import setup as devices
 from vlmill.train.recipes import Recipe, change_recipe

@@ -14,9 +14,9 @@ from tests.factories import write_images
 
 from vlmill.extract.cli import command as extract
 from vlmill.models.imagebert.model import ImageBert
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main

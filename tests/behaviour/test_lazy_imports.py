@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import PAIRS
 
 HEAVY = (
@@ -51,13 +51,13 @@ NEEDED_BY_WORKERS = {"jaxtyping", "numpy", "PIL", "pyarrow", "tokenizers", "torc
 NO_IMAGES = (
     "vlmill.train.run.job",
     "vlmill.train.tasks.retrieval.evaluation",
-    "vlmill.train.convert.conversion",
+    "vlmill.inference.convert.conversion",
 )
 TRAIN, EXTRACT = "vlmill.train.cli", "vlmill.extract.cli"
 WEB, NEGATIVES = "vlmill.pipelines.web_pairs", "vlmill.pipelines.hard_negatives"
 FILTER, SCORER = "vlmill.pipelines.fit_image_filter", "vlmill.pipelines.fit_scorer"
 REGIONS, MANIFEST = "vlmill.pipelines.regions", "vlmill.pipelines.manifest"
-NEAREST, TABLES = "vlmill.pipelines.nearest_pictures", "vlmill.pipelines.tables"
+NEAREST, TABLES = "vlmill.pipelines.nearest_images", "vlmill.pipelines.tables"
 CRAWL = "vlmill.pipelines.crawl"
 NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 PRETRAIN = (TRAIN, "pretrain", "imagebert-small", "--pairs", "a", "--output", "b")

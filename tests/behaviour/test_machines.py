@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.plain_fields import to_yaml
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.settings.plain_fields import to_yaml
 from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run.job import pretrain
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 from tests.factories import NO_MODELS, Tables, write_images
-from vlmill.pipelines.nearest_images.command import main as nearest_images
 
 from vlmill.extract.cli import command
 from vlmill.pipelines.hard_negatives.command import main as hard_negatives
 from vlmill.pipelines.manifest.job import main as manifest
+from vlmill.pipelines.nearest_images.command import main as nearest_images
 from vlmill.pipelines.regions.command import main as regions_job
 from vlmill.pipelines.tables.command import main as tables
 from vlmill.pipelines.web_pairs.command import main as web_pairs
-from vlmill.schemas.console.command import run_command
-from vlmill.schemas.files.lock import LOCK
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.lock import LOCK
 from vlmill.train.cli import main as train_vl
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.factories import write_photographs
 from tests.train.tasks.questions import tiny, world
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.plain_fields import to_yaml
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.settings.plain_fields import to_yaml
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TRAIN = """
 import sys
 from pathlib import Path
-from vlmill.schemas.plain_fields import from_plain, read_yaml
+from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
@@ -47,7 +47,7 @@ print(pretrain(from_plain(Recipe, read_yaml(config)), inputs, Path(output)))
 FINETUNE = """
 import sys
 from pathlib import Path
-from vlmill.schemas.plain_fields import from_plain, read_yaml
+from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds

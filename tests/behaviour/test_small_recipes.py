@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tests.factories import SMALL, write_dvae, write_images
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.plain_fields import to_plain, to_yaml
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.settings.plain_fields import to_plain, to_yaml
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named

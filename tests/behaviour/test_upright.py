@@ -9,23 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.lying import STORED, Array, box_around, encoded, stored_box
-from vlmill.extract.images.decode import decode
-from vlmill.pipelines.manifest.reading.images import image_row
-from vlmill.pipelines.pages.images import ImageFacts, examine_image
-from vlmill.train.loading.images.boxed import boxed_image
-from vlmill.train.loading.images.crop import decode as decoded
-from vlmill.train.loading.images.crop import evaluation_image, training_images
+from tests.turned_images import STORED, Array, box_around, encoded, stored_box
 
 from vlmill.extract.cli import command as extract_rois
 from vlmill.extract.config import InputLimits
-from vlmill.schemas.console.report import thumbnail_uri
+from vlmill.extract.images.decode import decode
+from vlmill.pipelines.manifest.reading.images import image_row
+from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
+from vlmill.runtime.console.report import thumbnail_uri
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.readers.regions import RegionReader, RegionRow
+from vlmill.train.loading.feature_store import StoredFeatures
+from vlmill.train.loading.images.boxed import boxed_image
+from vlmill.train.loading.images.crop import decode as decoded
+from vlmill.train.loading.images.crop import evaluation_image, training_images
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import SampledRegions
-from vlmill.train.loading.stored import StoredFeatures
 from vlmill.train.recipes.parts import Feeding
 
 HEIGHT, WIDTH = 64, 96

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlmill.models import VARIANTS, PixelInputs, preset
 from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, find_positions, find_read_positions
+from vlmill.models.positions import Cells, find_positions, find_read_positions
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "width": 24, "num_layers": 2, "num_heads": 4}
 

@@ -11,7 +11,7 @@ from proof.tables import WorldTables
 from shell import KEYS
 from worlds import Detector, World, write_boxes, write_world
 
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.readers.regions import RegionReader
 
 
 def test_boxes_are_those_of_the_images_that_the_world_draws(tmp_path: Path) -> None:

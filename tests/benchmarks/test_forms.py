@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from shell import KEYS, parse_form, result_line
 
-from vlmill.schemas.console.command import Parser
+from vlmill.runtime.console.command import Parser
 
 ROOT = Path(__file__).parents[2]
 OF_LABELS = "mining"  # of archives that somebody has labelled: by hand, and in one form

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from benchmarks.gpu_check.__main__ import main
-from benchmarks.gpu_check.apart import ROOT
+from benchmarks.gpu_check.own_process import ROOT
 from benchmarks.gpu_check.parts import LIMIT_S, PARTS, Part, share_of
 
 ABSENT = (

@@ -16,9 +16,6 @@ import pytest
 from tests.dataflow.translating import IMAGE, Translation
 
 from vlmill.extract.run.job import Part
-from vlmill.pipelines.fetching import on_beam
-from vlmill.pipelines.fetching.manners import PolitenessPolicy
-from vlmill.pipelines.fetching.work import Fetching
 from vlmill.pipelines.hard_negatives import on_beam as negatives
 from vlmill.pipelines.hard_negatives.captions import Staged
 from vlmill.pipelines.hard_negatives.plan import Plan
@@ -34,6 +31,9 @@ from vlmill.pipelines.tables import on_beam as on_tables
 from vlmill.pipelines.tables.choice import DuplicateFilter
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.pipelines.tables.job import Job as TablesJob
+from vlmill.pipelines.web.fetching import on_beam
+from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.pipelines.web.fetching.work import Fetching
 from vlmill.pipelines.web_pairs import on_beam as pairs
 from vlmill.pipelines.web_pairs.units import Archive, Job
 from vlmill.schemas.tables import PAIRS

@@ -11,7 +11,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from tests.schemas.net.servers import ok, sends, serving
+from tests.runtime.net.servers import ok, sends, serving
 
 import vlmill
 

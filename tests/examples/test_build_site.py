@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from selectolax.lexbor import LexborHTMLParser
 from warcio.archiveiterator import ArchiveIterator
 
-from vlmill.schemas.console.command import run_command
+from vlmill.runtime.console.command import run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import PAIRS, REGIONS
 from vlmill.train.cli import main
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from vlmill.inference.search.table import ABOUT, Vectors
 from vlmill.schemas.tables import VECTORS
-from vlmill.train.tasks.search.table import ABOUT, Vectors
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "similar_items.py"

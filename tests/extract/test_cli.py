@@ -17,10 +17,10 @@ from vlmill.extract.from_flags import make_config
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.random_weights import randomise
-from vlmill.schemas.console.command import run_command
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.tables import PAIRS
 
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]

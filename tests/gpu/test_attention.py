@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlmill.models.layers.attention import CoAttention, SelfAttention
 from vlmill.models.layers.packed_attention import adds_bias, reads_packed
 from vlmill.models.layers.packing import Layout, make_layout
-from vlmill.models.places import find_positions
+from vlmill.models.positions import find_positions
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 0.03  # of the largest value; bfloat16 has 8 bits, and 0.01 is seen on a CPU

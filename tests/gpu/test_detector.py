@@ -12,7 +12,6 @@ import pytest
 import torch
 from tests.extract.host_waits import refusing_waits
 from tests.gpu.device import DEVICE, assert_near
-from vlmill.extract.images.resize import NetworkInput, PixelInput, network_input, pixel_input
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -20,6 +19,7 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.transfer import images_there, upload_batch
+from vlmill.extract.images.resize import NetworkInput, PixelInput, network_input, pixel_input
 from vlmill.models.detector.config import (
     DetectorConfig,
     airsplay,
@@ -27,7 +27,7 @@ from vlmill.models.detector.config import (
     detectron2,
     milvlg,
 )
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import RegionRow
 
 pytestmark = pytest.mark.gpu
 SIZES: dict[str, Any] = {

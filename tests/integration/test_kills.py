@@ -18,15 +18,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.extract.train.shapes import write_shapes
-from tests.extract.train.test_job import TINY as DETECTOR
 from tests.factories import NO_MODELS, Tables, caption, write_images
 from tests.pipelines.conftest import make_image, write_archive
+from tests.train.detector.shapes import write_shapes
+from tests.train.detector.test_job import TINY as DETECTOR
 from tests.train.tasks.questions import TINY as TASK_MODELS
 from tests.train.tasks.questions import question, write_questions
 from worlds.host_server import serve_site
 
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.readers.regions import RegionReader
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,10 @@ import vlmill
 from vlmill.extract import cli as extract_cli
 from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.web_pairs import command as web_pairs
-from vlmill.schemas.console.command import run_command
-from vlmill.schemas.files.manifest import read_manifest, verify_folder
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REJECTS
 from vlmill.train import cli as train_cli
 

@@ -29,36 +29,36 @@ from tests.factories import NO_MODELS, Tables, write_images
 from tests.factories import caption as sentence
 from tests.mutations import CHANGES, Change, mutate, mutations, nested
 from tests.pipelines.conftest import make_response
+
+from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import decode as extraction_pixels
 from vlmill.extract.images.discovery import Skipped
 from vlmill.extract.images.tar import BrokenArchive as BrokenTar
 from vlmill.extract.images.tar import members, read_member
-from vlmill.pipelines.pages.images import ImageFacts, examine_image
-from vlmill.train.loading.images.crop import decode as training_pixels
-
-from vlmill.extract.config import InputLimits
 from vlmill.models.convert.files import read_state
 from vlmill.models.convert.plain_pickle import BadPickle, loads
-from vlmill.pipelines.archives.reading import (
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.job import main as manifest
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.archives.reading import (
     BrokenArchive,
     Record,
     read_archive,
     read_bodies,
 )
-from vlmill.pipelines.choice.choose import choose
-from vlmill.pipelines.choice.joined import JoinedPage
-from vlmill.pipelines.choice.survey import survey_site
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.job import main as manifest
-from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.choice.choose import choose
+from vlmill.pipelines.web.choice.joined_page import JoinedPage
+from vlmill.pipelines.web.choice.survey import survey_site
+from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
 from vlmill.pipelines.web_pairs.command import main as web_pairs
 from vlmill.pipelines.web_pairs.mine import decode_source, read_page
+from vlmill.runtime.files.reading import iter_batches, read_table
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import iter_batches, read_table
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason, Rejected, reject
 from vlmill.schemas.tables import PAIRS, REJECTS
+from vlmill.train.loading.images.crop import decode as training_pixels
 
 pytestmark = pytest.mark.slow
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP")

@@ -16,10 +16,10 @@ import pytest
 from tests.integration.test_kills import command_of, content, inputs, start
 from tests.object_stores import download_folder, names_below, upload_folder
 
-from vlmill.schemas.files.lock import LOCK
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.mirror import LISTING
-from vlmill.schemas.files.outputs import WORK
+from vlmill.runtime.files.lock import LOCK
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.mirror import LISTING
+from vlmill.runtime.files.outputs import WORK
 
 pytestmark = pytest.mark.slow
 __all__ = ["inputs"]  # the fixture of that module

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.factories import NO_MODELS
 from tests.object_stores import forget_stores
-from tests.schemas.files.test_stores import failing
+from tests.runtime.files.test_stores import failing
 
 COMMANDS = {
     "web_pairs.command": ["--warc", "{0}/*.warc.gz", *NO_MODELS],

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import config
 
 from vlmill.models import PixelInputs, VLInputs
-from vlmill.models.places import find_positions
+from vlmill.models.positions import find_positions
 
 
 def batch(pairs: int = 2, tokens: int = 3, regions: int = 4, width: int = 8) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from tests.parity.golden import GoldenSet, expect, read_tensors
 from tests.parity.results import Results
 from torch import Tensor, nn
 
-from vlmill.extract.train.losses import attribute_loss, region_losses, rpn_losses
-from vlmill.extract.train.targets import (
+from vlmill.models.detector.anchors import grid_anchors, make_cell_anchors
+from vlmill.models.detector.roi_heads import BoxPredictor
+from vlmill.train.detector.losses import attribute_loss, region_losses, rpn_losses
+from vlmill.train.detector.targets import (
     Regions,
     attribute_targets,
     candidates,
@@ -26,8 +28,6 @@ from vlmill.extract.train.targets import (
     sample,
     sample_regions,
 )
-from vlmill.models.detector.anchors import grid_anchors, make_cell_anchors
-from vlmill.models.detector.roi_heads import BoxPredictor
 
 TRUTH_LOGIT = torch.log(torch.tensor((1.0 - 1e-10) / (1 - (1.0 - 1e-10)), dtype=torch.float64))
 

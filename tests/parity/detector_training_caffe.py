@@ -12,8 +12,10 @@ from tests.parity.results import Results
 from torch import Tensor
 from torch.nn import functional as F
 
-from vlmill.extract.train.recipes import CAFFE_ROI, CAFFE_RPN
-from vlmill.extract.train.targets import (
+from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
+from vlmill.models.detector.config import caffe
+from vlmill.train.detector.recipes import CAFFE_ROI, CAFFE_RPN
+from vlmill.train.detector.targets import (
     attribute_targets,
     candidates,
     encode_boxes,
@@ -24,9 +26,7 @@ from vlmill.extract.train.targets import (
     sample,
     sample_regions,
 )
-from vlmill.extract.train.vg_scores import OVERLAP, DetectedBoxes, TrueBoxes, vg_scores
-from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
-from vlmill.models.detector.config import caffe
+from vlmill.train.detector.vg_scores import OVERLAP, DetectedBoxes, TrueBoxes, vg_scores
 
 PLAIN = (1.0, 1.0, 1.0, 1.0)
 

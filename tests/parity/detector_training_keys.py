@@ -5,9 +5,9 @@ from typing import Any
 
 from tests.parity.golden import GoldenSet, expect
 
-from vlmill.extract.train.settings import Matching, RoiRules, RpnRules, Solver, TrainingSettings
 from vlmill.models.detector.config import Box4, DetectorConfig, detectron2
 from vlmill.models.detector.configurations import flat
+from vlmill.train.detector.settings import Matching, RoiRules, RpnRules, Solver, TrainingSettings
 
 Keys = Mapping[str, Any]
 RPN, ROI, BOX = "MODEL.RPN.", "MODEL.ROI_HEADS.", "MODEL.ROI_BOX_HEAD."

@@ -7,7 +7,7 @@ from tests.parity.golden import GoldenSet
 from tests.parity.results import Results
 from torch import nn
 
-from vlmill.extract.train.solver import (
+from vlmill.train.detector.solver import (
     clip_gradients,
     parameter_groups,
     set_rate,

@@ -11,16 +11,16 @@ from tests.parity.detector_training_keys import keys_of, settings_of
 from tests.parity.golden import GoldenSet, expect, read_tensors
 from tests.parity.results import Results
 from torch import Tensor
-from vlmill.extract.images.resize import normalise_pixels
 
-from vlmill.extract.train.batches import padded_batch
-from vlmill.extract.train.settings import TrainingSettings
-from vlmill.extract.train.solver import clip_gradients, make_optimizer
-from vlmill.extract.train.step import AnchorTargets, Batch, DetectorStep, Outputs, Truth
-from vlmill.extract.train.targets import Draw, Regions, candidates, match_regions
+from vlmill.extract.images.resize import normalise_pixels
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import load_published, published_name
+from vlmill.train.detector.batches import padded_batch
+from vlmill.train.detector.settings import TrainingSettings
+from vlmill.train.detector.solver import clip_gradients, make_optimizer
+from vlmill.train.detector.step import AnchorTargets, Batch, DetectorStep, Outputs, Truth
+from vlmill.train.detector.targets import Draw, Regions, candidates, match_regions
 
 LOSSES = {
     "rpn_class": "loss_rpn_cls",

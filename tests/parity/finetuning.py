@@ -19,15 +19,15 @@ from tests.parity.training import by_kind
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
-from vlmill.train.loading.images.crop import evaluation_image
 
 from vlmill.schemas.answers import soft_labels, without_marks
 from vlmill.train.loading.batch import full_image
 from vlmill.train.loading.boxes import Size, padded_locations, resized_boxes, scales
+from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.tasks.mirrored import find_sides, mirrored_text
+from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.retrieval.metrics import KS, retrieval_metrics
 

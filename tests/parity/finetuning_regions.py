@@ -13,14 +13,14 @@ from tests.parity.golden import GoldenSet, expect, naming
 from tests.parity.results import Results
 from torch import Tensor
 
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.joined_regions import JoinedRegions
-from vlmill.schemas.readers.region_rows import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.joined_regions import JoinedRegions
+from vlmill.runtime.readers.region_rows import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
-from vlmill.train.loading.joined import joined_regions
+from vlmill.train.loading.joined_regions import joined_regions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.vocabulary import SEP

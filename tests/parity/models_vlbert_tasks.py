@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vlmill.models import VLInputs
 from vlmill.models.inputs import ImageRegions
-from vlmill.models.places import find_positions
+from vlmill.models.positions import find_positions
 from vlmill.models.vlbert.published import links
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.objectives.losses import mean_cross_entropy, summed_binary_cross_entropy

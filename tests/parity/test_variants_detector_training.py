@@ -24,8 +24,8 @@ from tests.parity.variants import recorded, write_detector, write_set
 from tests.parity.variants_detector import config_of_family, images, merged, network_config
 from torch import Tensor
 
-from vlmill.extract.train.settings import RoiRules, RpnRules, Solver
-from vlmill.extract.train.step import DetectorStep
+from vlmill.train.detector.settings import RoiRules, RpnRules, Solver
+from vlmill.train.detector.step import DetectorStep
 
 ENTRY = {"part": "detector-training", "family": "frcnn"}
 NO_SAMPLE_TOO_LARGE = {

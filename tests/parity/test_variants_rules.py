@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import roi_align, roi_pool
 
-from vlmill.extract.train.solver import rate_factor
+from vlmill.train.detector.solver import rate_factor
 from vlmill.train.loading.masking.words import Replacement
 
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}

@@ -11,7 +11,7 @@ from tests.parity.results import Results
 
 from vlmill.train.loading.batch import full_image
 from vlmill.train.loading.boxes import overlaps, padded_locations
-from vlmill.train.loading.joined import count_shown, whole_weights
+from vlmill.train.loading.joined_regions import count_shown, whole_weights
 from vlmill.train.loading.masking.regions import mask_groups, masked_by
 from vlmill.train.loading.masking.words import (
     Lexicon,

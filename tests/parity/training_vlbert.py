@@ -12,17 +12,17 @@ from tests.parity.draws import Recorded, labels_of, laid_out
 from tests.parity.golden import GoldenSet, naming
 from tests.parity.results import Results
 from tokenizers import Tokenizer
-from vlmill.train.loading.images.boxed import boxed_image
-from vlmill.train.loading.images.crop import decode
 
 from vlmill.models.vlbert.end_to_end import without_pixels
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.boxes import Size, scales
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
+from vlmill.train.loading.images.boxed import boxed_image
+from vlmill.train.loading.images.crop import decode
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.sample import (

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from vlmill.schemas.extras import MODULES
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.extras import MODULES
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import IMAGES, PAIRS
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.plain_fields import to_yaml
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.settings.plain_fields import to_yaml
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.recipes import RECIPES, Recipe
@@ -118,7 +118,7 @@ def test_show_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
 KILLED_AFTER_STEP_15 = """
 import os, signal, sys
 from vlmill.train.cli import main
-from vlmill.schemas.console.log import Log
+from vlmill.runtime.console.log import Log
 
 write = Log.write
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from tests.factories import Tables
+from tests.inference.convert.test_command import FIELDS, VOCABULARY, published
 from tests.object_stores import download_folder, names_below, upload_folder
-from tests.train.convert.test_command import FIELDS, VOCABULARY, published
 from tests.train.tasks.questions import ANSWERS, TINY, USUAL, world
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.remote import RemotePath
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import RemotePath
 from vlmill.train.cli import main
 from vlmill.train.run import loop
 from vlmill.train.tasks.finetuning.seeds import SEEDS

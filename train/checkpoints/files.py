@@ -23,12 +23,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.models import MODELS
+from vlmill.runtime.files.atomic import atomic_folder, link_file
+from vlmill.runtime.files.inputs import Input, make_records
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import SOFTWARE
+from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_folder, link_file
-from vlmill.schemas.files.inputs import Input, make_records
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.shards import SOFTWARE
-from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.folders import (
     MODEL,

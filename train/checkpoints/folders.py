@@ -6,9 +6,9 @@ A finished run has the files that evaluation needs at its top, too.
 import json
 from pathlib import Path
 
+from vlmill.runtime.files.checkpoints import checkpoints_with
+from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.checkpoints import checkpoints_with
-from vlmill.schemas.files.paths import to_path
 
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"

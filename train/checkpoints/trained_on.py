@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlmill.schemas.readers.trained_on import (
+from vlmill.runtime.readers.trained_on import (
     TRAINED_IMAGES,
     TRAINED_PAIRS,
     count_known,

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from vlmill.models.layers.blocks import PostNormBlock
 from vlmill.models.layers.co_attention import CoAttentionBlock
 from vlmill.models.layers.experts import PreNormBlock
-from vlmill.schemas.console.launched import open_accelerator
+from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RunSettings
 

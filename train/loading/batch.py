@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from vlmill.train.loading.images.boxed import make_image_regions
 
 from vlmill.models.inputs import ImageRegions, PixelInputs, VLInputs
+from vlmill.runtime.readers.region_rows import LARGEST
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.region_rows import LARGEST
-from vlmill.train.loading.stored import StoredFeatures
+from vlmill.train.loading.feature_store import StoredFeatures
+from vlmill.train.loading.images.boxed import make_image_regions
 from vlmill.train.loading.undecodable import NAMED, Undecodable
 
 LABEL = "label."  # before the names of a task's tensors

@@ -19,10 +19,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
+from vlmill.train.loading.feature_store import StoredFeatures, no_features
 from vlmill.train.loading.sample import (
     Sample,
     get_global_feature,
@@ -30,7 +31,6 @@ from vlmill.train.loading.sample import (
     surest_first,
     take_regions,
 )
-from vlmill.train.loading.stored import StoredFeatures, no_features
 from vlmill.train.recipes.parts import Feeding
 
 KEPT = 3  # blocks that wait for a batch: one that is filled, one that waits, one in use

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from vlmill.schemas.console.stopping import STOP_SIGNALS
+from vlmill.runtime.console.stopping import STOP_SIGNALS
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids, Keys
 from vlmill.train.loading.random import ALL_BITS, FACTOR, KEYS_AT_ONCE, scramble, stream_starts
 from vlmill.train.loading.store.table import SampleTable

@@ -9,7 +9,6 @@ import numpy as np
 
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.loading.chosen import text_rows
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.mixture import make_mixture
@@ -25,6 +24,7 @@ from vlmill.train.loading.sample import (
 )
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.loading.visited_pairs import text_rows
 from vlmill.train.recipes.spec import Stage
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.region_group import RegionGroup
-from vlmill.schemas.readers.regions import RegionRow
 from vlmill.train.loading.arrays import Array, Arrays, Ids
 from vlmill.train.loading.boxes import overlaps
+from vlmill.train.loading.feature_store import StoredFeatures, stored_features, unread_features
 from vlmill.train.loading.masking.regions import MaskedRegions, mask_groups, masked_by
 from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.stored import StoredFeatures, stored_features, unread_features
 from vlmill.train.recipes.parts import Feeding, Masking
 
 LONGEST = 64  # text and regions together

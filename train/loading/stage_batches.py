@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
-from vlmill.train.loading.images.boxed import boxed_image
-from vlmill.train.loading.images.crop import UndecodableImage, decode, training_images
 
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.joining import Join
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.joining import Join
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.loading.chosen import StagePairs, stage_rows
 from vlmill.train.loading.features import read_features
+from vlmill.train.loading.images.boxed import boxed_image
+from vlmill.train.loading.images.crop import UndecodableImage, decode, training_images
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.mixture import ROUND_EPOCH, make_mixture
 from vlmill.train.loading.order import TURN_STAGES, AlternatingOrder, PairOrder, Visit
@@ -29,6 +28,7 @@ from vlmill.train.loading.sample import Sample, SampledRegions, fit_together, li
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
+from vlmill.train.loading.visited_pairs import StagePairs, stage_rows
 from vlmill.train.recipes.spec import TrainingStage
 
 PATCH_SIZE = 16

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from vlmill.schemas.console.command import print_status
+from vlmill.runtime.console.command import print_status
 from vlmill.schemas.errors import InputError
 
 CONFIG, FULL, ADDED = "tokenizer_config.json", "tokenizer.json", "added_tokens.json"

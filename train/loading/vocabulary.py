@@ -20,9 +20,9 @@ from tokenizers import (
     trainers,
 )
 
-from vlmill.schemas.console.command import print_status
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import to_path
 from vlmill.train.loading.tokenizer_files import (
     CONFIG,
     FULL,

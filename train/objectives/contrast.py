@@ -15,7 +15,7 @@ from torch import Tensor
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.relative_position import Biases
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, first_cells
+from vlmill.models.positions import Cells, first_cells
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.train.devices.gather import gather_first, is_shared, longest_of_all
 from vlmill.train.loading.batch import normalised

@@ -13,8 +13,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
+from vlmill.runtime.settings.plain_fields import parse_assignment, replace_fields
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import parse_assignment, replace_fields
 from vlmill.train.recipes.bert import bert_base_recipe, bert_large_recipe, bert_small_recipe
 from vlmill.train.recipes.imagebert import (
     imagebert,

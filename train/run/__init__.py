@@ -6,5 +6,5 @@ Reading order: ``job`` (the stages of a recipe), ``inputs`` (tables and starting
 of tasks it stands in ``tasks/finetuning``), ``runner``, ``batches``, ``loop`` (the step),
 ``diverged``, ``rejecting``, ``validation``, ``saving``, ``lineage`` and ``report``; ``cost`` and
 ``dry_run`` tell it before. Log, trackers and stopping are those of every command, in
-``schemas/console``.
+``runtime/console``.
 """

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from accelerate import Accelerator
 
-from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.checkpoints.trained_on import NO_KEYS
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.loading.chosen import stage_rows, text_rows
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.stage_batches import StageBatches
@@ -21,6 +20,7 @@ from vlmill.train.loading.store.pairs import get_flag
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance
+from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.recipes import RunSettings
 from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.inputs import Sources

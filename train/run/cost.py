@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from vlmill.schemas.console.cost import SECONDS_MEASURED, Rate, compute_rate
-from vlmill.schemas.console.log import Log
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.cost import SECONDS_MEASURED, Rate, compute_rate
+from vlmill.runtime.console.log import Log
+from vlmill.runtime.console.progress import Progress
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.recipes import RunSettings
 from vlmill.train.run.loop import Events, StageRun, Stopped, run_stage

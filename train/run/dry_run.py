@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from accelerate import Accelerator
 
-from vlmill.schemas.console.cost import SECONDS_MEASURED, Estimate, size_words
+from vlmill.runtime.console.cost import SECONDS_MEASURED, Estimate, size_words
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.devices.setup import make_accelerator

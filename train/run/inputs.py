@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vlmill.train.loading.images.tokenizer import FIELD, ImageTokenizer, read_image_tokenizer
-
-from vlmill.schemas.console.command import print_status
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.joined_regions import ANNOTATED, JoinedRegions
+from vlmill.runtime.readers.joining import Indexed
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.joined_regions import ANNOTATED, JoinedRegions
-from vlmill.schemas.readers.joining import Indexed
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, require_detector
 from vlmill.train.loading.features import are_ranked
+from vlmill.train.loading.images.tokenizer import FIELD, ImageTokenizer, read_image_tokenizer
 from vlmill.train.loading.store.pairs import (
     Examples,
     ImagesAlone,

@@ -11,11 +11,11 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.cost import require_disk_space
-from vlmill.schemas.console.trackers import require_trackers
-from vlmill.schemas.files.atomic import write_text
-from vlmill.schemas.files.mirror import as_given
-from vlmill.schemas.plain_fields import replace_fields, to_yaml
+from vlmill.runtime.console.cost import require_disk_space
+from vlmill.runtime.console.trackers import require_trackers
+from vlmill.runtime.files.atomic import write_text
+from vlmill.runtime.files.mirror import as_given
+from vlmill.runtime.settings.plain_fields import replace_fields, to_yaml
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation

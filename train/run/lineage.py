@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from vlmill.train.loading.images.tokenizer import FIELD
-
-from vlmill.schemas.console.lineage import read_record
+from vlmill.runtime.console.lineage import read_record
+from vlmill.runtime.files.digests import file_input, path_input, table_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.digests import file_input, path_input, table_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS, Table
 from vlmill.train.checkpoints.folders import MODEL
+from vlmill.train.loading.images.tokenizer import FIELD
 from vlmill.train.loading.vocabulary import vocabulary_files
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.inputs import Sources

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.models.inputs import sent
-from vlmill.schemas.console.log import Log
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.log import Log
+from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing, unwrapped

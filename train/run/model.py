@@ -14,11 +14,11 @@ from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.models.vlmo.stages import start_from
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError, with_article
-from vlmill.schemas.plain_fields import flatten, to_plain
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import load_features

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vlmill.schemas.console.command import print_status
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.chosen import stage_rows, text_rows
 from vlmill.train.loading.mixture import collect_source_pairs
 from vlmill.train.loading.store.splits import SplitPlan, Splits
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes import RunSettings, TrainingStage
 from vlmill.train.run.loop import StageRun

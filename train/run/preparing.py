@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.console.trackers import MLFLOW, STATE, TENSORBOARD, WANDB
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.console.trackers import MLFLOW, STATE, TENSORBOARD, WANDB
+from vlmill.runtime.files.checkpoints import CHECKPOINTS
+from vlmill.runtime.files.manifest import MANIFEST
+from vlmill.runtime.files.outputs import PLAN, State, prepare_output
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.checkpoints import CHECKPOINTS
-from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.outputs import PLAN, State, prepare_output
-from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED

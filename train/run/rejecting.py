@@ -9,10 +9,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from vlmill.runtime.files.atomic import write_bytes
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_bytes
-from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.shards import Shard, ShardWriter
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.loading.batch import HostBatch

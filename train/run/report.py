@@ -8,8 +8,8 @@ from typing import Any
 from markupsafe import Markup
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.console.report import (
     Section,
     funnel_table,
     html_table,
@@ -17,7 +17,7 @@ from vlmill.schemas.console.report import (
     settings_table,
     write_page,
 )
-from vlmill.schemas.plain_fields import flatten, to_plain
+from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import RunSettings

@@ -10,11 +10,11 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import nn
 
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.log import Log, read_log
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.console.stopping import StopRequest, reduce_flags
-from vlmill.schemas.plain_fields import flatten, to_plain
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.log import Log, read_log
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.console.stopping import StopRequest, reduce_flags
+from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.checkpoints.state import num_processes, restore_training_state
 from vlmill.train.checkpoints.trained_on import TrainedOn

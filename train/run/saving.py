@@ -11,11 +11,11 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.schemas.files.checkpoints import keep_last, remove_partial, step_folder
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.mirror import push
-from vlmill.schemas.files.shards import Shard
+from vlmill.runtime.files.checkpoints import keep_last, remove_partial, step_folder
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.mirror import push
+from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.rejects import reason_counts
 from vlmill.train.checkpoints.files import (
     LoadedCheckpoint,

@@ -4,15 +4,14 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from vlmill.train.loading.images.tokenizer import FIELD
-
+from vlmill.runtime.files.reading import find_shards
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.plain_fields import flatten, to_plain
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
+from vlmill.train.loading.images.tokenizer import FIELD
 from vlmill.train.loading.vocabulary import vocabulary_files
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.inputs import Sources

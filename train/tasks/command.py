@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from vlmill.schemas.console.command import add_lock_seconds, path_or_url
+from vlmill.runtime.console.command import add_lock_seconds, path_or_url
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.recipes.tasks import TASKS
@@ -127,14 +127,14 @@ def run_evaluate(args: argparse.Namespace) -> int:
     if args.examples is None:
         raise InputError(f"--examples is missing: {args.task} reads {home.examples}")
     # pyarrow and torch take their time: not before the arguments are known to be good.
-    from vlmill.schemas.files.reading import find_shards, require_tables
+    from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
     find_shards(args.examples, TABLES[home.examples], "--examples")
     tables = ("regions", "annotated_regions", "images")
     require_tables({f"--{name.replace('_', '-')}": getattr(args, name) for name in tables})
+    from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
     from vlmill.train.tasks.evaluating.job import evaluate_task
-    from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 
     names = {field.name for field in fields(EvaluationOptions)}
     evaluate_task(EvaluationOptions(**{n: v for n, v in vars(args).items() if n in names}))

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.schemas.console.report import Section, html_table
+from vlmill.runtime.console.report import Section, html_table
 from vlmill.train.tasks.scores import percent
 
 NOT_REPORTED = "-"

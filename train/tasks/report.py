@@ -13,14 +13,14 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.report import (
     Section,
     html_table,
     image_cards,
     template,
     thumbnail_uri,
 )
-from vlmill.schemas.readers.images import ImageReader
+from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.scores import Figures, percent
 

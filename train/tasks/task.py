@@ -15,7 +15,6 @@ from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import Batch, HostBatch
-from vlmill.train.loading.chosen import StagePairs
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
@@ -26,6 +25,7 @@ from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.loading.visited_pairs import StagePairs
 from vlmill.train.objectives.cached_contrast import StepContrast
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.variants import get_training

@@ -21,17 +21,17 @@ from vlmill.pipelines.manifest.reading.rows import (
     table_file,
 )
 from vlmill.pipelines.manifest.report import write_report
-from vlmill.schemas.console.command import path_or_url, print_reading_hint
-from vlmill.schemas.console.cost import print_estimate
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.command import path_or_url, print_reading_hint
+from vlmill.runtime.console.cost import print_estimate
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.digests import file_input, path_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import read_manifest, write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.reading import iter_batches, reject_counts
+from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.digests import file_input, path_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import read_manifest, write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import iter_batches, reject_counts
-from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS

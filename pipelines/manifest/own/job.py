@@ -14,16 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.manifest.reading.images import image_row
-
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
-from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.part import Part, finished_part
+from vlmill.pipelines.manifest.reading.images import image_row
 from vlmill.pipelines.manifest.reading.rows import TableFile, compute_sha256, read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.shards import Shard
+from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table

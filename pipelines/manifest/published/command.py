@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.manifest.cost import published_estimate
 from vlmill.pipelines.manifest.entries import DataSet, Reading, first_paths
 from vlmill.pipelines.manifest.flags import add_run_arguments
@@ -32,14 +31,15 @@ from vlmill.pipelines.manifest.published.settings import inputs_of_job, read_ove
 from vlmill.pipelines.manifest.published.splits import add_excluded_splits
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.sets import SETS
-from vlmill.schemas.console.command import path_or_url, print_reading_hint, print_status
-from vlmill.schemas.console.cost import print_estimate
-from vlmill.schemas.console.progress import Progress
+from vlmill.pipelines.web.fetching.flags import build_policy
+from vlmill.runtime.console.command import path_or_url, print_reading_hint, print_status
+from vlmill.runtime.console.cost import print_estimate
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.reading import reject_counts
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
@@ -186,7 +186,7 @@ def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
     if not args.fetch:
         yield job
         return
-    from vlmill.pipelines.manifest.published.fetched import (
+    from vlmill.pipelines.manifest.published.downloads import (
         fetched_images,  # loads what a crawl needs
     )
 

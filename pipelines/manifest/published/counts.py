@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Expected, Reading
 from vlmill.pipelines.manifest.layouts.boxes import OTHER_SIZE, SWAPPED
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import REJECTS
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmill.pipelines.fetching.flags import add_allow_address, add_policy_flags
+from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags
 
 
 def add_fetch(p: argparse.ArgumentParser) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from vlmill.pipelines.pages.images import examine_image
-from vlmill.schemas.images.hashes import Neighbours
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
+from vlmill.pipelines.web.pages.images import examine_image
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.reading import find_shards, iter_batches
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import readable
-from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.ids import key64
+from vlmill.schemas.images.hashes import Neighbours
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, IMAGES

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.pipelines.manifest.entries import ListedImage, Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.ids import key64
 
 if TYPE_CHECKING:
-    from vlmill.pipelines.manifest.published.fetched import FetchedImages
+    from vlmill.pipelines.manifest.published.downloads import FetchedImages
 
 # Of the image that Flickr served, with status 200, for photos that were gone: caffe,
 # examples/finetune_flickr_style/assemble_data.py.

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlmill.pipelines.manifest.entries import DataSet
 from vlmill.pipelines.manifest.published.counts import HEADER, Count, counts_table, format_warnings
-from vlmill.pipelines.manifest.published.drawn import draw_cards
+from vlmill.pipelines.manifest.published.drawing import draw_cards
 from vlmill.pipelines.manifest.published.fetch import make_fetch_rows
 from vlmill.pipelines.manifest.report import (
     first_rows,
@@ -15,7 +15,7 @@ from vlmill.pipelines.manifest.report import (
     sample_rejects,
     spread_shards,
 )
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.report import (
     Section,
     funnel_table,
     html_table,

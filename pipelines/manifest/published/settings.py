@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.fetching.flags import build_policy
 from vlmill.pipelines.manifest.entries import DataSet, Reading
 from vlmill.pipelines.manifest.published.overlaps import Overlaps, hash_list, id_list, list_digests
 from vlmill.pipelines.manifest.published.splits import split_lists
 from vlmill.pipelines.manifest.reading.sources import Folder
-from vlmill.schemas.files.digests import path_input
-from vlmill.schemas.files.inputs import Input
+from vlmill.pipelines.web.fetching.flags import build_policy
+from vlmill.runtime.files.digests import path_input
+from vlmill.runtime.files.inputs import Input
 
 
 def read_settings(

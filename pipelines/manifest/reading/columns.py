@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.runtime.files.paths import readable
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import readable
 
 TEXTS = ("caption", "text", "txt", "sentence", "TEXT", "title", "captions", "sentences")
 IMAGES = ("image", "jpg", "png", "img", "image_path", "file_name")

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.json_rows import json_columns, json_rows
 from vlmill.pipelines.manifest.reading.text_rows import Fields, Lines, Row, csv_records, tsv_records
+from vlmill.runtime.files.paths import readable
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import readable
 from vlmill.schemas.rejects import Reason
 
 FORMATS = {

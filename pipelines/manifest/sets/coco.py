@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import ValueStore
+from vlmill.pipelines.counting.kept_values import ValueStore
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,

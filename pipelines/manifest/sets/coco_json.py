@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import ValueStore
+from vlmill.pipelines.counting.kept_values import ValueStore
 from vlmill.pipelines.manifest.cleaning import NamedClaims, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import (
     DataSet,

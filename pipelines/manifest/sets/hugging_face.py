@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.pipelines.manifest.cleaning import note_repairs, usable_id, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.hub_columns import (

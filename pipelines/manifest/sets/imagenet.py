@@ -15,8 +15,8 @@ from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedIm
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.tars import Member, read_members
 from vlmill.pipelines.manifest.reading.unpacking import DAMAGED, inner_tar, open_tar, plain_files
+from vlmill.runtime.files.remote import RemotePath
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.names import without_ending
 from vlmill.schemas.rejects import Reason

@@ -20,12 +20,12 @@ from vlmill.pipelines.manifest.reading.rows import (
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.titles import TitleRules, clean_title
-from vlmill.pipelines.texts.lists import read_lists
-from vlmill.schemas.console.command import path_or_url
+from vlmill.pipelines.web.texts.lists import read_lists
+from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
-from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.rejects import MAX_KEY, Reason
 from vlmill.schemas.tables import PAIRS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept import NumberStore
+from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.pipelines.manifest.cleaning import flickr_id, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.lines import read_lines

@@ -36,9 +36,9 @@ from worlds import Detector, World, word_groups, write_noisy_pairs, write_world
 
 from vlmill.models import ImageBertConfig, VLInputs
 from vlmill.models.outputs import Encoded
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import PAIRS, REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TrainingRecord, load_checkpoint
 from vlmill.train.loading.sample import IGNORED

@@ -8,7 +8,7 @@ from worlds import MOST, World, make_scenes, write_world
 from worlds.captions import captions, wordings
 from worlds.scenes import holds
 
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 

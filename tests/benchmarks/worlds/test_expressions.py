@@ -16,9 +16,9 @@ from worlds.expressions import (
 )
 from worlds.scenes import Split, World, holds, make_scenes
 
-from vlmill.schemas.files.outputs import State
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.runtime.files.outputs import State
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS
 from vlmill.train.tasks.vcr.texts import tagged_words
 

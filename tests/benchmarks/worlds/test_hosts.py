@@ -8,10 +8,10 @@ from worlds.host_kinds import KINDS, make_site
 from worlds.host_server import Served, serve_site
 from worlds.hosts import FETCHED, FORMATS, REDIRECTED, image
 
-from vlmill.pipelines.archives.content import sniff_kind
-from vlmill.schemas.net.client import Client
-from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
-from vlmill.schemas.net.opt_outs import header_opt_outs
+from vlmill.pipelines.web.archives.content import sniff_kind
+from vlmill.runtime.net.client import Client
+from vlmill.runtime.net.exchange import Answer, ClientSettings, Request
+from vlmill.runtime.net.opt_outs import header_opt_outs
 from vlmill.schemas.rejects import Reason
 
 NUM_HOSTS = len(KINDS) + 2

@@ -8,9 +8,9 @@ from worlds import NOISY, World, write_noisy_pairs, write_world
 from worlds.noise import with_moved_captions
 from worlds.writing import SOURCE
 
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.outputs import State
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.outputs import State
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import PAIRS
 

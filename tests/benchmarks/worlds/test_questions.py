@@ -9,7 +9,7 @@ from worlds import World, make_scenes, write_world
 from worlds.questions import ANSWER_TYPES, Question, answers, questions
 from worlds.scenes import Scene, holds
 
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import QUESTIONS
 
 WORLD = World()

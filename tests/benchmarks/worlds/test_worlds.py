@@ -20,10 +20,10 @@ from worlds.oracles import is_true, oracle, truth
 from worlds.scenes import RELATIONS, SHAPES, Placed, combination_of, holds, make_scene
 from worlds.writing import make_sample, write_world
 
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 ROOT = Path(__file__).parents[3]

@@ -15,9 +15,9 @@ from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
-from vlmill.schemas.console.command import run_command
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.regions import RegionReader
 
 # A C4 model of someone's own: RoIAlign, other anchors, one regression for all classes.
 OWN = """

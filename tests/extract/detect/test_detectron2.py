@@ -13,8 +13,6 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from torch import nn
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.resize import NetworkInput, network_input
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
@@ -23,12 +21,14 @@ from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.detectron2 import INSTALL, load_weights, open_detectron2
 from vlmill.extract.detect.predict import extract_regions, predict_regions, start_batch
 from vlmill.extract.detect.query import Query
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import ANCHORS as CELL_ANCHORS
 from vlmill.models.detector.random_weights import randomise
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.regions import RegionReader, RegionRow
 
 PROPOSALS = 60
 CONFIG = f"""

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from tests.extract.host_waits import refusing_waits
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
@@ -17,8 +15,10 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.transfer import upload_batch
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.resize import network_input
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, airsplay_pairs
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import RegionRow
 
 SIZES = {
     "stem_channels": 8,

@@ -14,11 +14,11 @@ from vlmill.extract.cli import command
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.show import get_name
-from vlmill.schemas.console.command import run_command
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 DIM = 6

@@ -19,10 +19,10 @@ from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.formats.lmdb_pages import BRANCH, LEAF, LostValue, Pages
 from vlmill.extract.formats.records import InvalidRecord
 from vlmill.extract.verify import verify
-from vlmill.schemas.console.command import run_command
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 
 PAGE = 4096

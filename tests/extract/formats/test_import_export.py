@@ -21,13 +21,13 @@ from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.formats.names import FORMATS
 from vlmill.extract.formats.records import InvalidRecord
 from vlmill.extract.verify import verify
-from vlmill.schemas.console.command import run_command
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.contract import read_parquet_footer
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import ShardWriter, is_marked_finite
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.contract import read_parquet_footer
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import ShardWriter, is_marked_finite
-from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 DIM, CLASSES = 6, 101

@@ -14,7 +14,7 @@ from tests.factories import Call
 from vlmill.extract.formats import npz
 from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.formats.records import BadRecord
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import REJECTS
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vlmill.extract.images.plan import InputImage, plan_images
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.predict import start_batch
+from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
 from vlmill.extract.run.batches import ExtractionResult, extract_windows, form_batches
@@ -22,8 +22,8 @@ from vlmill.extract.run.devices import WorkerSettings, split_windows
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.run.workers import PreparedImage, inline
 from vlmill.extract.verify import verify
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.regions import RegionReader, RegionRow
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import REJECTS
 

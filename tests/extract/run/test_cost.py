@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from vlmill.extract.images.plan import InputImage, plan_images
 
 from vlmill.extract import cli
 from vlmill.extract.config import ExtractConfig, Selection, Storage
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.run.cost import estimate_cost, list_remaining, measure, output_bytes, row_bytes
 from vlmill.extract.run.devices import WorkerSettings
 from vlmill.extract.run.job import Job, run
-from vlmill.schemas.console import cost
+from vlmill.runtime.console import cost
+from vlmill.runtime.files.manifest import read_manifest
+from vlmill.runtime.readers.regions import region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import read_manifest
-from vlmill.schemas.readers.regions import region_arrays
 
 
 def test_a_row_by_hand() -> None:

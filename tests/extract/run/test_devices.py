@@ -16,9 +16,9 @@ import pytest
 
 from vlmill.extract.cli import command
 from vlmill.extract.verify import verify
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 
 ROOT = Path(__file__).parents[3]

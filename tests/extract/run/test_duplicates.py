@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from vlmill.extract.images.plan import InputImage
-
 from vlmill.extract.run.duplicates import row_images
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REGIONS, REJECTS, table_of_rows
 

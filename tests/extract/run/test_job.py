@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.plan import plan_images
-from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.predict import extract_regions, predict_regions
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import plan_images
+from vlmill.extract.images.resize import network_input
 from vlmill.extract.run import job as run_module
 from vlmill.extract.run.duplicates import get_unique_row
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import row_problems, verify
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,8 @@ import pytest
 from vlmill.extract.cli import command
 from vlmill.extract.run import shards as writing
 from vlmill.extract.run.shards import TASKS_WAITING, Background, PartWriter
-from vlmill.schemas.console.command import run_command
-from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
 

@@ -13,9 +13,9 @@ from tests.factories import write_images
 
 from vlmill.extract.cli import command
 from vlmill.extract.run.share import Share, share
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import lock_output
-from vlmill.schemas.files.manifest import read_manifest, verify_folder
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "examples" / "slurm" / "extract.sbatch"

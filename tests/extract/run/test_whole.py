@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vlmill.extract.images.decode import decode
-from vlmill.extract.images.plan import plan_images
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.image_level.crop import middle
+from vlmill.extract.image_level.networks import FullImages, open_global_networks
+from vlmill.extract.images.decode import decode
+from vlmill.extract.images.plan import plan_images
 from vlmill.extract.run import job as run_module
 from vlmill.extract.run.devices import WorkerSettings
 from vlmill.extract.run.duplicates import get_unique_row
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import verify
-from vlmill.extract.whole.crop import middle
-from vlmill.extract.whole.networks import FullImages, open_global_networks
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 
 NAMES = ("googlenet", "densenet121")

@@ -10,12 +10,12 @@ from PIL import Image
 
 from vlmill.extract.service.app import regions_service
 from vlmill.extract.service.rows import Outcome, RejectedImage
+from vlmill.runtime.readers.regions import RegionRow, region_arrays
+from vlmill.runtime.service.server import run_service
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.runtime.service.workers import Plan, WorkerContext
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.readers.regions import RegionRow, region_arrays
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.service.server import run_service
-from vlmill.schemas.service.settings import ServiceSettings
-from vlmill.schemas.service.workers import Plan, WorkerContext
 
 CLASSES = [f"thing {number}" for number in range(20)]
 ATTRIBUTES = [f"kind of {number}" for number in range(5)]

@@ -12,8 +12,8 @@ from tests.browser import browser, photograph
 from tests.extract.service.stub import PRODUCER, arrays, drawn
 from tests.serving import served, until
 
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
 
 TOKEN = "a-token-of-the-tests"

@@ -24,10 +24,10 @@ from tests.web import LOCAL, file_server
 
 from vlmill.extract.cli import command
 from vlmill.extract.service.rows import RejectedImage, choose_kind, make_response
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import RegionRow
+from vlmill.runtime.service.client import ARROW, JSON, PARQUET, ServiceClient, ServiceError
+from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.service.client import ARROW, JSON, PARQUET, ServiceClient, ServiceError
-from vlmill.schemas.service.refused import RequestRefused
 
 FLAGS = (
     *("--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "8"),
@@ -218,7 +218,7 @@ def test_mutated_images(service: Served, request: pytest.FixtureRequest) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.long  # the same of a service without a network: tests/schemas/service/test_workers.py
+@pytest.mark.long  # the same of a service without a network: tests/runtime/service/test_workers.py
 def test_a_worker_is_killed_and_a_stop_asked_for_under_load(jpeg: Callable[[int], bytes]) -> None:
     words = ("-m", "vlmill.extract.cli", "serve", "--port", "0", "--device", "cpu,cpu", *FLAGS)
     with served(words) as service:

@@ -22,7 +22,7 @@ from vlmill.models.layers import packing as compaction
 from vlmill.models.layers import packing as layout
 from vlmill.models.layers.attention import CoAttention, SelfAttention
 from vlmill.models.layers.packing import Layout, make_layout
-from vlmill.models.places import Cells, find_positions, find_read_positions
+from vlmill.models.positions import Cells, find_positions, find_read_positions
 from vlmill.train.objectives.contrast import contrast_and_matching
 
 

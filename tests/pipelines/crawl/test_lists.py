@@ -9,9 +9,9 @@ import pytest
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.crawl.lists import find_lists, may_be_over, read_lists
-from vlmill.pipelines.fetching.entries import UrlEntry
+from vlmill.pipelines.web.fetching.entries import UrlEntry
+from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REJECTS
 

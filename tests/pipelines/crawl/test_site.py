@@ -18,7 +18,7 @@ from fastwarc.warc import ArchiveIterator
 from worlds.host_server import Hit, Served, serve_site
 
 from vlmill.pipelines.crawl.command import main
-from vlmill.schemas.files.manifest import verify_folder
+from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.rejects import MAX_KEY
 
 DELAY_S = 0.05

@@ -24,7 +24,7 @@ from tests.pipelines.crawl.test_site import (
 from worlds.host_server import Hit, Served
 
 from vlmill.pipelines.crawl.command import main
-from vlmill.schemas.files.manifest import verify_folder
+from vlmill.runtime.files.manifest import verify_folder
 
 __all__ = ["fresh"]  # the fixture of that module
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from tests.pipelines.filters.generated import encoded, photograph
 
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.shards import Shard, write_shard
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.shards import Shard, write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.ids import compute_pair_id
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
 
 CLASSES = ("dog,puppy", "cat", "horse", "tree", "boat,ship", "house", "car", "man,person")

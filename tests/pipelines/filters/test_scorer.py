@@ -19,7 +19,7 @@ from vlmill.pipelines.filters.scorer import (
     look_at,
     pair_features,
 )
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import RegionRow
 
 NAMES_OF_CLASSES = [["dog", "puppy"], ["tennis racket"], ["man", "person"], ["tree"]]
 CLASSES = ClassNames.from_names(NAMES_OF_CLASSES)

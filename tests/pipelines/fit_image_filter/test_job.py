@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.pipelines.filters.generated import Pixels, chart, dressed, encoded, photograph, skin
 from torchvision.models.resnet import BasicBlock, ResNet
-from vlmill.pipelines.filters.image import ImageFilter, ImageFilters
 
+from vlmill.pipelines.filters.image import ImageFilter, ImageFilters
 from vlmill.pipelines.fit_image_filter.command import main
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
 

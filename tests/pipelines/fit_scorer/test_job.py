@@ -18,8 +18,8 @@ from vlmill.pipelines.fit_scorer.command import main
 from vlmill.pipelines.fit_scorer.job import labelled_pairs, labelled_rows
 from vlmill.pipelines.web_pairs import rescoring
 from vlmill.pipelines.web_pairs.command import main as web_pairs
-from vlmill.schemas.files.manifest import read_manifest, verify_folder
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import PAIRS
 
 

@@ -14,12 +14,12 @@ from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions
 from vlmill.pipelines.hard_negatives import blocks, finish
 from vlmill.pipelines.hard_negatives.command import main
 from vlmill.pipelines.hard_negatives.cost import estimate_cost, output_bytes
-from vlmill.schemas.console.cost import Rate, size_words
+from vlmill.runtime.console.cost import Rate, size_words
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
+from vlmill.runtime.files.outputs import WORK
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
-from vlmill.schemas.files.outputs import WORK
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REJECTS, VOCABULARY
 

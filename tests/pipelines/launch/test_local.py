@@ -14,8 +14,8 @@ import pytest
 
 from vlmill.pipelines.launch import local
 from vlmill.pipelines.launch.local import Workers, local_workers, open_workers
+from vlmill.runtime.files.atomic import atomic_path
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_path
 
 MODULE = "vlmill.pipelines.launch.local"
 VARIABLE = "VLMILL_TEST_OF_WORKERS"

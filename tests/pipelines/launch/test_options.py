@@ -9,7 +9,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentP
 
 from vlmill.pipelines.launch.loading import flags_of_beam, parsed
 from vlmill.pipelines.launch.options import WorkerOptions, beam_options, run_pipeline
-from vlmill.schemas.console.command import Parser
+from vlmill.runtime.console.command import Parser
 from vlmill.schemas.errors import InputError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.manifest.job import main
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import REJECTS, Table
 
 

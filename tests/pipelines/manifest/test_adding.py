@@ -11,8 +11,8 @@ from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.listed import TITLES
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.manifest.sets import SETS
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 FILE = '''

@@ -12,7 +12,7 @@ from tests.pipelines.manifest.layouts import write, write_json
 from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import annotation, image, lines, vcr_line
 
-from vlmill.schemas.files.manifest import read_manifest
+from vlmill.runtime.files.manifest import read_manifest
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, IMAGES, PAIRS, QUESTIONS, STATEMENTS, Table
 
 pytestmark = pytest.mark.usefixtures("no_charts")

@@ -13,8 +13,8 @@ from tests.pipelines.manifest.running import made, reasons, rows
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.layouts.hub_columns import split_of_name
 from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.runtime.files.manifest import read_manifest
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.names import Difference, difference
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS

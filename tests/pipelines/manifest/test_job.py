@@ -17,10 +17,10 @@ from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.own.job import Ledger, OwnJob
 from vlmill.pipelines.manifest.reading.rows import find_column_indices, read_rows, table_file
-from vlmill.schemas.console.cost import size_words
+from vlmill.runtime.console.cost import size_words
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
-from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 

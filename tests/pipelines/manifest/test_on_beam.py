@@ -13,8 +13,8 @@ from vlmill.pipelines.manifest import report
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.on_beam import MakePart
 from vlmill.pipelines.manifest.published import report as published_report
-from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.manifest import verify_folder
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.manifest import verify_folder
 
 BEAM = "--runner=FnApiRunner"
 

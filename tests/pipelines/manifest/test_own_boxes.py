@@ -12,7 +12,7 @@ from PIL import Image
 from tests.pipelines.manifest.layouts import write, write_json
 
 from vlmill.pipelines.manifest.job import main
-from vlmill.schemas.files.manifest import read_manifest
+from vlmill.runtime.files.manifest import read_manifest
 
 EXPECTED = {
     "a.png": ([[10.0, 5.0, 30.0, 25.0], [0.0, 0.0, 40.0, 30.0]], ["dog", "cat"]),

@@ -22,9 +22,9 @@ from tests.pipelines.manifest.layouts import (
 
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.published import report as published_report
-from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, BOXES, EXPRESSIONS, IMAGES, PAIRS, REJECTS, Table

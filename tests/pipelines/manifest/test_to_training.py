@@ -13,9 +13,9 @@ from vlmill.extract.cli import command
 from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.tables.command import main as tables
-from vlmill.schemas.console.command import run_command
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, PAIRS, REGIONS, Table
 from vlmill.train.cli import main as train_vl
 

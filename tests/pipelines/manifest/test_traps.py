@@ -16,7 +16,7 @@ from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import METADATA, lines, vcr_line
 
 from vlmill.pipelines.manifest.job import main
-from vlmill.schemas.files.manifest import read_manifest
+from vlmill.runtime.files.manifest import read_manifest
 from vlmill.schemas.tables import ALIASES, CHOICES, IMAGES, PAIRS, STATEMENTS
 
 Image = Callable[..., bytes]

@@ -7,9 +7,9 @@ import pytest
 
 from vlmill.extract.cli import command as extract_rois
 from vlmill.pipelines.regions import command, on_beam
-from vlmill.schemas.files.manifest import MANIFEST, verify_folder
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.manifest import MANIFEST, verify_folder
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import IMAGES, REGIONS, REJECTS
 

@@ -12,10 +12,10 @@ import pytest
 from tests.object_stores import download_folder, upload_folder
 
 from vlmill.pipelines.tables.command import main
-from vlmill.schemas.files.manifest import MANIFEST, verify_folder, write_manifest
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.manifest import MANIFEST, verify_folder, write_manifest
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import (
     ALIASES,
@@ -322,7 +322,7 @@ def test_regions_of_different_detectors_are_not_joined(
         tmp_path / "three", {REGIONS: [regions("x")]}, producer={"detector_fingerprint": "one"}
     )
     assert main(["concat", given[0], third, "--output", str(tmp_path / "joined")]) == 0
-    from vlmill.schemas.readers.regions import RegionReader
+    from vlmill.runtime.readers.regions import RegionReader
 
     assert RegionReader(tmp_path / "joined").detector_fingerprint == "one"
 

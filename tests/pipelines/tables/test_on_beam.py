@@ -6,7 +6,7 @@ import pytest
 from tests.pipelines.tables.test_job import folder, image, pair
 
 from vlmill.pipelines.tables.command import main
-from vlmill.schemas.files.manifest import verify_folder
+from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 

@@ -13,10 +13,10 @@ from warcio.archiveiterator import ArchiveIterator
 
 from vlmill.pipelines.web_pairs import command
 from vlmill.pipelines.web_pairs.archives import placed
-from vlmill.schemas.console.lineage import check_state
-from vlmill.schemas.files.manifest import read_manifest, verify_folder
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.net import ranged
+from vlmill.runtime.console.lineage import check_state
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.net import remote_file as ranged
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 SITE = "http://site.example/"

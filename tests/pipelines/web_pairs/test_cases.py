@@ -17,7 +17,7 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from vlmill.pipelines.web_pairs import command
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import PAIRS
 

@@ -24,12 +24,12 @@ from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs import steps as steps_module
 from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
-from vlmill.schemas.console.lineage import check_state
-from vlmill.schemas.files.manifest import read_manifest, verify_folder, write_manifest
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.console.lineage import check_state
+from vlmill.runtime.files.manifest import read_manifest, verify_folder, write_manifest
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import encode_regions, region_arrays
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
-from vlmill.schemas.readers.regions import encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 
 Make = Callable[..., bytes]

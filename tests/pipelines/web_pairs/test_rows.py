@@ -1,8 +1,7 @@
 from typing import Any
 
-from vlmill.pipelines.pages.images import ArchivedImage
-
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
 from vlmill.schemas.rejects import Reason, reject

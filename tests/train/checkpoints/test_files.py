@@ -9,8 +9,8 @@ import torch
 
 import vlmill
 from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
+from vlmill.runtime.files.checkpoints import CHECKPOINTS, keep_last, step_folder
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.checkpoints import CHECKPOINTS, keep_last, step_folder
 from vlmill.train.checkpoints.files import (
     LoadedCheckpoint,
     TrainingRecord,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.schemas.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.train.loading.boxes import Size, resized_boxes
 from vlmill.train.loading.sample import joined_texts, kept_lengths, select_tokens, surest_first
 

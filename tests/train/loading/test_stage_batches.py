@@ -14,9 +14,9 @@ import pytest
 import torch
 from tests.factories import caption
 
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import ShardWriter
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, without
 
+from vlmill.runtime.files.shards import ShardWriter, write_shard
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.joining import Indexed
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import ShardWriter, write_shard
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.joining import Indexed
-from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.features import are_ranked
 from vlmill.train.loading.masking.words import Lexicon

@@ -13,9 +13,9 @@ import yaml
 from tests.factories import SMALL, write_images
 
 from vlmill.models import VARIANTS
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.settings.plain_fields import from_plain, to_yaml
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import from_plain, to_yaml
 from vlmill.train.cli import main
 from vlmill.train.recipes import RECIPES, Optimizer, Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.recipes.describe import (

@@ -5,8 +5,7 @@ import pytest
 import yaml
 
 from vlmill.models import PRESETS, preset
-from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import (
+from vlmill.runtime.settings.plain_fields import (
     SYNONYMS,
     flatten,
     from_plain,
@@ -15,6 +14,7 @@ from vlmill.schemas.plain_fields import (
     to_plain,
     to_yaml,
 )
+from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 

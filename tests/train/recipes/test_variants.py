@@ -11,7 +11,7 @@ import pytest
 from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.imagebert.model import ImageBert
 from vlmill.models.registry import MODELS, VARIANTS, Variant, find_variant
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.variants import PLAIN, TRAININGS, get_training, import_object

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vlmill.schemas.console import cost as console
+from vlmill.runtime.console import cost as console
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.checkpoints.folders import MODEL, STATE, saved_steps
 from vlmill.train.recipes import Optimizer, Recipe, Stage

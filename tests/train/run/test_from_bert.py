@@ -10,10 +10,12 @@ import torch
 from tests.factories import Tables, caption
 from tests.models.bert_files import transformers
 
+from vlmill.inference.show.folder import read_folder
+from vlmill.inference.show.sheet import sheet
 from vlmill.models.convert.keymap import export_state
 from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.models.published import FAMILIES, export_reference
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
@@ -23,8 +25,6 @@ from vlmill.train.run.inputs import Inputs, open_sources
 from vlmill.train.run.job import open_runner, pretrain
 from vlmill.train.run.model import refuse_random_constants
 from vlmill.train.run.preparing import prepare
-from vlmill.train.show.folder import read_folder
-from vlmill.train.show.sheet import sheet
 
 TINY = ("width=16", "num_heads=2", "intermediate_width=32")
 RUN = ("steps=2", "batch_size=4", "log_every=1", "masking.words=0.5", "vocabulary_size=80")

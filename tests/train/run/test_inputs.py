@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.factories import Tables
 
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Inputs, open_sources

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.outputs import prepare_output
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.outputs import prepare_output
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps

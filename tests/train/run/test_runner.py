@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from tests.factories import write_images
 
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.console.trackers import TENSORBOARD
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.console.trackers import TENSORBOARD
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints import files as checkpoint
 from vlmill.train.checkpoints.files import load_checkpoint, load_training_state

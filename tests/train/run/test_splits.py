@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.factories import caption
 
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint

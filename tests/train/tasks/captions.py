@@ -9,7 +9,7 @@ from typing import Any
 from tests.factories import Tables, caption, write_images
 from tests.train.tasks.finetuning.starts import save_random
 
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe

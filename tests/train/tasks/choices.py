@@ -15,7 +15,7 @@ from tests.train.tasks.expressions import (
     write_boxes,
 )
 
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named

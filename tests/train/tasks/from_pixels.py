@@ -24,9 +24,9 @@ from tests.train.tasks.expressions import (
 from tests.train.tasks.finetuning.starts import save_random
 
 from vlmill.models.vlbert.config import VlBertEndToEndConfig, vlbert_small
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.factories import Tables, write_images
 
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named

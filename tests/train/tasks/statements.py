@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.factories import Tables, write_images
 
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named

@@ -15,16 +15,16 @@ from tests.train.tasks.finetuning.starts import logged
 from tests.train.tasks.from_pixels import NAMES, outlined, pixels_start, tiny, world, write_bare
 
 from vlmill.models.vlbert.config import MEAN_BGR
+from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.features import read_features
 from vlmill.train.run import loop
 from vlmill.train.tasks.batches import TaskBatches
+from vlmill.train.tasks.evaluating.inputs import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.evaluating.job import prepare_batches
-from vlmill.train.tasks.evaluating.opened import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.finetuning.dry_run import estimate_finetuning
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 

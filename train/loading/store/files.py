@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.shards import SOFTWARE, Shard
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.files.shards import SOFTWARE, Shard
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import NEGATIVES
 from vlmill.train.loading.arrays import Ids, Keys

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vlmill.schemas.console.command import print_status
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.readers.joining import Indexed, Join
+from vlmill.runtime.readers.row_index import ABSENT, Numbers
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.readers.joining import Indexed, Join
-from vlmill.schemas.readers.row_index import ABSENT, Numbers
 from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.store.files import ROWS, map_column
@@ -56,7 +56,7 @@ def keep_neighbours(folder: Path, neighbours: str, images: Indexed, holding: str
     if joined.num_met < FEWEST * joined.num_images:
         raise InputError(
             f"{message}; {joined.samples}; find the neighbours of these images: python -m "
-            "vlmill.pipelines.nearest_pictures"
+            "vlmill.pipelines.nearest_images"
         )
     print_status(f"warning: {message}; captions of any image are drawn in place of theirs")
 

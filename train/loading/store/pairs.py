@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, PAIRS, Table
 from vlmill.train.loading.store.files import ROWS

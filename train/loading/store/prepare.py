@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known

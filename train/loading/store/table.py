@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import mix
 from vlmill.train.loading.store.files import ROWS, map_column

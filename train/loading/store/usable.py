@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.readers.joining import Indexed, Join
+from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
-from vlmill.schemas.readers.joining import Indexed, Join
-from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.store.pairs import (

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.digests import table_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import WORK, State, prepare_output, remove_work
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.digests import table_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import WORK, State, prepare_output, remove_work
-from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.rejects import reject, rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS, REJECTS
 from vlmill.train.loading.features import read_features
@@ -26,14 +26,14 @@ from vlmill.train.loading.store.splits import Rows
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.batches import TaskBatches, in_parts
-from vlmill.train.tasks.evaluating.opened import (
+from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,
     collect_settings,
     open_evaluation,
 )
+from vlmill.train.tasks.evaluating.region_weights import weigh_example
 from vlmill.train.tasks.evaluating.report import write_report
-from vlmill.train.tasks.evaluating.weighed import weigh_example
 from vlmill.train.tasks.finetuning.learning import find_rows
 from vlmill.train.tasks.report import WeighedImage
 from vlmill.train.tasks.scores import NAMED, Figures

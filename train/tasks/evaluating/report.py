@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from vlmill.schemas.console.report import Section, funnel_table, settings_table, write_page
-from vlmill.train.tasks.drawn_cases import DRAWN_PX, drawn_section
-from vlmill.train.tasks.evaluating.opened import EvaluationSetup
+from vlmill.runtime.console.report import Section, funnel_table, settings_table, write_page
+from vlmill.train.tasks.case_drawing import DRAWN_PX, drawn_section
+from vlmill.train.tasks.evaluating.inputs import EvaluationSetup
 from vlmill.train.tasks.published import published_section
 from vlmill.train.tasks.report import (
     CARD_PX,

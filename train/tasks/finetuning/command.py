@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from vlmill.schemas.console.command import add_lock_seconds, path_or_url, print_status
-from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.console.command import add_lock_seconds, path_or_url, print_status
+from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.mirror import as_given, mirror_output, named_from, require_one_process
-from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
@@ -100,7 +100,7 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
         print_status(f"warning: {sentence}")
     require_one_process(args.output)
     # pyarrow and torch take their time: not before the arguments are known to be good.
-    from vlmill.schemas.files.reading import find_shards, require_tables
+    from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
     home = TASKS[recipe.task]

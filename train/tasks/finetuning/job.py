@@ -12,10 +12,10 @@ from typing import Any, Literal
 from accelerate import Accelerator
 from tokenizers import Tokenizer
 
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.console.trackers import require_trackers
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.trackers import require_trackers
+from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation

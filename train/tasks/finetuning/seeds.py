@@ -5,9 +5,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vlmill.schemas.console.command import print_status
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.mirror import as_given, push
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.mirror import as_given, push
 from vlmill.train.checkpoints.files import publish, read_record
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.recipes.tasks import TaskRecipe

@@ -14,8 +14,8 @@ from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import RegionCnnConfig, vlbert_for_task
 from vlmill.models.vlmo.stages import start_from as start_vlmo
+from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError, with_article
-from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipes

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_averages, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord

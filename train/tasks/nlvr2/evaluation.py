@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.tasks.nlvr2.metrics import nlvr2_metrics, verdicts
 from vlmill.train.tasks.nlvr2.submission import write_predictions

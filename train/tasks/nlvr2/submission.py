@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vlmill.schemas.files.atomic import write_text
+from vlmill.runtime.files.atomic import write_text
 from vlmill.train.tasks.scores import require_same_ids
 
 

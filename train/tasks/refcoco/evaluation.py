@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import EXPRESSIONS
 from vlmill.train.tasks.refcoco.metrics import (
     Grounding,

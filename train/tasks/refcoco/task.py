@@ -41,7 +41,7 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.mirrored import find_sides, mirrored_text
+from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.evaluation import evaluate_predictions
 from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
 from vlmill.train.tasks.refcoco.recipes import RefcocoSettings

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vlmill.models import VARIANTS
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError, with_article
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features

@@ -11,7 +11,7 @@ def run_retrieval(args: argparse.Namespace) -> int:
     if args.pairs is None:
         raise InputError("--pairs is missing: retrieval ranks image-text pairs")
     # pyarrow and torch take their time: not before the arguments are known to be good.
-    from vlmill.schemas.files.reading import require_tables
+    from vlmill.runtime.files.reading import require_tables
 
     require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
     from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval

@@ -7,10 +7,10 @@ import numpy as np
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.chosen import StagePairs
 from vlmill.train.loading.pairing import draw_row
 from vlmill.train.loading.random import Draws
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.visited_pairs import StagePairs
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 
 TEXT, IMAGE, NEAR_TEXT = "text", "picture", "near text"

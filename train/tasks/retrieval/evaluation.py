@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from vlmill.schemas.console.report import write_page
+from vlmill.runtime.console.report import write_page
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.digests import table_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output, remove_work
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.digests import table_input
-from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output, remove_work
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
@@ -52,9 +52,9 @@ from vlmill.train.tasks.retrieval.metrics import (
     retrieval_metrics,
     text_to_image_ranks,
 )
+from vlmill.train.tasks.retrieval.region_weights import weighed_image
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, sections
 from vlmill.train.tasks.retrieval.vectors import RankScores
-from vlmill.train.tasks.retrieval.weighed import weighed_image
 from vlmill.train.tasks.scores import percent
 
 JOB = "train-vl evaluate retrieval"

@@ -13,19 +13,19 @@ import torch
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
-from vlmill.train.loading.images.crop import evaluation_image
 
-from vlmill.models.places import Positions
+from vlmill.models.positions import Positions
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.joining import Join
+from vlmill.runtime.readers.region_rows import is_in_range
+from vlmill.runtime.readers.regions import ABSENT, RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.joining import Join
-from vlmill.schemas.readers.region_rows import is_in_range
-from vlmill.schemas.readers.regions import ABSENT, RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
+from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.sample import Sample, chosen_regions, get_global_feature
 from vlmill.train.recipes.parts import Feeding
 

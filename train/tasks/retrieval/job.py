@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmill.schemas.console.progress import Progress
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.digests import table_input
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError, with_article
-from vlmill.schemas.files.digests import table_input
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
@@ -49,8 +49,8 @@ from vlmill.train.tasks.retrieval.first_stage import (
     open_first_stage,
 )
 from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
-from vlmill.train.tasks.retrieval.kept import open_score_cache
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
+from vlmill.train.tasks.retrieval.score_store import open_score_cache
 from vlmill.train.tasks.retrieval.vectors import (
     ImageVectors,
     RankScores,

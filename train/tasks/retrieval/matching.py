@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
 from vlmill.models.layers.operators import unchanging_weights
-from vlmill.models.places import Cells, first_cells
+from vlmill.models.positions import Cells, first_cells
 from vlmill.models.registry import find_variant
 from vlmill.models.vilbert.model import Stream
 from vlmill.train.loading.arrays import Ids
@@ -26,7 +26,7 @@ from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
 from vlmill.train.recipes.variants import get_part, get_training
 from vlmill.train.tasks.retrieval.inputs import Images, TextBatch, text_batches
-from vlmill.train.tasks.retrieval.kept import ScoreCache
+from vlmill.train.tasks.retrieval.score_store import ScoreCache
 
 Advance = Callable[[int], None]
 Logit = Callable[[Float[Tensor, "B P"]], Float[Tensor, " B"]]

@@ -6,8 +6,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.schemas.console.bars import histogram
-from vlmill.schemas.console.report import (
+from vlmill.runtime.console.bars import histogram
+from vlmill.runtime.console.report import (
     Section,
     html_table,
     settings_table,

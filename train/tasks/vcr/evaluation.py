@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
-from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.tasks.report import Case, DrawnBox
 from vlmill.train.tasks.scores import Figures, share

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlmill.models.interbert.config import InterBertConfig
-from vlmill.models.places import Cells
+from vlmill.models.positions import Cells
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives.losses import IGNORED

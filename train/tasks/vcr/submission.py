@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_text
 from vlmill.train.tasks.scores import require_finite, require_same_ids
 
 CHOICES = 4

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from vlmill.train.loading.images.boxed import MASKS
 
 from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.schemas.errors import InputError, with_article
@@ -28,6 +27,7 @@ from vlmill.schemas.tables import CHOICES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
+from vlmill.train.loading.images.boxed import MASKS
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.order import Visit
@@ -51,7 +51,7 @@ from vlmill.train.tasks.task import (
     require_kind,
     require_variant,
 )
-from vlmill.train.tasks.vcr.collated import choice_tensors
+from vlmill.train.tasks.vcr.batch_tensors import choice_tensors
 from vlmill.train.tasks.vcr.evaluation import evaluate_predictions
 from vlmill.train.tasks.vcr.examples import COLUMNS as LABELLED
 from vlmill.train.tasks.vcr.examples import (
@@ -70,7 +70,7 @@ from vlmill.train.tasks.vcr.heads import (
     own_outputs,
     pooled_scores,
 )
-from vlmill.train.tasks.vcr.named import list_mentioned_objects, question_about, sample_with
+from vlmill.train.tasks.vcr.named_objects import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.settings import VcrSettings
 

@@ -5,11 +5,11 @@ data's.
 from collections import Counter
 from pathlib import Path
 
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.answers import MIN_QUESTIONS, collect_labels
-from vlmill.schemas.console.command import print_status
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.paths import to_path
-from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import QUESTIONS

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Set
 from pathlib import Path
 
+from vlmill.runtime.files.atomic import write_json
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
 from vlmill.train.tasks.scores import require_same_ids
 
 

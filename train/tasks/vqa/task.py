@@ -42,7 +42,7 @@ from vlmill.train.objectives.losses import (
 )
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
-from vlmill.train.tasks.mirrored import find_sides, mirrored_text
+from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,

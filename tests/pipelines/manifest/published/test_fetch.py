@@ -15,9 +15,9 @@ import pytest
 
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.published import command as published
-from vlmill.pipelines.manifest.published import fetched
-from vlmill.schemas.files.manifest import read_manifest, verify_folder
-from vlmill.schemas.files.reading import read_table
+from vlmill.pipelines.manifest.published import downloads as fetched
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 ROOT = Path(__file__).parents[3]

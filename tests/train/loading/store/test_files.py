@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.loading.store.files import DONE, Preparation, read_preparation, write_preparation
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import ShardWriter, write_shard
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import ShardWriter, write_shard
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.store import files as prepared
 from vlmill.train.loading.store import table as sample_table

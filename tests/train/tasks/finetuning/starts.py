@@ -10,7 +10,7 @@ from tests.train.tasks.questions import ANSWERS, question, tiny
 
 from vlmill.models import MODELS
 from vlmill.models.bert.config import bert_small
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
 from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.variants import get_training

@@ -12,8 +12,8 @@ import torch
 from tests.train.tasks.finetuning.starts import logged, vqa_start
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
 
+from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named, task_recipes
 from vlmill.train.run import loop

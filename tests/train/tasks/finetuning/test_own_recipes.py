@@ -12,8 +12,8 @@ from tests.train.tasks import choices, expressions
 from vlmill.models.imagebert.config import ImageBertRetrievalConfig, imagebert_small
 from vlmill.models.interbert.config import InterBertTasksConfig, interbert_small
 from vlmill.models.vilbert.config import Vilbert12in1Config, vilbert_small
-from vlmill.schemas.console.log import read_log
-from vlmill.schemas.plain_fields import to_yaml
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.settings.plain_fields import to_yaml
 from vlmill.train.cli import main
 from vlmill.train.recipes.tasks import make_recipes
 

@@ -18,8 +18,8 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import recipe_named
 from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 from vlmill.train.recipes.variants import get_training
+from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
-from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 
 if TYPE_CHECKING:

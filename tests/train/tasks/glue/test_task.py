@@ -13,15 +13,15 @@ import torch
 from tests.train.tasks.statements import sentences, texts, tiny, write_statements
 
 from vlmill.models import MODELS
+from vlmill.runtime.files.outputs import RESULTS
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.outputs import RESULTS
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.tasks import make_recipes, task_recipe_named
 from vlmill.train.recipes.variants import get_training
+from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
-from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.glue.evaluation import compute_averages, evaluate_predictions, parse_split
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS

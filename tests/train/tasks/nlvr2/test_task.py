@@ -12,15 +12,15 @@ import torch
 from tests.train.tasks.statements import statement, tiny, two_images, write_statements
 
 from vlmill.models import MODELS
+from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.tables import REJECTS, STATEMENTS
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.recipes.variants import get_training
+from vlmill.train.tasks.evaluating.inputs import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.evaluating.job import evaluate_task, predict_all, prepare_batches
-from vlmill.train.tasks.evaluating.opened import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.nlvr2.evaluation import evaluate_predictions
 from vlmill.train.tasks.nlvr2.task import as_pairs

@@ -19,7 +19,7 @@ from tests.train.tasks.expressions import (
     write_expressions,
 )
 
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.loading.store.pairs import pairs_facts

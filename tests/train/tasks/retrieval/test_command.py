@@ -14,12 +14,12 @@ from PIL import Image
 
 from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.imagebert.model import ImageBert
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import key64
-from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
 from vlmill.train.checkpoints.trained_on import TrainedOn

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.train.tasks.captions import TINY, USUAL, retrieval_start, tiny, world, write_neighbours
 
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main

@@ -17,7 +17,7 @@ from tests.train.tasks.retrieval.test_matching import (
 )
 from tests.train.tasks.retrieval.test_variants import Workplace
 
-from vlmill.schemas.files.reading import read_table
+from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.tasks.retrieval.first_stage import common_classes, find_text_classes
 from vlmill.train.tasks.retrieval.vectors import Shortlists

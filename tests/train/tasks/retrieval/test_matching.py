@@ -22,14 +22,14 @@ from tests.train.tasks.retrieval.cases import (
     tiny_model,
     unmasked_batches,
 )
-from vlmill.train.loading.images.crop import evaluation_image
 
 from vlmill.models import PixelInputs
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, REGIONS
+from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples

@@ -19,9 +19,9 @@ from tests.train.tasks.retrieval.test_matching import (
 )
 
 from vlmill.models import VARIANTS
-from vlmill.schemas.files.manifest import verify_folder
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import write_shard
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import PAIRS, REJECTS
 from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
 from vlmill.train.cli import main

@@ -17,15 +17,15 @@ from tests.train.tasks.expressions import write_boxes
 from vlmill.models import MODELS
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interbert.config import InterBertTasksConfig, interbert_small
-from vlmill.schemas.console.log import read_log
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.readers.joined_regions import JoinedRegions
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.joined_regions import JoinedRegions
-from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.cli import main
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
-from vlmill.train.loading.joined import joined_regions
+from vlmill.train.loading.joined_regions import joined_regions
 from vlmill.train.loading.sample import Sample, take_regions
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.recipes.parts import Feeding
@@ -37,8 +37,8 @@ from vlmill.train.tasks.finetuning.job import (
     open_task,
     prepare_examples,
 )
+from vlmill.train.tasks.vcr.batch_tensors import choice_tensors
 from vlmill.train.tasks.vcr.categories import WHOLE, find_category
-from vlmill.train.tasks.vcr.collated import choice_tensors
 from vlmill.train.tasks.vcr.examples import (
     COLUMNS,
     SEGMS,
@@ -48,7 +48,7 @@ from vlmill.train.tasks.vcr.examples import (
     build_texts,
 )
 from vlmill.train.tasks.vcr.heads import mean_of_choices, pooled_scores
-from vlmill.train.tasks.vcr.named import list_mentioned_objects, question_about, sample_with
+from vlmill.train.tasks.vcr.named_objects import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.settings import VcrSettings
 from vlmill.train.tasks.vcr.task import Vcr
 

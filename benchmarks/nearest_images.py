@@ -1,0 +1,164 @@
+"""Speed of the exact search for nearest images, against NumPy and a matrix product.
+
+Prints lines of JSON. Vectors are generated: 40 directions with noise, positive as means of region
+features are, some of them twice. ``peer`` is a blocked NumPy product of the queries with all
+vectors, whose candidates are ranked in float64; its answer must be the same. ``limit`` is the rate
+of that float32 product alone, measured in the same process. Seconds are CPU seconds of all
+threads, the least of the rounds: they hold on a machine that does other work too.
+
+    python benchmarks/nearest_images.py --full
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+# Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import numpy.typing as npt
+from shell import parse_form, result_line
+
+from vlmill.pipelines.nearest_images.means import IMAGES_PER_PART, Means
+from vlmill.pipelines.nearest_images.search import SPARE, Nearest, NearestIndex
+
+Vectors = npt.NDArray[np.float32]
+SHORT = {"pictures": 30_000, "queries": 1_024, "rounds": 1}
+FULL = {"pictures": 300_000, "queries": 2_048, "rounds": 2}
+DIRECTIONS, NOISE, REPEATED = 40, 0.3, 0.02
+BLOCK = 8_192  # vectors that the product takes at once
+GEMM_ROUNDS = 3
+
+
+def write_means(folder: Path, count: int, width: int, seed: int) -> Means:
+    """Writes generated vectors in parts, as the job does."""
+    random = np.random.default_rng(seed)
+    directions = random.standard_normal((DIRECTIONS, width), dtype=np.float32)
+    paths = []
+    for start in range(0, count, IMAGES_PER_PART):
+        size = min(IMAGES_PER_PART, count - start)
+        vectors = random.standard_normal((size, DIRECTIONS), dtype=np.float32) @ directions
+        vectors += NOISE * random.standard_normal((size, width), dtype=np.float32)
+        np.maximum(vectors, 0, out=vectors)
+        repeated = np.flatnonzero(random.random(size) < REPEATED)
+        vectors[repeated] = vectors[random.permutation(repeated)]
+        vectors[repeated[::2]] = vectors[repeated[: len(repeated[::2])]]
+        paths.append(folder / f"means-{start:08d}.npy")
+        np.save(paths[-1], vectors)
+    return Means(paths, width)
+
+
+def timed(work: Callable[[], object], rounds: int) -> float:
+    """The least CPU seconds of the rounds."""
+    seconds = []
+    for _ in range(rounds):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def blocked(vectors: Vectors, queries: int, top: int) -> Iterator[Nearest]:
+    """The peer: products of the first vectors with all, block by block, and the best so far."""
+    lengths = np.einsum("nd,nd->n", vectors, vectors)
+    squares = np.empty((queries, 0), dtype=np.float32)
+    places = np.empty((queries, 0), dtype=np.int64)
+    for start in range(0, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK]
+        near = lengths[start : start + BLOCK] - 2 * (vectors[:queries] @ block.T)
+        squares = np.concatenate([squares, near], axis=1)
+        numbers = np.broadcast_to(np.arange(start, start + len(block)), near.shape)
+        places = np.concatenate([places, numbers], axis=1)
+        width = min(top + 1 + SPARE, squares.shape[1])
+        best = np.argpartition(squares, width - 1, axis=1)[:, :width]
+        squares = np.take_along_axis(squares, best, 1)
+        places = np.take_along_axis(places, best, 1)
+    for query in range(queries):
+        candidates = places[query][places[query] != query]
+        difference = np.subtract(vectors[candidates], vectors[query], dtype=np.float64)
+        distances = np.sqrt(np.einsum("cd,cd->c", difference, difference)).astype(np.float32)
+        order = np.lexsort((candidates, distances))[:top]
+        yield Nearest(positions=candidates[order], distances=distances[order])
+
+
+def product_rate(vectors: Vectors, queries: int) -> float:
+    """GFLOP per CPU second of the queries' product with a block of vectors."""
+    block, few = np.array(vectors[:BLOCK]), np.array(vectors[:queries])
+    seconds = timed(lambda: few @ block.T, GEMM_ROUNDS)
+    rate: float = 2 * len(few) * len(block) * vectors.shape[1] / seconds / 1e9
+    return rate
+
+
+def same(ours: Sequence[Nearest], theirs: Sequence[Nearest]) -> bool:
+    """Whether two searches gave the same lists."""
+    return all(
+        np.array_equal(a.positions, b.positions) and np.array_equal(a.distances, b.distances)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def line(name: str, value: float, unit: str, **more: object) -> None:
+    """Prints a result."""
+    print(json.dumps(result_line(f"nearest_pictures/{name}", value, unit, **more)), flush=True)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    """Prepares, searches and compares."""
+    count, width, top = options.images, options.width, options.top
+    queries = min(options.queries, count)
+    means = write_means(folder, count, width, options.seed)
+    start = time.process_time()
+    index = NearestIndex(means, np.arange(count), folder / "vectors.npy", threads=options.threads)
+    prepared_s = time.process_time() - start
+    answers: list[list[Nearest]] = []
+    own_s = timed(lambda: answers.append(list(index.search(0, queries, top))), options.rounds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    vectors = means.rows(np.arange(count))
+    theirs: list[list[Nearest]] = []
+    peer_s = timed(lambda: theirs.append(list(blocked(vectors, queries, top))), options.rounds)
+    if not same(answers[0], theirs[0]):
+        sys.exit("NumPy's product gives other neighbours")
+    limit = product_rate(vectors, queries)
+    rate = 2 * queries * count * width / own_s / 1e9
+    about = {"pictures": count, "width": width, "top": top, "queries": queries}
+    line(
+        "queries",
+        queries / own_s,
+        "queries/CPU s",
+        peer=queries / peer_s,
+        ratio=peer_s / own_s,
+        limit=limit * 1e9 / (2 * count * width),
+        fraction_of_limit=rate / limit,
+        **about,
+    )
+    line("product", rate, "GFLOP/CPU s", limit=limit, fraction_of_limit=rate / limit, **about)
+    line("prepare", count / prepared_s, "images/CPU s", **about)
+    line("peak_rss", peak, "GB", **about)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, metavar="N", help="vectors")
+    parser.add_argument("--width", type=int, default=2048, metavar="D", help="of a vector (2048)")
+    parser.add_argument("--queries", type=int, metavar="N", help="of them, the first")
+    parser.add_argument("--top", type=int, default=100, metavar="N", help="a list's length (100)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parse_form(parser, argv, short=SHORT, full=FULL)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

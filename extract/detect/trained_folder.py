@@ -1,0 +1,92 @@
+"""A trained detector's folder: its weights, under the family's published names, and their meaning.
+
+``detector.json`` holds every field of the network's configuration and the names of its classes and
+attributes; ``model.safetensors`` the weights. ``--weights`` takes the folder, the file, or the
+output of ``extract-rois train``.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vlmill.extract.config import DETECTOR, MODEL
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.published import published_name
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.shards import SOFTWARE
+from vlmill.runtime.settings.plain_fields import from_plain, to_plain
+from vlmill.schemas.errors import InputError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedDetector:
+    """Holds what a trained detector's folder says."""
+
+    config: DetectorConfig  # as the network was trained
+    classes: tuple[str, ...]
+    attributes: tuple[str, ...]
+    training: Mapping[str, Any]  # recipe, step, ... for people
+    weights: Mapping[str, Tensor]
+
+    @property
+    def inference(self) -> DetectorConfig:
+        """Returns the configuration for extraction, where normalisations are constant."""
+        return dataclasses.replace(self.config, batch_norm="frozen", frozen_stages=0)
+
+
+def save_detector(
+    folder: Path,
+    model: FasterRCNN,
+    *,
+    classes: Sequence[str],
+    attributes: Sequence[str],
+    training: Mapping[str, Any],
+) -> None:
+    """Writes a network into a folder that is there, what readers look for last."""
+    family = model.config.family
+    state = {
+        published_name(name, family): tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
+    save_file(state, folder / MODEL)
+    write_json(
+        folder / DETECTOR,
+        {
+            "format": FORMAT,
+            "software": SOFTWARE,
+            "detector": to_plain(model.config),
+            "classes": list(classes),
+            "attributes": list(attributes),
+            "training": dict(training),
+        },
+    )
+
+
+def read_saved(folder: Path, flag: str = "--weights") -> SavedDetector:
+    """Reads a trained detector's folder. Raises InputError that names the file and the remedy."""
+    try:
+        metadata = json.loads((folder / DETECTOR).read_text(encoding="utf-8"))
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"format {metadata['format']}, this vlmill reads {FORMAT}")
+        return SavedDetector(
+            config=from_plain(DetectorConfig, metadata["detector"], "detector"),
+            classes=tuple(metadata["classes"]),
+            attributes=tuple(metadata["attributes"]),
+            training=metadata["training"],
+            # Copied: mapped tensors begin anywhere, and sums over them may differ in a last bit.
+            weights={name: value.clone() for name, value in load_file(folder / MODEL).items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, InputError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{flag} {folder} is damaged ({reason}); give another detector") from None

@@ -1,0 +1,220 @@
+"""torchvision's classifiers, less their last layer, ready to describe full images.
+
+N images, G numbers of all networks side by side, S x S pixels of a crop.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.extract.image_level.crop import Crop, Pixels
+from vlmill.extract.image_level.settings import NETWORKS
+from vlmill.models.convert.files import read_state
+from vlmill.models.detector.fit import misfits
+from vlmill.models.detector.random_weights import centred_normal
+from vlmill.schemas.errors import InputError
+
+# Not needed for the vectors: the classifier, and the heads that help GoogLeNet in training.
+UNUSED = ("classifier.", "fc.", "aux1.", "aux2.")
+COUNTER = "num_batches_tracked"
+# Of torchvision's published DenseNets: dots where its modules' names have none.
+OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
+
+
+class Preset(NamedTuple):
+    """A published set of torchvision's weights: its name, its file's first digits, its crop."""
+
+    name: str
+    digits: str
+    crop: Crop
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeNetwork:
+    """One network in evaluation mode, and what identifies its vectors."""
+
+    name: str
+    model: nn.Module
+    preset: Preset
+    weights: str  # the file's name, or "random weights, seed S"
+    digest: str
+
+    def record(self) -> dict[str, Any]:
+        """What a run says of it."""
+        return {
+            "network": self.name,
+            "width": NETWORKS[self.name],
+            "weights": self.weights,
+            "digest": self.digest,
+            "transforms": self.preset.name,
+            "resize": self.preset.crop.resize,
+            "crop": self.preset.crop.side,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullImages:
+    """Networks on one device, whose vectors stand side by side."""
+
+    networks: tuple[WholeNetwork, ...]
+    device: torch.device
+
+    @property
+    def width(self) -> int:
+        """Returns G, the length of the vectors."""
+        return sum(NETWORKS[network.name] for network in self.networks)
+
+    @property
+    def crops(self) -> tuple[Crop, ...]:
+        """Lists the different crops that the networks see."""
+        return tuple(dict.fromkeys(network.preset.crop for network in self.networks))
+
+    def record(self) -> list[dict[str, Any]]:
+        """What a run says of them, in their order."""
+        return [network.record() for network in self.networks]
+
+    def vectors(self, images: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
+        """Computes the vectors before the classifiers on the device, without waiting for it."""
+        vectors = [
+            network.model(
+                normalise_crops([crops[network.preset.crop] for crops in images], network)
+            )
+            for network in self.networks
+        ]
+        return torch.cat([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
+
+
+def normalise_crops(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, "N 3 S S"]:
+    """Pixels of 0..1 less the mean, in deviations, as torchvision's transforms compute it."""
+    device = next(network.model.parameters()).device
+    pixels = torch.from_numpy(np.stack(crops)).to(device).permute(0, 3, 1, 2)
+    mean, std = (
+        torch.tensor(values, device=device).view(3, 1, 1)
+        for values in (network.preset.mean, network.preset.std)
+    )
+    return (pixels.contiguous().float() / 255 - mean) / std
+
+
+def open_global_networks(
+    names: Sequence[str], files: Sequence[str] | None, *, seed: int, device: torch.device
+) -> FullImages:
+    """Returns the networks with the files' weights, one each in this order, or with random ones.
+
+    Raises InputError for a file that cannot be read or is not of its network.
+    """
+    networks = []
+    for number, name in enumerate(names):
+        path = None if files is None else Path(files[number])
+        networks.append(open_network(name, path, seed=seed, device=device))
+    return FullImages(networks=tuple(networks), device=device)
+
+
+def open_network(name: str, path: Path | None, *, seed: int, device: torch.device) -> WholeNetwork:
+    """Opens one network with its weights."""
+    presets = list_presets(name)
+    model = without_classifier(name)
+    if path is None:
+        randomise(model, seed)
+        preset, weights = presets[0], f"random weights, seed {seed}"
+    else:
+        load_weights(model, name, path)
+        preset, weights = find_preset(path, presets), path.name
+    model.requires_grad_(False).eval()
+    digest = compute_digest(model)
+    return WholeNetwork(
+        name=name, model=model.to(device), preset=preset, weights=weights, digest=digest
+    )
+
+
+def list_presets(name: str) -> list[Preset]:
+    """torchvision's published weights of a network, the first ones first."""
+    from torchvision.models import get_model_weights
+
+    presets = []
+    for weights in get_model_weights(name):
+        used = weights.transforms()
+        crop = Crop(resize=used.resize_size[0], side=used.crop_size[0])
+        digits = weights.url.rpartition("-")[2].removesuffix(".pth")
+        presets.append(Preset(weights.name, digits, crop, tuple(used.mean), tuple(used.std)))
+    return presets
+
+
+def find_preset(path: Path, presets: Sequence[Preset]) -> Preset:
+    """The transforms that belong to a file: torchvision's files begin their SHA-256 in their name.
+
+    Other files count as the first published weights, with which the others' sizes came.
+    """
+    if len(presets) == 1:
+        return presets[0]
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return next((preset for preset in presets if digest.startswith(preset.digits)), presets[0])
+
+
+def without_classifier(name: str) -> nn.Module:
+    """Builds a network up to its pooled vector, weights not drawn yet."""
+    from torchvision import models
+
+    if name == "googlenet":
+        # With weights torchvision's builder has pixels brought to that network's own range.
+        model: Any = models.googlenet(aux_logits=False, init_weights=False, transform_input=True)
+    else:
+        model = models.get_model(name, weights=None)
+    classifier = "classifier" if hasattr(model, "classifier") else "fc"
+    setattr(model, classifier, nn.Identity())
+    network: nn.Module = model
+    return network
+
+
+def load_weights(model: nn.Module, name: str, path: Path) -> None:
+    """Loads a state dict of torchvision's. Raises InputError with what differs."""
+    try:
+        state = read_state(path)
+    except ValueError as error:
+        raise InputError(f"--global-weights {error}") from None
+    state = {OLD_DENSENET.sub(r"\1\2.", key): tensor for key, tensor in state.items()}
+    tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
+    expected = model.state_dict()
+    want = {key: tensor for key, tensor in expected.items() if key in tensors or COUNTER not in key}
+    if mismatch := misfits(want, tensors):
+        raise InputError(
+            f"--global-weights {path} is no {name} of torchvision's: {mismatch}; give the files in the "
+            "order of --global-cnn"
+        )
+    model.load_state_dict(tensors, strict=False)  # counters may be absent; the rest was compared
+
+
+def randomise(model: nn.Module, seed: int) -> None:
+    """Fills every weight in place from the seed alone, so that activations keep their scale."""
+    from torchvision.models.resnet import Bottleneck
+
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.copy_(centred_normal(module.weight, rng))
+            elif isinstance(module, nn.Sequential) and isinstance(module[-1], Bottleneck):
+                for block in module.children():  # a stage of a ResNet, whose branches add up
+                    assert isinstance(block, Bottleneck)
+                    block.bn3.weight.fill_(1 / math.sqrt(len(module)))
+
+
+def compute_digest(model: nn.Module) -> str:
+    """Returns 32 hexadecimal digits over every number of the weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if COUNTER not in name:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,32 @@
+"""Finds which of some ids names an image: the equal one, else the one that is another name of
+it.
+"""
+
+from pathlib import Path
+
+from vlmill.runtime.readers.row_index import IdIndex
+from vlmill.schemas.errors import InputError
+
+
+def find_similar_id(index: IdIndex, name: str, holding: str) -> str | None:
+    """Returns the id that is ``name`` or may stand for it; None without one.
+
+    ``holding`` is where the ids are from, for the InputError if it may be two.
+    """
+    if name in index:
+        return name
+    ids = list(index.alike(name))
+    if len(ids) > 1:
+        raise InputError(
+            f"{holding}: {name} may be {ids[0]} or {ids[1]}; call the image by one of these ids"
+        )
+    return ids[0] if ids else None
+
+
+def find_file_id(index: IdIndex, path: str, holding: str) -> str | None:
+    """Returns the id that names a file: by its path, by its name alone, or by that without any
+    ending. Raises InputError if it may be two.
+    """
+    name, stem = Path(path).name, Path(path).stem
+    matching_id = find_similar_id(index, path, holding) or find_similar_id(index, name, holding)
+    return matching_id or (stem if stem in index else None)

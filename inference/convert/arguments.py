@@ -1,0 +1,129 @@
+"""What ``convert`` refuses before torch is loaded, and which files it means."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmill.models import PRESETS
+from vlmill.models.config_checks import nearest
+from vlmill.runtime.files.atomic import WHOLE
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
+
+WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
+CONFIGS = ("config.json", "bert_config.json")
+VOCABULARIES = ("vocab.txt", "tokenizer.json")
+SUFFIX = ".safetensors"
+# What a new model can start from: the names of `vlmill.inference.convert.conversion.STARTS`.
+STARTS = ("beit", "bert", "vit")
+# With --family beit or vit, which of VLMo's feed-forward parts start from it.
+EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
+
+
+def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Raises InputError for arguments that contradict each other or name what is not there."""
+    if args.output is None and (args.to == "reference" or not args.explain):
+        raise InputError("--output: say where to write, or --explain to read only")
+    if args.preset is None and args.family == "vit":
+        raise InputError("--family vit: there is no ViT of ours; start one of VLMo, --as PRESET")
+    if args.preset is not None and args.family not in STARTS:
+        known = " or ".join(sorted(STARTS))
+        raise InputError(f"--as {args.preset}: models start from --family {known}")
+    if args.preset is not None and args.to == "reference":
+        raise InputError("--as and --to reference: write ours first, then convert that")
+    if args.without and args.to != "reference":
+        raise InputError(f"--without {args.without[0]}: want --to reference with it")
+    if args.preset is not None and args.preset not in PRESETS:
+        raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
+    if args.backbone is not None and args.preset is None:
+        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+    if args.seed is not None and args.preset is None:
+        raise InputError(f"--seed {args.seed}: only new weights are drawn; give --as PRESET too")
+    _check_export(args, words)
+    _check_experts(args, chosen_experts(words))
+    if words and args.preset is None and str(args.config) not in PRESETS:
+        raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
+    if stray := [word for word in words if "=" not in word]:
+        raise InputError(f"{stray[0]}: want field=value")
+    if args.output is not None and args.output.suffix != SUFFIX:
+        if args.to == "reference":
+            raise InputError(f"--output {args.output}: --to reference writes one FILE{SUFFIX}")
+        _require_free(args.output)
+    if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
+        weights_file(args.checkpoint)
+
+
+def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Refuse what a checkpoint of ours, which has everything, would make no use of."""
+    if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
+        return
+    flag_values = {
+        "--config": args.config,
+        "--vocab": args.vocab,
+        "--explain": args.explain or None,
+    }
+    unused = [flag for flag, value in flag_values.items() if value is not None]
+    if unused or words:
+        raise InputError(
+            f"{(*unused, *words)[0]}: {args.checkpoint} is vlmill's own checkpoint, which is "
+            "exported as it is; leave it out"
+        )
+
+
+def _check_experts(args: argparse.Namespace, experts: str | None) -> None:
+    if experts is None:
+        return
+    if args.preset is None or args.family not in ("beit", "vit"):
+        raise InputError(f"{EXPERTS_FIELD}={experts}: only with --family beit or vit, and --as")
+    if experts not in EXPERTS:
+        raise InputError(f"{EXPERTS_FIELD}={experts}: want {' or '.join(EXPERTS)}")
+
+
+def chosen_experts(words: Sequence[str]) -> str | None:
+    """Returns the last value of ``experts=`` among the words; None without."""
+    parted = [word.partition("=") for word in words]
+    return next((value for name, _, value in reversed(parted) if name == EXPERTS_FIELD), None)
+
+
+def preset_changes(words: Sequence[str]) -> list[str]:
+    """Returns the words that change the preset's fields."""
+    return [word for word in words if word.partition("=")[0] != EXPERTS_FIELD]
+
+
+def _require_free(output: Path) -> None:
+    """Refuse a folder that holds anything but an earlier conversion: replacing it deletes it."""
+    try:
+        names = {path.name for path in output.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
+    if not names <= {MODEL, SETTINGS, VOCABULARY, TOKENIZER, WHOLE}:
+        raise InputError(f"--output {output} holds other files; give a new folder")
+
+
+def weights_file(checkpoint: Path) -> Path:
+    """The file of weights that ``--checkpoint`` means: itself, or the one in that folder."""
+    if not checkpoint.is_dir():
+        if not checkpoint.is_file():
+            raise InputError(f"--checkpoint {checkpoint}: no such file")
+        return checkpoint
+    if (checkpoint / SETTINGS).is_file():
+        raise InputError(
+            f"--checkpoint {checkpoint} is vlmill's already; add --to reference to export it"
+        )
+    files = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
+    if not files:
+        raise InputError(
+            f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS[:2])}; give the file"
+        )
+    return files[0]
+
+
+def find_companion_file(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
+    """The file that was given, or one of these names beside the weights, or None."""
+    candidates = [weights.with_name(name) for name in names]
+    return path or next((file for file in candidates if file.is_file()), None)

@@ -1,0 +1,121 @@
+"""``train-vl convert``: its arguments, and what runs it."""
+
+import argparse
+from collections.abc import Sequence
+
+from vlmill.inference.convert.arguments import check_arguments
+from vlmill.models import PRESETS
+from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
+
+# The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
+CONVENTIONS = ("released", "torchvision")
+# The names of `vlmill.models.published.FAMILIES`, which loads every model.
+FAMILIES = ("beit", "bert", "dvae", "interbert", "vilbert", "vl-bert", "vlmo")
+# And a network that only starts one of ours.
+SOURCES = tuple(sorted((*FAMILIES, "vit")))
+
+CONVERT_HELP = """\
+Turn a published checkpoint into one of vlmill's, or back, or start a model from BERT, BEiT or ViT.
+
+examples:
+  train-vl convert --family bert --checkpoint bert-base-uncased/ --output ours/bert
+      DIR gets model.safetensors, checkpoint.json and vocab.txt: a --checkpoint and --init.
+  train-vl convert --family vl-bert --checkpoint vl-bert-base-prec.model --config vl-bert-base \\
+      --vocab vocab.txt --output ours/vl-bert
+      Published without its configuration: a preset says what it is.
+  train-vl convert --family bert --checkpoint pytorch_model.bin --vocab vocab.txt \\
+      --as imagebert-base --output start/imagebert region_width=1024
+      A new model of that preset with BERT's weights where its paper or code takes them;
+      `train-vl pretrain imagebert --init start/imagebert ...` goes on from there.
+  train-vl convert --family bert --checkpoint ours/bert --to reference --output bert.safetensors
+      Our checkpoint under the official repository's names.
+  train-vl convert --family beit --checkpoint beit_base_patch16_224_pt22k.pth --as vlmo-base \\
+      --vocab vocab.txt --output start/vlmo max_text_tokens=196
+      VLMo from BEiT, for its second stage, texts alone.
+  train-vl convert --family vit --checkpoint vit-base/ --as vlmo-base-paper --vocab vocab.txt \\
+      --output start/vlmo experts=all
+      VLMo from a ViT, each feed-forward part of it (an ablation of the paper).
+  train-vl convert --family bert --checkpoint bert-base-uncased/ --as vl-bert-base-end-to-end \\
+      --backbone resnet101-pt-vgbua-0000.model --output start/vl-bert-end-to-end
+      Its region network starts from a ResNet's weights, or from a detector's.
+  train-vl convert --family bert --checkpoint pytorch_model.bin --as imagebert-base --explain
+      Prints where each parameter comes from, and what of the file goes nowhere; without --output
+      nothing is written.
+"""
+
+CONVERT_NOTES = f"""\
+--checkpoint is a file (.safetensors, or PyTorch's, of which only tensors are read and nothing is
+executed) or a folder that holds one; the configuration and the vocabulary are looked for beside
+it. --output FILE.safetensors writes the weights alone, which is all that a tokenizer of images
+(family dvae, without --config) has: training takes it as picture_tokenizer=FILE. The same
+arguments write the same bytes.
+
+--backbone reads ResNets under the names of torchvision, Detectron2 and MSRA (Caffe2), and the
+detectors of extract-rois. Names do not say how a ResNet was trained: without
+--backbone-conventions it is as the released one, pixels blue first, 0 to 255 less their mean, the
+stride in the 1x1; torchvision's own weights need --backbone-conventions torchvision and
+cnn.stride_in_1x1=false.
+
+experts=image (the default) starts VLMo's vision experts from BEiT or the ViT, experts=all its
+language and vision-language experts too. A ViT has the names of DeiT and timm, or of transformers'
+ViT and DeiT; only presets with absolute positions (vlmo-*-paper, vlmo-base-plus) take its own.
+
+families: {", ".join(FAMILIES)}; with --as also vit
+presets: {", ".join(sorted(PRESETS))}
+
+Memory: the checkpoint's size and about twice the model's.
+"""
+
+
+def add_convert_arguments(parser: Parser) -> None:
+    """Declare the arguments of ``convert``."""
+    parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
+    add = parser.add_argument
+    add("words", nargs="*", metavar="field=value", help="changes to the preset's fields")
+    add("--family", required=True, choices=SOURCES, metavar="FAMILY")
+    add("--checkpoint", required=True, type=path_or_url, metavar="FILE", help="what is converted")
+    add(
+        "--config",
+        type=path_or_url,
+        metavar="FILE|PRESET|DIR",
+        help="the published configuration (JSON or YAML), the preset that it is, or a "
+        "checkpoint of ours of the same sizes; with --as: the source's, which must have the heads "
+        "and the activation of the preset",
+    )
+    add("--vocab", type=path_or_url, metavar="FILE", help="the published vocab.txt")
+    add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
+    add(
+        "--backbone",
+        type=path_or_url,
+        metavar="FILE",
+        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, which its region network "
+        "starts from",
+    )
+    add(
+        "--backbone-conventions",
+        choices=CONVENTIONS,
+        help="how that ResNet was trained (default: released, VL-BERT's own; a detector and MSRA's "
+        "files say it themselves)",
+    )
+    add("--seed", type=int, metavar="N", help="with --as: of new weights (default: 0)")
+    add("--to", choices=("vlmill", "reference"), default="vlmill", help="whose layout to write")
+    add(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --to reference: a tensor of ours that stays behind, as their layout has no "
+        "place for it; may come again",
+    )
+    add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
+    add_lock_seconds(parser)
+    add("--explain", action="store_true", help="print where each parameter comes from")
+
+
+def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Do what the arguments say; the exit status."""
+    check_arguments(args, words)
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.inference.convert.conversion import convert
+
+    return convert(args, words)

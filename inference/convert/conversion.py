@@ -1,0 +1,255 @@
+"""``train-vl convert`` takes published checkpoints in and out, and starts models from others."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from vlmill.inference.convert.arguments import (
+    CONFIGS,
+    SUFFIX,
+    VOCABULARIES,
+    chosen_experts,
+    find_companion_file,
+    preset_changes,
+    weights_file,
+)
+from vlmill.inference.convert.backbone import check_backbone, start_region_network
+from vlmill.inference.convert.origins import (
+    Converted,
+    explain,
+    start_warnings,
+    summary,
+    unused_tensors,
+)
+from vlmill.inference.convert.published import check_source, read_published_config, read_weights
+from vlmill.inference.convert.words import fitting_vocabulary, published_tokenizer, vocabulary_sizes
+from vlmill.models import PRESETS, VARIANTS, preset
+from vlmill.models.beit.published import BEIT
+from vlmill.models.bert.published import BERT, DECODER_BIAS
+from vlmill.models.config_checks import nearest
+from vlmill.models.convert.files import INDEX, shard_files
+from vlmill.models.convert.names import DECODER
+from vlmill.models.from_beit import initialise_from_beit
+from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
+from vlmill.models.from_vit import canonical as vit_names
+from vlmill.models.from_vit import initialise_from_vit
+from vlmill.models.published import (
+    FAMILIES,
+    CheckpointMismatch,
+    export_reference,
+    find_family,
+    read_reference,
+)
+from vlmill.models.registry import find_variant
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.files.digests import file_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.settings.plain_fields import override
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.files import (
+    TrainingRecord,
+    load_checkpoint,
+    read_model_config,
+    save_checkpoint,
+    save_tensors,
+)
+from vlmill.train.checkpoints.folders import SETTINGS
+from vlmill.train.loading.vocabulary import vocabulary_files
+
+
+class Start(NamedTuple):
+    """A network that new models start from: ``prepare`` gives its tensors their usual names,
+    ``ignored`` are patterns of those that carry nothing, ``initialise`` copies them.
+    """
+
+    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    ignored: tuple[str, ...]
+    initialise: Callable[..., dict[str, Origin]]
+
+
+# What a new model can start from; `arguments` has the names.
+STARTS: dict[str, Start] = {
+    "beit": Start(BEIT.prepare, BEIT.ignored, initialise_from_beit),
+    "bert": Start(BERT.prepare, BERT.ignored, initialise_from_bert),
+    "vit": Start(vit_names, (), initialise_from_vit),
+}
+TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
+
+
+def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Do what the arguments say; the exit status."""
+    if args.to == "reference" and (args.checkpoint / SETTINGS).is_file():
+        _export(args, _ours(args))
+        return 0
+    weights = weights_file(args.checkpoint)
+    path = find_companion_file(args.vocab, weights, VOCABULARIES)
+    tokenizer = None if path is None else published_tokenizer(args, path, weights)
+    try:
+        if args.preset is None:
+            converted = _load(args, weights, words)
+        else:
+            converted = _start(args, weights, words, tokenizer)
+    except CheckpointMismatch as error:
+        if args.explain:
+            print(error.table)
+        raise InputError(_in_one_line(args.checkpoint, error)) from None
+    if args.explain:
+        print("\n".join(explain(converted)))
+    keeps_vocabulary = (
+        args.output is not None and args.output.suffix != SUFFIX and args.to != "reference"
+    )
+    if args.vocab is not None and args.preset is None and not keeps_vocabulary:
+        print_status(
+            f"warning: --vocab {args.vocab} has no effect: only a folder keeps a vocabulary"
+        )
+    if args.output is None:
+        return 0
+    if args.to == "reference":
+        _export(args, converted.model)
+    else:
+        shards = shard_files(weights) if weights.name.endswith(INDEX) else []
+        files = [*(("--checkpoint", file) for file in (weights, *shards))]
+        files += [("--backbone", args.backbone)]
+        files += [("--vocab", file) for file in vocabulary_files(path)] if path is not None else []
+        inputs = [file_input(flag, file) for flag, file in files if file is not None]
+        print(_write(args, converted, tokenizer, inputs))
+    return 0
+
+
+def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Converted:
+    """A published checkpoint as it is."""
+    path = find_companion_file(args.config, weights, CONFIGS)
+    if path is None and FAMILIES[args.family].sizes is None:
+        raise InputError(
+            f"--config: none was given and {weights.parent} has no {' or '.join(CONFIGS)}; give "
+            "the file that was published with the checkpoint, or the preset that it is"
+        )
+    config = None if path is None else _configuration(path, words)
+    state = read_weights(weights)
+    try:
+        model, table = read_reference(args.family, state, config)
+    except CheckpointMismatch:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        where = f"--checkpoint {weights}" if path is None else f"--config {path}"
+        raise InputError(f"{where}: {error}") from None
+    links = FAMILIES[args.family].links(model)
+    return Converted(model, loaded_origins(model, links, table), table.unexpected)
+
+
+def _configuration(path: Path, words: Sequence[str]) -> Any:
+    """The preset, the published file or the checkpoint of ours that ``--config`` names."""
+    if path.is_dir():
+        return read_model_config(path, "--config")
+    known = str(path) in PRESETS and not path.exists()
+    if not known and not path.exists() and not path.suffix:
+        raise InputError(
+            f"--config {path}: no such file, and no preset; {nearest(str(path), PRESETS)}"
+        )
+    return override(preset(str(path)), words) if known else read_published_config(path)
+
+
+def _start(
+    args: argparse.Namespace, weights: Path, words: Sequence[str], tokenizer: Tokenizer | None
+) -> Converted:
+    """A new model that starts from BERT, BEiT or a ViT."""
+    start, experts = STARTS[args.family], chosen_experts(words)
+    published = read_weights(weights)
+    state = start.prepare(published)
+    changes = preset_changes(words)
+    config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)
+    check_backbone(args, config)
+    torch.manual_seed(args.seed or 0)
+    variant = next(v for v in VARIANTS.values() if v.config is type(config))
+    model: nn.Module = variant.model(config).eval()
+    try:
+        origins = start.initialise(model, published, *([] if experts is None else [experts]))
+    except CheckpointMismatch:
+        raise
+    except ValueError as error:
+        raise InputError(f"--as {args.preset}: {error}") from None
+    check_source(find_companion_file(args.config, weights, CONFIGS), config)
+    unused = unused_tensors(state, origins, (*start.ignored, *TIED))
+    for warning in start_warnings(state, origins, unused):
+        print_status(f"warning: {warning}")
+    if args.backbone is not None:
+        network_origins, network_unused = start_region_network(args, model)
+        origins, unused = origins | network_origins, unused + network_unused
+    return Converted(model, origins, unused)
+
+
+def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> Any:
+    """``config`` with as many words as the checkpoint's table has, or else the vocabulary."""
+    tables = [len(t) for name, t in state.items() if name.endswith("word_embeddings.weight")]
+    sizes = [*tables, *([tokenizer.get_vocab_size()] if tokenizer is not None else [])]
+    return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
+
+
+def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
+    """What does not fit, with both shapes of the first tensor; the whole table is for --explain."""
+    reason = str(error).splitlines()[0]
+    for name, (expected, actual) in sorted(error.table.mismatched.items())[:1]:
+        reason += f" ({name} is {list(expected)} here, {list(actual)} in the file)"
+    return f"--checkpoint {checkpoint}: {reason}; --explain lists all"
+
+
+def _ours(args: argparse.Namespace) -> nn.Module:
+    """The model of a checkpoint of ours that ``--family`` has a layout for."""
+    loaded = load_checkpoint(args.checkpoint)
+    family = find_family(loaded.config)
+    if family != args.family:
+        remedy = f"give --family {family}" if family else "it has no official layout"
+        raise InputError(f"--checkpoint {args.checkpoint} is of {loaded.variant}; {remedy}")
+    model: nn.Module = loaded.model
+    return model
+
+
+def _export(args: argparse.Namespace, model: nn.Module) -> None:
+    """Write ``model`` in the official layout."""
+    try:
+        exported = export_reference(args.family, model, without=args.without)
+    except ValueError as error:
+        raise InputError(f"--to reference: {error} (--without NAME)") from None
+    # The layout has parts of our tensors, and some twice, which the file format refuses.
+    tensors = {name: t.clone() for name, t in exported.items()}
+    with atomic_path(args.output) as temporary:
+        save_tensors(tensors, temporary)
+    print(f"{args.output}: {len(tensors)} tensors in the layout of {args.family}")
+
+
+def _write(
+    args: argparse.Namespace,
+    converted: Converted,
+    tokenizer: Tokenizer | None,
+    inputs: Sequence[Input],
+) -> str:
+    """Write ours, as a checkpoint's folder or weights alone; a sentence on it."""
+    model, output = converted.model, args.output
+    if output.suffix == SUFFIX:
+        with atomic_path(output) as temporary:
+            save_tensors(model.state_dict(), temporary)
+        return f"{output}: {summary(converted)}"
+    variant = find_variant(model)
+    if variant is None:
+        raise InputError(
+            f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "
+            "as which training takes a tokenizer of images"
+        )
+    tokenizer = fitting_vocabulary(args, model, tokenizer)
+    save_checkpoint(
+        output,
+        variant=variant,
+        model=model,
+        tokenizer=tokenizer,
+        training=TrainingRecord(
+            recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
+        ),
+        inputs=inputs,
+    )
+    return f"{output}: {variant}, {summary(converted)}"

@@ -1,0 +1,4 @@
+"""Checkpoints of the Hugging Face hub.
+
+Reading order: ``repository`` (names of repositories), ``download``.
+"""

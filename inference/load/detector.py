@@ -1,0 +1,172 @@
+"""The detector of a checkpoint's regions, found again from what these said of their making."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmill.extract.config import (
+    SELECTIONS,
+    ExtractConfig,
+    InputLimits,
+    Selection,
+    Storage,
+    saved_folder,
+)
+from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.images.plan import plan_images
+from vlmill.extract.run.devices import WorkerSettings, start_engine
+from vlmill.extract.run.job import Job, compute_results
+from vlmill.inference.input_checks import warn
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.runtime.console.lineage import OK, Node, lineage
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.settings.plain_fields import from_plain
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason, Rejected
+from vlmill.schemas.tables import REGIONS
+from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
+
+RANDOM = re.compile(r"random weights, seed (\d+)")
+SETTINGS = ("detector", "selection", "limits", "storage")  # of the regions' producer
+PARTS: dict[str, type[Any]] = {"selection": Selection, "limits": InputLimits, "storage": Storage}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionDetector:
+    """Holds the detector, and all else that decides the rows of regions."""
+
+    detector: Detector
+    config: ExtractConfig
+
+    def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
+        """Writes the regions of a table of images, as ``extract-rois run`` does; returns what
+        is wrong with those that have no row, by image_id.
+        """
+        plan = plan_images([str(images)])
+        job = Job(plan=plan, output=folder, detector=self.detector, config=self.config)
+        rows, faults = list[RegionRow](), dict[str, Reason]()
+        with start_engine(WorkerSettings(), self.detector, self.config, None) as engine:
+            parts = [job.part(index) for index in range(job.num_shards)]
+            for extracted in compute_results(engine, job, parts):
+                if isinstance(extracted.result, Rejected):
+                    faults[str(extracted.image.image_id)] = extracted.result.reason
+                else:
+                    rows.append(extracted.result)
+        table = encode_regions(rows, dtype=self.config.storage.dtype)
+        write_shard(folder, REGIONS, table, producer=job.producer(), arrays=job.arrays())
+        return faults
+
+
+def open_recorded_detector(
+    loaded: LoadedCheckpoint, weights: Path | None, device: str
+) -> RegionDetector:
+    """Opens the detector that a checkpoint names: ``weights`` is its file, where it had one.
+
+    Random weights are drawn again from their seed. Raises InputError for a checkpoint whose
+    settings do not suffice, and for weights of another detector.
+    """
+    record = loaded.detector or {}
+    description = str(record.get("weights") or "")
+    seed = RANDOM.fullmatch(description)
+    who = f"checkpoint {loaded.path}"
+    if weights is None and seed is None:
+        name = f" ({description})" if description else ""
+        raise InputError(f"{who} reads regions; give its detector's file{name}: detector=FILE")
+    for name, what in (("global_cnn", "features of full images"), ("given", "given boxes")):
+        if name in record:
+            raise InputError(
+                f"{who} was trained on {what}, which raw images do not have; make its regions "
+                "with `extract-rois run`, and use `train-vl`"
+            )
+    if seed is not None:
+        warn(f"the detector of {who} has random weights: its regions mean nothing")
+    config = _extraction(loaded, record)
+    detector = open_detector_network(loaded, weights, device)
+    if loaded.detector_fingerprint is None:
+        warn(
+            f"{who} does not say which detector it was trained with: that it is "
+            f"{detector.weights} is unchecked"
+        )
+    return RegionDetector(detector=detector, config=config)
+
+
+def open_detector_network(
+    loaded: LoadedCheckpoint, weights: Path | None, device: str, *, folded: bool = True
+) -> Detector:
+    """Opens the network of a checkpoint's detector: of a file, or drawn again from its seed.
+
+    ``folded`` as :func:`vlmill.extract.detect.detector.open_detector` has it. Raises InputError for
+    another detector than the checkpoint's.
+    """
+    record = loaded.detector or {}
+    network, seed = record.get("detector"), RANDOM.fullmatch(str(record.get("weights") or ""))
+    # A detector that was trained here says itself what it is.
+    says = weights is not None and saved_folder(weights) is not None
+    detector = open_detector(
+        None if network is None or says else from_plain(DetectorConfig, network, "detector"),
+        weights,
+        seed=0 if seed is None else int(seed[1]),
+        device=device,
+        folded=folded,
+    )
+    require_detector(detector.fingerprint, loaded, "checkpoint")
+    return detector
+
+
+def recorded_weights(loaded: LoadedCheckpoint) -> Path | None:
+    """Finds the file that a checkpoint's regions were made with, by what they have recorded; None
+    for random weights.
+
+    Raises InputError where nothing is recorded, or it lies there no more.
+    """
+    description = str((loaded.detector or {}).get("weights") or "")
+    if RANDOM.fullmatch(description):
+        return None
+    nodes = [node for node in _nodes(lineage(loaded.path)) if node.entry.flag == "--weights"]
+    there = [node for node in nodes if node.state == OK]
+    if not there:
+        name = f" ({description})" if description else ""
+        raise InputError(
+            f"--with-detector: where the detector of {loaded.path}{name} lies is not recorded, or "
+            "it is there no more; give --with-detector FILE"
+        )
+    return to_path(there[0].path)
+
+
+def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        yield from _nodes(node.inputs)
+
+
+def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractConfig:
+    """Returns how the regions were extracted; of a converted checkpoint, as its paper's were."""
+    missing = [name for name in SETTINGS if name not in record]
+    if not missing:
+        parts = {name: from_plain(kind, record[name], name) for name, kind in PARTS.items()}
+        precision = record.get("precision", "exact")
+        batch_size = int(record.get("batch_size", 1))
+        return ExtractConfig(**parts, precision=precision, batch_size=batch_size)
+    preset = find_preset(loaded.variant)
+    converted = not loaded.training.stage and loaded.training.step == 0
+    if not converted or preset is None:
+        raise InputError(
+            f"checkpoint {loaded.path} does not say how its regions were made (it lacks "
+            f"{', '.join(missing)}); train on regions of `extract-rois run`"
+        )
+    warn(
+        f"checkpoint {loaded.path} was converted and lacks {', '.join(missing)}: regions are "
+        f"chosen as {preset}'s paper says, at the detector's own size"
+    )
+    # The distribution decides the order of VL-BERT's regions, and costs as much as the features.
+    storage = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")
+    return ExtractConfig(selection=SELECTIONS[preset], storage=storage)
+
+
+def find_preset(variant: str) -> str | None:
+    """Returns the name of the selection of a variant's paper; None of one that has none."""
+    return next((name for name in SELECTIONS if variant.startswith(name)), None)

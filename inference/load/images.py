@@ -1,0 +1,62 @@
+"""Images as users have them become the bytes that every stage decodes."""
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlmill.inference.input_checks import warn
+from vlmill.runtime.files.paths import to_path
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.images.decode import Bounds, upright
+from vlmill.schemas.rejects import Rejected
+from vlmill.train.loading.images.crop import BOUNDS
+
+ImageLike = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 3] or [H, W]
+
+
+def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
+    """Returns an image's bytes: a file's own, of an image or an array those of a PNG of its
+    pixels, upright. Of a file that cannot be read none, which is that image's fault.
+
+    Raises InputError for what is no image.
+    """
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | os.PathLike):
+        path = image if isinstance(image, str | Path) else Path(image)
+        try:
+            return to_path(path).read_bytes()
+        except OSError as error:
+            warn(f"image {image}: {error.strerror or error}")
+            return b""
+    if isinstance(image, np.ndarray):
+        grey_or_rgb = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
+        if image.dtype != np.uint8 or not grey_or_rgb or not image.size:
+            raise InputError(
+                f"an image is an array {image.dtype} {list(image.shape)}; want uint8 "
+                "[height, width, 3] in red, green, blue, or [height, width]"
+            )
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise InputError(
+            f"an image is a {type(image).__name__}; give a path, bytes, a PIL image or an array"
+        )
+    content = io.BytesIO()
+    try:
+        upright(image, bounds).image.save(content, "PNG", compress_level=1)
+    except (Rejected, OSError):  # a file that pillow has opened, and that is cut
+        return b""
+    return content.getvalue()
+
+
+def require_list(values: Any, what: str) -> Sequence[Any]:
+    """Returns the values as a list. Raises InputError for a single one."""
+    single = isinstance(values, str | bytes | os.PathLike | Image.Image | np.ndarray)
+    if single and not (isinstance(values, np.ndarray) and values.ndim == 4):
+        raise InputError(f"{what}: want a list, got a single {type(values).__name__}")
+    return list(values)

@@ -1,0 +1,4 @@
+"""``train-vl push``: a checkpoint to the Hugging Face hub.
+
+Reading order: ``command``, ``card`` (the model card), ``upload``.
+"""

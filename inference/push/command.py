@@ -1,0 +1,63 @@
+"""Declares the arguments of ``train-vl push``, and runs it."""
+
+import argparse
+from dataclasses import fields
+
+from vlmill.inference.hub.repository import parse_hub_location
+from vlmill.runtime.console.command import path_or_url
+from vlmill.train.checkpoints.folders import find_checkpoint
+
+PUSH_HELP = """\
+Send a checkpoint to the Hugging Face hub, with a model card.
+
+examples:
+  train-vl push --checkpoint runs/vlmo --to hf://me/vlmo-kites --license apache-2.0
+  train-vl push --checkpoint runs/vilbert --to hf://me/vilbert-kites --dry-run
+      Prints the card; nothing is sent.
+  train-vl push --checkpoint runs/vilbert --to hf://me/vilbert-kites \\
+      --with-detector detector.pth --metrics runs/vilbert-found/metrics.json
+
+vlmill.load("hf://me/vlmo-kites") takes it from there. One commit has weights, vocabulary, settings,
+recipe, the hashes of what was trained on, and README.md, which is written from these. Inputs are
+told by name, not by where they lie. The token is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT
+names another hub. A repository that is not there is made, private without --public.
+"""
+
+
+def add_push_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``train-vl push``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
+    add("--to", required=True, metavar="hf://OWNER/NAME", help="the repository")
+    add(
+        "--with-detector",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="send the detector of its regions, too: the weights' file (default: the one that the "
+        "regions have recorded; random weights are drawn again)",
+    )
+    add("--license", metavar="ID", help="of the weights, as the hub names it: apache-2.0")
+    add("--data-license", metavar="TEXT", help="of the data of training, for the card")
+    add(
+        "--metrics",
+        type=path_or_url,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a metrics.json, whose figures go into the card (may come again)",
+    )
+    add("--public", action="store_true", help="a new repository is public (default: private)")
+    add("--dry-run", action="store_true", help="print the card and the sizes; send nothing")
+
+
+def run_push(args: argparse.Namespace) -> int:
+    """Runs ``train-vl push``; returns the exit status."""
+    parse_hub_location(args.to)
+    find_checkpoint(args.checkpoint)
+    # torch takes its time: not before the arguments are known to be good.
+    from vlmill.inference.push.upload import PushOptions, push
+
+    names = {field.name for field in fields(PushOptions)}
+    return push(PushOptions(**{n: v for n, v in vars(args).items() if n in names}))

@@ -1,0 +1,236 @@
+"""``train-vl push`` sends a checkpoint to the Hugging Face hub, as one commit with a model card."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vlmill.inference.hub.download import (
+    CARD,
+    DETECTOR,
+    FILES,
+    RECIPE,
+    endpoint,
+    find_pickles,
+    refusal,
+)
+from vlmill.inference.hub.repository import HubLocation, parse_hub_location
+from vlmill.inference.load.answering import ANSWER, GROUND, required_inputs
+from vlmill.inference.load.detector import open_detector_network, recorded_weights
+from vlmill.inference.push.card import CardFacts, card
+from vlmill.inference.show.folder import FolderSummary, read_folder
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.cost import size_words
+from vlmill.runtime.files.atomic import temporary_folder
+from vlmill.runtime.files.checkpoints import CHECKPOINTS
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import RemotePath
+from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
+from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
+from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
+
+# A recipe's absolute paths, of which the names are told: where they lie is nobody's business.
+ABSOLUTE = re.compile(r"(?m)(:\s+['\"]?)/(?:[^\s'\"]*/)?([^\s/'\"]+)")
+LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+CARRIED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES)  # as they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """Holds what ``train-vl push`` is told. ``with_detector`` is its file; "" the checkpoint's own;
+    None: it is not sent.
+    """
+
+    checkpoint: Path
+    to: str
+    with_detector: str | None = None
+    license: str | None = None
+    data_license: str | None = None
+    metrics: Sequence[Path] = ()
+    public: bool = False
+    dry_run: bool = False
+
+
+def push(options: PushOptions) -> int:
+    """Sends the checkpoint, or with ``dry_run`` prints the card; returns the exit status.
+
+    Raises InputError for what a user can mend, StoreFailed without a network.
+    """
+    location = parse_hub_location(options.to)
+    if location.revision != "main":
+        raise InputError(f"--to {options.to}: a commit goes to main; leave the revision out")
+    if options.license is not None and not LICENSE.fullmatch(options.license):
+        raise InputError(f"--license {options.license}: want an ID as apache-2.0 or cc-by-4.0")
+    loaded = load_checkpoint(options.checkpoint)
+    summary = read_folder(options.checkpoint)
+    with temporary_folder() as folder:
+        files = collect_files(options, loaded, summary, folder)
+        for name, path in files.items():
+            if path.stat().st_size > FILES[name]:
+                raise InputError(f"{path} has more than {FILES[name]} bytes, which no load fetches")
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        for name, size in sizes.items():
+            print_status(f"{name:24} {size_words(size)}")
+        if options.dry_run:
+            print(files[CARD].read_text(encoding="utf-8"), end="")
+            print_status(f"dry run: nothing was sent to {location}")
+            return 0
+        message = f"{loaded.variant}, {loaded.training.recipe}, step {loaded.training.step}"
+        commit = commit_files(location, files, message, public=options.public)
+    print(f"{location}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
+    return 0
+
+
+def collect_files(
+    options: PushOptions, loaded: LoadedCheckpoint, summary: FolderSummary, folder: Path
+) -> dict[str, Path]:
+    """Collects the files of a push by their names there; what is written anew lies in ``folder``.
+
+    Raises InputError for a detector that is not the checkpoint's, and for metrics that are none.
+    """
+    where = loaded.path
+    files = {name: _local(where / name, folder) for name in CARRIED if (where / name).is_file()}
+    (folder / SETTINGS).write_text(hide_paths(where / SETTINGS), encoding="utf-8")
+    files[SETTINGS] = folder / SETTINGS
+    run = where.parent.parent if where.parent.name == CHECKPOINTS else where
+    recipe = None
+    if (run / RECIPE).is_file():
+        text = (run / RECIPE).read_text(encoding="utf-8")
+        recipe = ABSOLUTE.sub(r"\1\2", text)
+        (folder / RECIPE).write_text(recipe, encoding="utf-8")
+        files[RECIPE] = folder / RECIPE
+    call = find_call(loaded)
+    reads_regions = call is not None and find_input_kind(loaded, call) == "regions"
+    if options.with_detector is not None:
+        if not reads_regions:
+            raise InputError(
+                f"--with-detector: checkpoint {where} is asked nothing of regions; leave it out"
+            )
+        write_detector(loaded, options.with_detector, folder / DETECTOR)
+        files[DETECTOR] = folder / DETECTOR
+    facts = CardFacts(
+        location=options.to,
+        call=call,
+        recipe=recipe,
+        license=options.license,
+        data_license=options.data_license,
+        figures={f"{path.parent.name}/{path.name}": read_figures(path) for path in options.metrics},
+        has_detector=DETECTOR in files if reads_regions else None,
+    )
+    (folder / CARD).write_text(card(summary, facts), encoding="utf-8")
+    return {**files, CARD: folder / CARD}
+
+
+def _local(path: Path, folder: Path) -> Path:
+    """Returns the file itself, or of one in a store a copy in ``folder``."""
+    if not isinstance(path, RemotePath):
+        return path
+    path.download(folder / path.name)
+    return folder / path.name
+
+
+def hide_paths(path: Path) -> str:
+    """Returns a checkpoint's settings with the names alone of its inputs: where they lie on this
+    machine is nobody's business.
+    """
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    for entry in settings.get("inputs") or []:
+        entry["path"] = PurePosixPath(str(entry["path"])).name or str(entry.get("flag"))
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
+    """Writes the detector's weights as safetensors. Raises InputError for another detector."""
+    if "detector" not in (loaded.detector or {}):
+        raise InputError(
+            f"--with-detector: checkpoint {loaded.path} does not say what its detector is, as a "
+            "converted one does not; publish the file beside it, and load it with detector=FILE"
+        )
+    saved_detector = loaded.path / DETECTOR
+    weights: Path | None = to_path(argument) if argument else saved_detector
+    if not argument and not saved_detector.is_file():
+        weights = recorded_weights(loaded)
+    detector = open_detector_network(loaded, weights, "cpu", folded=False)
+    save_tensors(detector.model.state_dict(), path)
+
+
+def find_call(loaded: LoadedCheckpoint) -> str | None:
+    """Says which method of a loaded checkpoint gives something; None if no one does."""
+    by_task = {ANSWER: "answer", GROUND: "ground"}
+    if loaded.task is not None and loaded.task.name in by_task:
+        return by_task[loaded.task.name]
+    try:
+        select_ranking(loaded)
+        find_feeding(loaded)
+    except InputError:
+        return None
+    return "score"
+
+
+def find_input_kind(loaded: LoadedCheckpoint, call: str) -> str:
+    """Says what the model of a method is fed of images: "regions" or "pixels"."""
+    by_call = {"answer": ANSWER, "ground": GROUND}
+    feeding = required_inputs(loaded, by_call[call])[0] if call in by_call else find_feeding(loaded)
+    return feeding.kind
+
+
+def read_figures(path: Path) -> dict[str, float]:
+    """Reads the numbers of a ``metrics.json``. Raises InputError for another file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        numbers = {
+            str(name): float(value)
+            for name, value in content.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"--metrics {path}: {error}; give the metrics.json of `train-vl evaluate`"
+        ) from None
+    return numbers
+
+
+def commit_files(
+    location: HubLocation, files: Mapping[str, Path], message: str, *, public: bool
+) -> str:
+    """Makes one commit of the files, and of the absence of those that an earlier push has left;
+    returns its id.
+
+    Raises InputError where the hub refuses, StoreFailed where it cannot be reached.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi(endpoint=endpoint())
+    try:
+        api.create_repo(location.repo, private=not public, exist_ok=True)
+        there = api.list_repo_files(location.repo)
+        if pickles := find_pickles(there):
+            raise InputError(
+                f"{location} holds {pickles[0]}, a pickle, with which nothing of it is loaded; delete "
+                "it there, or give another repository"
+            )
+        operations: list[Any] = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=os.fspath(path))
+            for name, path in files.items()
+        ]
+        operations += [
+            CommitOperationDelete(path_in_repo=name)
+            for name in there
+            if name in FILES and name not in files
+        ]
+        commit = api.create_commit(location.repo, operations, commit_message=message)
+    except InputError:
+        raise
+    except HfHubHTTPError as error:
+        if (refused := refusal(location, error)) is not None:
+            raise refused from None
+        raise StoreFailed(f"{location}: the hub has failed ({error}); try again") from None
+    except Exception as error:  # what its HTTP library raises, which has changed by version
+        raise StoreFailed(f"{location}: the hub cannot be reached ({error}); try again") from None
+    return str(commit.oid)

@@ -1,0 +1,195 @@
+"""``train-vl search`` builds or opens an index, and answers queries as lines of JSON."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from vlmill.inference.search.index import (
+    SearchIndex,
+    build_index,
+    measure_recall,
+    open_index,
+    sampled,
+    save_index,
+)
+from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
+from vlmill.inference.search.page import MOST_SHOWN, write_answers_page
+from vlmill.inference.search.queries import (
+    AnsweredQuery,
+    Query,
+    load_query_encoder,
+    table_queries,
+)
+from vlmill.inference.search.table import count_kinds, get_row_key, read_vectors
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.threads import faiss_threads
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.files.paths import to_path
+from vlmill.schemas.errors import InputError
+
+ANSWERS, PAGE = "answers.jsonl", "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Holds what ``train-vl search`` is told."""
+
+    index: Path | None = None
+    vectors: str | None = None
+    of: str | None = None
+    type: str = "flat"
+    effort: int | None = None
+    save_index: Path | None = None
+    text: Sequence[str] = ()
+    image: Sequence[str] = ()
+    queries: str | None = None
+    top: int = 10
+    images: str | None = None
+    output: Path | None = None
+    checkpoint: Path | None = None
+    device: str = "cpu"
+    threads: int | None = None
+
+
+def search(options: SearchOptions) -> int:
+    """Builds or opens the index, saves it where asked, and answers; returns the exit status.
+
+    1 where no query could be answered. Raises InputError for what a user can mend.
+    """
+    with faiss_threads(options.threads):
+        return _search(options)
+
+
+def _search(options: SearchOptions) -> int:
+    index = index_vectors(options) if options.index is None else open_index(options.index)
+    if options.save_index is not None:
+        save_index(index, options.save_index)
+        print_status(
+            f"{options.save_index}: {index.settings['type']} index of {describe_index(index)}"
+        )
+    if not (options.text or options.image or options.queries):
+        return 0
+    num_queries = num_errors = 0
+    first_answers: list[AnsweredQuery] = []
+    with open_lines(options.output) as lines:
+        for answered in answer_queries(index, make_queries(options, index), options.top):
+            lines.write(answered.line() + "\n")
+            num_queries += 1
+            num_errors += answered.query.error is not None
+            if len(first_answers) < MOST_SHOWN:
+                first_answers.append(answered)
+    if options.images is not None and options.output is not None:
+        write_answers_page(options.output / PAGE, first_answers, index, options.images, num_queries)
+    print_status(f"{num_queries - num_errors} queries answered, {num_errors} could not be read")
+    return 1 if num_errors == num_queries else 0
+
+
+@contextmanager
+def open_lines(output: Path | None) -> Iterator[TextIO]:
+    """Opens the file of answers, which appears whole; standard output without a folder."""
+    if output is None:
+        yield sys.stdout
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    with (
+        atomic_path(output / ANSWERS) as temporary,
+        temporary.open("w", encoding="utf-8") as file,
+    ):
+        yield file
+
+
+def index_vectors(options: SearchOptions) -> SearchIndex:
+    """Builds the index of ``--vectors``; measures an approximate one against all vectors."""
+    assert options.vectors is not None
+    kinds = count_kinds(options.vectors, "--vectors")
+    indexed_kind = options.of or next((k for k in (IMAGE, PAIR, TEXT) if kinds.get(k)), None)
+    if indexed_kind is None or not kinds.get(indexed_kind):
+        there = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no row"
+        raise InputError(
+            f"--vectors {options.vectors}: nothing of --of {indexed_kind}; it has {there}"
+        )
+    vectors = read_vectors(options.vectors, indexed_kind, kinds[indexed_kind], "--vectors")
+    index = build_index(vectors, options.type, options.effort)
+    if options.type == "flat":
+        return index
+    # Queries of another kind lie elsewhere than what they look for: those count where there are.
+    other = next(
+        (k for k in (TEXT, IMAGE, PAIR) if k != indexed_kind and kinds.get(k)), indexed_kind
+    )
+    query_vectors = vectors
+    if other != indexed_kind:
+        query_vectors = read_vectors(options.vectors, other, kinds[other], "--vectors")
+    recall = measure_recall(
+        index, vectors.matrix, sampled(query_vectors.matrix), same=other == indexed_kind
+    )
+    settings = {**index.settings, "recall_at_10": recall, "recall_of_queries": other}
+    return SearchIndex(faiss_index=index.faiss_index, about=index.about, settings=settings)
+
+
+def describe_index(index: SearchIndex) -> str:
+    """Says what an index holds, and how much of the exact answer it finds."""
+    settings = index.settings
+    words = f"{settings['vectors']} vectors of {settings['of']}s, {settings['width']} wide"
+    if "recall_at_10" in settings:
+        share = f"{100 * settings['recall_at_10']:.2f} %"
+        words += f", recall@10 {share} (queries: {settings['recall_of_queries']}s)"
+    return words
+
+
+def make_queries(options: SearchOptions, index: SearchIndex) -> Iterator[list[Query]]:
+    """Yields what is asked, in blocks."""
+    if options.queries is not None:
+        yield from table_queries(options.queries, index)
+    if options.text or options.image:
+        flag = "--image" if options.image else "--text"
+        encoder = load_query_encoder(index, options.checkpoint, options.device, flag=flag)
+        if options.text:
+            yield encoder.texts(options.text)
+        if options.image:
+            yield encoder.images({file: read_file(file) for file in options.image})
+
+
+def read_file(file: str) -> bytes:
+    """Reads a file, which may lie in a store; of one that cannot be read no bytes, which become
+    that query's error.
+    """
+    try:
+        return to_path(file).read_bytes()
+    except OSError as error:
+        print_status(f"--image {file}: {error.strerror or error}")
+        return b""
+
+
+def answer_queries(
+    index: SearchIndex, blocks: Iterator[list[Query]], top: int
+) -> Iterator[AnsweredQuery]:
+    """Yields each query's answers, its own row left out."""
+    for block in blocks:
+        good = [query for query in block if query.vector is not None]
+        rows: dict[int, list[dict[str, Any]]] = {}
+        if good:
+            matrix = np.stack([query.vector for query in good if query.vector is not None])
+            neighbours = index.nearest(
+                matrix, top + any(query.row_key is not None for query in good)
+            )
+            for query, scores, positions in zip(
+                good, neighbours.scores, neighbours.positions, strict=True
+            ):
+                rows[id(query)] = _rows(index, query, scores, positions)[:top]
+        for query in block:
+            yield AnsweredQuery(query=query, answers=rows.get(id(query), []))
+
+
+def _rows(index: SearchIndex, query: Query, scores: Any, positions: Any) -> list[dict[str, Any]]:
+    there = positions >= 0  # -1: the index has no more
+    rows = index.about.take(positions[there]).to_pylist()
+    return [
+        {"score": round(float(score), 6), **{k: v for k, v in row.items() if v is not None}}
+        for row, score in zip(rows, scores[there], strict=True)
+        if get_row_key(row) != query.row_key
+    ]

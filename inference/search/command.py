@@ -1,0 +1,165 @@
+"""Declares the arguments of ``train-vl embed`` and ``train-vl search``, and runs them."""
+
+import argparse
+from dataclasses import fields
+
+from vlmill.runtime.console.command import add_lock_seconds, int_at_least, path_or_url
+from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.folders import find_checkpoint
+
+EMBED_HELP = """\
+Write the vectors of a checkpoint as a table, `vectors`.
+
+examples:
+  train-vl embed --checkpoint runs/vlmo --pairs own --images own --output own-vectors
+  train-vl embed --checkpoint demo/trained --pairs demo/pairs --regions demo/regions \\
+      --output demo/vectors
+
+VLMo with its contrastive head embeds every image of --images and every text of --pairs by
+itself. The other models read a text together with its image: a vector of each pair, which is what
+their matching head reads. BERT embeds texts alone. All have length 1: inner products are cosines.
+Texts and images are fed as in the checkpoint's training.
+
+The same command continues a killed run, shard by shard. Memory: the texts, some 500 bytes each, and
+a shard of vectors.
+"""
+SEARCH_HELP = """\
+Find the nearest vectors of `train-vl embed`.
+
+examples:
+  train-vl search --vectors own-vectors --text "a dog on a beach" --top 5
+  train-vl search --vectors own-vectors --type hnsw --save-index own-index
+  train-vl search --index own-index --image query.jpg --images own --output answers
+  train-vl search --vectors demo/vectors --queries demo/vectors --output items
+
+Each query is a line of JSON with its answers, the nearest first, on standard output, or in
+DIR/answers.jsonl with --output; with --images also DIR/report.html, which shows the images.
+--queries are vectors of the same checkpoint: where they are of another kind than the index's,
+texts look for images; a row is no answer to itself.
+
+flat is exact. hnsw and ivf look at a part of the vectors: their recall is measured against all
+vectors when they are built, on 1,000 queries, and told. Memory: 4 bytes a number of the vectors,
+twice while an index is built.
+"""
+
+
+def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``train-vl embed``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
+    add("--pairs", metavar="TABLE", help="texts, or image-text pairs")
+    add("--regions", metavar="TABLE", help="regions of their images, for models that read them")
+    add("--images", metavar="TABLE", help="images, for VLMo")
+    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder to write")
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
+    add("--batch-size", type=int, default=64, help="embedded at once (default: 64)")
+    add(
+        "--vectors-per-shard",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="vectors of a file, the unit of resuming (default: 10000)",
+    )
+    add(
+        "--max-regions",
+        type=int,
+        metavar="N",
+        help="regions of an image, the first ones (default: as many as in training)",
+    )
+    add("--fresh", action="store_true", help="delete what an earlier run has left, and start over")
+    add_lock_seconds(parser)
+    add_cost_arguments(parser)
+
+
+def run_embed(args: argparse.Namespace) -> int:
+    """Runs ``train-vl embed``; returns the exit status."""
+    find_checkpoint(args.checkpoint)
+    # pyarrow and torch take their time: not before the arguments are known to be good.
+    from vlmill.runtime.files.reading import require_tables
+
+    require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
+    from vlmill.inference.search.embedding import embed, estimate
+    from vlmill.inference.search.embedding_inputs import EmbedOptions
+
+    names = {field.name for field in fields(EmbedOptions)}
+    options = EmbedOptions(**{n: v for n, v in vars(args).items() if n in names})
+    if args.dry_run:
+        return print_estimate(estimate(options), options.output)
+    return embed(options, force=args.force)
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``train-vl search``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--index", type=path_or_url, metavar="DIR", help="an index that was saved")
+    source.add_argument("--vectors", metavar="TABLE", help="vectors, of which one is built")
+    add(
+        "--of",
+        choices=("image", "text", "pair"),
+        help="with --vectors: which of them are searched (default: images, else pairs, texts)",
+    )
+    add(
+        "--type",
+        choices=("flat", "hnsw", "ivf"),
+        default="flat",
+        help="with --vectors: the kind of index (default: flat, exact)",
+    )
+    add(
+        "--effort",
+        type=int,
+        metavar="N",
+        help="candidates that hnsw keeps (128), or cells that ivf looks into (32): recall for time",
+    )
+    add(
+        "--save-index", type=path_or_url, metavar="DIR", help="with --vectors: keep the index there"
+    )
+    add("--text", action="append", default=[], metavar="T", help="a text (may come again)")
+    add("--image", action="append", default=[], metavar="F", help="an image (may come again)")
+    add("--queries", metavar="TABLE", help="vectors of the same checkpoint")
+    add(
+        "--top",
+        type=int_at_least(1),
+        default=10,
+        metavar="K",
+        help="answers of a query (default: 10)",
+    )
+    add("--images", metavar="TABLE", help="the images, for a page in --output")
+    add(
+        "--output", type=path_or_url, metavar="DIR", help="folder for answers.jsonl and report.html"
+    )
+    add(
+        "--checkpoint",
+        type=path_or_url,
+        metavar="DIR",
+        help="what embeds --text and --image (default: the one that the vectors name)",
+    )
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
+    add("--threads", type=int_at_least(1), metavar="N", help="of FAISS (default: all cores)")
+
+
+def run_search(args: argparse.Namespace) -> int:
+    """Runs ``train-vl search``; returns the exit status."""
+    has_queries = bool(args.text or args.image or args.queries)
+    if args.index is not None and (args.save_index or args.of or args.effort):
+        raise InputError("--index is built already; --save-index, --of, --effort go with --vectors")
+    if not has_queries and args.save_index is None:
+        raise InputError("nothing to do: give --text, --image or --queries, or --save-index")
+    if args.images is not None and (args.output is None or not has_queries):
+        raise InputError("--images needs --output DIR and a query: the page is written there")
+    if args.save_index is not None and args.save_index.exists():
+        raise InputError(f"--save-index {args.save_index} is there already; give a new folder")
+    # pyarrow and torch take their time: not before the arguments are known to be good.
+    from vlmill.runtime.files.reading import find_shards, require_tables
+    from vlmill.schemas.tables import VECTORS
+
+    require_tables({"--vectors": args.vectors, "--images": args.images})
+    if args.queries is not None:
+        find_shards(args.queries, VECTORS, "--queries")
+    from vlmill.inference.search.answering import SearchOptions, search
+
+    names = {field.name for field in fields(SearchOptions)}
+    return search(SearchOptions(**{n: v for n, v in vars(args).items() if n in names}))

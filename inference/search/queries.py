@@ -1,0 +1,207 @@
+"""What is searched for becomes vectors: texts and image files by the checkpoint, or a table's.
+
+Q queries, P width of the vectors.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmill.inference.search.embedding_inputs import find_embedding_mode, weights_digest
+from vlmill.inference.search.index import SearchIndex
+from vlmill.inference.search.kinds import IMAGE, TEXT
+from vlmill.inference.search.table import Vectors, count_kinds, get_row_key, read_vectors
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.atomic import temporary_folder
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.tables import IMAGES
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.devices.setup import device_named
+from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
+from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
+from vlmill.train.tasks.retrieval.inputs import PixelImages
+from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
+
+QUERIES = 1_024  # searched at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Holds what is asked, by its kind and name; ``error`` says why there is no ``vector`` [P].
+
+    ``row_key`` names the vector's own row (kind, id), which is no answer; ``content`` is an image's.
+    """
+
+    kind: str
+    name: str
+    text: str | None = None
+    vector: NDArray[np.float32] | None = None
+    error: str | None = None
+    row_key: tuple[str, str] | None = None
+    content: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnsweredQuery:
+    """Holds a query and its answers, the best first, as rows with their ``score``."""
+
+    query: Query
+    answers: Sequence[dict[str, Any]]
+
+    def line(self) -> str:
+        """Returns it as a line of JSON."""
+        query = self.query
+        query_record = {"kind": query.kind, "name": query.name}
+        if query.error is not None:
+            return json.dumps({"query": query_record, "error": query.error}, ensure_ascii=False)
+        return json.dumps({"query": query_record, "answers": self.answers}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryEncoder:
+    """Holds the checkpoint that made an index's vectors, to make those of queries."""
+
+    loaded: LoadedCheckpoint
+    device: str
+    batch_size: int = 64
+
+    def texts(self, texts: Sequence[str]) -> list[Query]:
+        """Embeds texts. Raises InputError for one without a word."""
+        longest = longest_text(self.loaded, find_feeding(self.loaded))
+        encoded = encode_texts(self.loaded.tokenizer, texts, longest)
+        for text, tokens in zip(texts, encoded.tokens, strict=True):
+            if len(tokens) <= SPECIALS:
+                raise InputError(f"--text {text!r} has no word; give one")
+        if encoded.cut:
+            print_status(f"note: {encoded.cut} texts are longer than {longest} tokens: cut")
+        vectors = text_vectors(
+            self.loaded.model,
+            encoded.tokens,
+            device=device_named(self.device),
+            batch_size=self.batch_size,
+        )
+        return [
+            Query(kind=TEXT, name=text, text=text, vector=vector)
+            for text, vector in zip(texts, vectors, strict=True)
+        ]
+
+    def images(self, contents: Mapping[str, bytes]) -> list[Query]:
+        """Embeds encoded images by their names; of one that cannot be read the query says why."""
+        names = list(contents)
+        with temporary_folder() as folder:
+            write_images(folder, list(contents.values()))
+            images = PixelImages(ImageReader(folder), find_feeding(self.loaded))
+            numbers = [str(number) for number in range(len(names))]
+            embedded = image_vectors(
+                self.loaded.model,
+                numbers,
+                images,
+                device=device_named(self.device),
+                batch_size=self.batch_size,
+            )
+        return [
+            Query(
+                kind=IMAGE,
+                name=name,
+                vector=embedded.vectors.get(number),
+                error=embedded.faults.get(number),
+                content=contents[name],
+            )
+            for name, number in zip(names, numbers, strict=True)
+        ]
+
+
+def write_images(folder: Path, contents: Sequence[bytes]) -> None:
+    """Writes encoded images as a table of images, which are called by their numbers from 0."""
+    empty = dict.fromkeys(IMAGES.schema.names)
+    rows = [
+        {**empty, "image_id": str(number), "bytes": data} for number, data in enumerate(contents)
+    ]
+    write_shard(folder, IMAGES, rows)
+
+
+def load_query_encoder(
+    index: SearchIndex, checkpoint: Path | None, device: str, *, flag: str = "--text"
+) -> QueryEncoder:
+    """Loads the checkpoint that made the index's vectors.
+
+    Raises InputError where it is another one, or embeds no text and no image by itself.
+    """
+    if checkpoint is None:
+        checkpoint_name = index.settings["checkpoint"]
+        if checkpoint_name is None:
+            raise InputError("--checkpoint is missing: the vectors do not say which one made them")
+        try:
+            checkpoint = find_checkpoint(checkpoint_name)
+        except InputError:
+            raise InputError(
+                f"--checkpoint is missing: the vectors name {checkpoint_name}, which holds none seen from "
+                "this folder; give --checkpoint DIR, the one that made them"
+            ) from None
+    return make_query_encoder(index, load_checkpoint(checkpoint), device, flag=flag)
+
+
+def make_query_encoder(
+    index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, flag: str
+) -> QueryEncoder:
+    """Checks that a checkpoint made the index's vectors, and can embed what is asked.
+
+    Raises InputError otherwise.
+    """
+    if (mode := find_embedding_mode(loaded)) == "text" and flag != "--text":
+        raise InputError(
+            f"{flag}: {with_article(loaded.variant)} reads texts alone; give --text or --queries"
+        )
+    if mode == "pair":
+        raise InputError(
+            f"{flag}: {with_article(loaded.variant)} reads text and image together, and has no "
+            "vector of one alone; give `train-vl search` vectors of pairs, --queries"
+        )
+    if weights_digest(loaded) != index.settings["weights_sha256"]:
+        raise InputError(
+            f"--checkpoint {loaded.path} is not the one that made the vectors; give that one, or "
+            "embed again with this one"
+        )
+    loaded.model.to(device_named(device))
+    return QueryEncoder(loaded=loaded, device=device)
+
+
+def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:
+    """Yields the vectors of a table as queries, in blocks.
+
+    Where it holds others than the index, these: texts look for images, and images for texts.
+    Raises InputError for vectors of another checkpoint or width.
+    """
+    kinds = count_kinds(argument, "--queries")
+    other_kinds = {kind: count for kind, count in kinds.items() if kind != index.settings["of"]}
+    for kind, count in (other_kinds or kinds).items():
+        vectors = read_vectors(argument, kind, count, "--queries")
+        require_same(vectors, index)
+        for start in range(0, count, QUERIES):
+            rows = vectors.about.slice(start, QUERIES).to_pylist()
+            yield [
+                Query(kind=kind, name=row_key[1], text=row["text"], vector=vector, row_key=row_key)
+                for row, vector in zip(rows, vectors.matrix[start : start + QUERIES], strict=True)
+                if (row_key := get_row_key(row))
+            ]
+
+
+def require_same(vectors: Vectors, index: SearchIndex) -> None:
+    """Raises InputError for vectors that are not of the index's checkpoint and width."""
+    width = vectors.matrix.shape[1]
+    if width != index.width:
+        raise InputError(f"--queries are {width} wide, the index {index.width}; embed them alike")
+    index_digest, query_digest = index.settings["weights_sha256"], vectors.origin["weights_sha256"]
+    if index_digest != query_digest:
+        raise InputError(
+            f"--queries are of checkpoint {vectors.origin['checkpoint']}, the index of "
+            f"{index.settings['checkpoint']}, with other weights; embed them with one"
+        )

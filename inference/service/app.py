@@ -1,0 +1,223 @@
+"""The endpoints of a checkpoint."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+
+from vlmill.inference.service.questions import (
+    ANSWER,
+    ATTEND,
+    EMBED,
+    SCORE,
+    SEARCH,
+    NoAnswer,
+    Question,
+)
+from vlmill.runtime.console.report import thumbnail
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.row_index import ABSENT
+from vlmill.runtime.service.bodies import Form
+from vlmill.runtime.service.guard import Guard
+from vlmill.runtime.service.refusals import RequestRefused, bad_request
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
+from vlmill.schemas.rejects import Rejected
+
+DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
+MOST_TEXTS, MOST_TOP = 256, 1_000
+CLIENT = "from vlmill.runtime.service.client import ServiceClient\n"
+CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
+
+
+def sample(source: str) -> dict[str, str]:
+    """Makes an example of the OpenAPI document."""
+    return {"lang": "Python", "source": f"{CLIENT}print({source})\n"}
+
+
+HELP = {
+    SCORE: (
+        "Scores of images with texts",
+        "Form: files, and `texts` once or more. Gives `scores`, a list for each image; null "
+        "where an image or text cannot be read.",
+        sample('client.score(["picture.jpg"], ["a red kite", "two dogs"])'),
+    ),
+    ATTEND: (
+        "Which regions a score rests on",
+        "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: what the "
+        "score loses without each region.",
+        sample('client.said("/v1/attend", ["picture.jpg"], {"text": ["a red kite"]})["losses"]'),
+    ),
+    EMBED: (
+        "Vectors of images and texts",
+        "Form: files, `texts`, or both. Gives `images` and `texts`, unit vectors whose products "
+        "rank; null for what cannot be read.",
+        sample('client.embed(["picture.jpg"], ["a red kite"])'),
+    ),
+    SEARCH: (
+        "The nearest of an index",
+        "Form: `text` or one file, and `top`, 10 unless it is given. Gives `answers`, rows with "
+        "their `score`, the nearest first.",
+        sample('client.search(text="a red kite", top=3)'),
+    ),
+    ANSWER: (
+        "The answer to a question about an image",
+        "Form: one file and `question`. Gives `answer`.",
+        sample('client.answer("picture.jpg", "what is this?")'),
+    ),
+}
+
+
+def score_question(form: Form) -> Question:
+    """Reads what is to be scored. Raises Refused."""
+    texts = form.words.get("texts", [])
+    if not form.images or not texts:
+        raise bad_request("want at least one image and one of texts")
+    return Question(method=SCORE, images=contents(form), texts=few(texts))
+
+
+def embed_question(form: Form) -> Question:
+    """Reads what is to be embedded. Raises Refused."""
+    texts = form.words.get("texts", [])
+    if not form.images and not texts:
+        raise bad_request("want images, texts, or both")
+    return Question(method=EMBED, images=contents(form), texts=few(texts))
+
+
+def search_question(form: Form) -> Question:
+    """Reads what is searched for. Raises Refused."""
+    top = form.words.get("top", ["10"])
+    if len(top) != 1 or not top[0].isascii() or not top[0].isdigit() or len(top[0]) > 5:
+        raise bad_request(f"top: want a number from 1 to {MOST_TOP}")
+    number = int(top[0])
+    if not 1 <= number <= MOST_TOP:
+        raise bad_request(f"top: want a number from 1 to {MOST_TOP}")
+    texts = form.words.get("text", [])
+    if len(texts) + len(form.images) != 1:
+        raise bad_request("want one text or one image")
+    return Question(method=SEARCH, images=contents(form), texts=texts, top=number)
+
+
+def answer_question(form: Form) -> Question:
+    """Reads what is asked about a image. Raises Refused."""
+    image = form.image()
+    return Question(method=ANSWER, images=[image.content], texts=[form.get_word("question")])
+
+
+def attend_question(form: Form) -> Question:
+    """Reads an image and a text. Raises Refused."""
+    image = form.image()
+    return Question(method=ATTEND, images=[image.content], texts=[form.get_word("text")])
+
+
+def contents(form: Form) -> list[bytes]:
+    """Returns the images' bytes."""
+    return [image.content for image in form.images]
+
+
+def few(texts: Sequence[str]) -> Sequence[str]:
+    """Returns the texts. Raises Refused for too many."""
+    if len(texts) > MOST_TEXTS:
+        raise RequestRefused(
+            413, "too_many_texts", f"over {MOST_TEXTS} texts; send several requests"
+        )
+    return texts
+
+
+READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
+    SCORE: (("texts",), score_question),
+    ATTEND: (("text",), attend_question),
+    EMBED: (("texts",), embed_question),
+    SEARCH: (("text", "top"), search_question),
+    ANSWER: (("question",), answer_question),
+}
+
+
+class Images:
+    """Reads the images that a search finds, for people who look at its answers."""
+
+    def __init__(self, images: Path) -> None:
+        self.reader, self.lock = ImageReader(images), threading.Lock()
+
+    def small(self, image_id: str) -> bytes:
+        """Returns a JPEG of a page's size. Raises Refused for what is not there or is broken."""
+        with self.lock:
+            (row,) = self.reader.find([image_id])
+            data = None if row == ABSENT else self.reader.read_bytes(int(row))
+        if data is None:
+            raise RequestRefused(404, "no_picture", "--images has no image of this image_id")
+        try:
+            return thumbnail(data)
+        except Rejected as why:
+            raise RequestRefused(404, why.reason.value, "the image cannot be read") from None
+
+
+def model_service(
+    settings: ServiceSettings,
+    *,
+    images: Path | None = None,
+    classes: Sequence[str] = (),
+    attributes: Sequence[str] = (),
+) -> tuple[Shell, Guard]:
+    """Makes the service.
+
+    ``images`` is the table of the images that a search finds, ``classes`` and ``attributes`` are
+    the names of regions: what the page shows. Raises InputError for a table that cannot be read.
+    """
+    shell = Shell(settings=settings)
+    shown_images = None if images is None else Images(images)
+
+    def about() -> Mapping[str, Any]:
+        limits = {"bytes": settings.max_bytes, "pictures": settings.max_images}
+        title = f"A model: {shell.about['variant']}"
+        names = {"classes": list(classes), "attributes": list(attributes)}
+        page_data = {"has_pictures": shown_images is not None, **names}
+        return {"service": "model", "title": title, "limits": limits, **page_data, **shell.about}
+
+    application = new_application(shell, "vlmill model", DESCRIPTION, about)
+
+    async def answer_request(request: Request, method: str) -> dict[str, Any]:
+        if method not in shell.about["methods"]:
+            there = ", ".join(shell.about["methods"])
+            raise RequestRefused(
+                404, "no_such_method", f"this checkpoint has no head for {method}; it has {there}"
+            )
+        words, read = READERS[method]
+        question = read(await shell.form(request, words=words))
+        (result,) = await shell.ask(request, [question], weight=question.weight)
+        if isinstance(result, NoAnswer):
+            raise RequestRefused(422, result.reason, result.message)
+        response: dict[str, Any] = result
+        return response
+
+    def add(method: str) -> None:
+        summary, how, example = HELP[method]
+
+        async def endpoint(request: Request) -> dict[str, Any]:
+            return await answer_request(request, method)
+
+        application.add_api_route(
+            f"/v1/{method}",
+            endpoint,
+            methods=["POST"],
+            summary=summary,
+            description=how,
+            operation_id=method,
+            openapi_extra={"x-codeSamples": [example]},
+        )
+
+    for method in READERS:
+        add(method)
+
+    @application.get("/v1/picture", summary="A small JPEG of an image that a search has found")
+    async def image(request: Request, image_id: str = "") -> Response:
+        require_query(request, ("image_id",))
+        if shown_images is None:
+            raise RequestRefused(404, "no_pictures", "the service was started without --images")
+        content = await asyncio.to_thread(shown_images.small, image_id)
+        return Response(content, media_type="image/jpeg")
+
+    return shell, guard_application(shell, application)

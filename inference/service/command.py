@@ -1,0 +1,104 @@
+"""``train-vl serve``: its arguments, and what runs it."""
+
+import argparse
+from pathlib import Path
+
+from vlmill.inference.hub.repository import is_hub, parse_hub_location
+from vlmill.runtime.console.command import int_at_least, path_or_url
+from vlmill.runtime.extras import require_extra
+from vlmill.runtime.service.settings import (
+    add_name_arguments,
+    add_service_arguments,
+    read_name_lists,
+    read_service_settings,
+)
+from vlmill.train.checkpoints.folders import find_checkpoint
+
+BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
+
+SERVE_HELP = """\
+Answer requests for scores, vectors, nearest images and answers, over HTTP.
+
+examples:
+  train-vl serve --checkpoint demo/trained --port 0
+  train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
+  train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
+  train-vl serve --checkpoint runs/vlmo --index own-index --images own --port 8081
+  train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
+
+A checkpoint serves what it has heads for: /v1/score, /v1/embed, /v1/search (with --index, made by
+`train-vl search --save-index`) and /v1/answer. A page for trying stands at /. Numbers are those of
+`vlmill.load`. The address is printed when requests can be computed; SIGTERM ends the service when
+all accepted requests are answered. The log is lines of JSON on standard error.
+"""
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``train-vl serve``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add(
+        "--checkpoint",
+        type=checkpoint_place,
+        required=True,
+        help="a run's output, a converted one, or hf://OWNER/NAME",
+    )
+    add(
+        "--detector",
+        type=path_or_url,
+        metavar="FILE",
+        help="of a model that reads regions: the weights that were --weights",
+    )
+    add("--index", type=path_or_url, metavar="DIR", help="what /v1/search searches")
+    add(
+        "--images",
+        type=path_or_url,
+        metavar="IMAGES",
+        help="the table of the index's images, which the page then shows",
+    )
+    add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
+    add(
+        "--batch-size",
+        type=int_at_least(1),
+        default=64,
+        help="computed at once (default: 64): images and texts, pairs of them where pairs are "
+        "scored; requests are put together as far as that takes about a second",
+    )
+    add_service_arguments(parser)
+    add_name_arguments(parser)
+
+
+def checkpoint_place(text: str) -> Path | str:
+    """The type of an argument that is a checkpoint's folder, or its repository on the hub."""
+    return text if is_hub(text) else path_or_url(text)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Runs ``train-vl serve``; returns the exit status."""
+    settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
+    if is_hub(args.checkpoint):
+        parse_hub_location(args.checkpoint)
+    else:
+        find_checkpoint(args.checkpoint)
+    require_extra("service")
+    # What serves takes its time to load: not before the arguments are known to be good.
+    from vlmill.inference.service.app import model_service
+    from vlmill.inference.service.engine import model_plan
+    from vlmill.inference.service.questions import ModelOptions
+    from vlmill.runtime.readers.class_names import require_names
+    from vlmill.runtime.service.server import run_service
+
+    options = ModelOptions(
+        checkpoint=args.checkpoint,
+        detector=args.detector,
+        index=args.index,
+        batch_size=args.batch_size,
+    )
+    names = read_name_lists(args)
+    shell, application = model_service(settings, images=args.images, **names)
+
+    def check() -> None:
+        require_names(names, shell.about["producer"], "--detector")
+
+    plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
+    return run_service(shell, application, plans, "train-vl serve", check=check)

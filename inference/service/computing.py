@@ -1,0 +1,238 @@
+"""A worker's model: questions are answered by the object that ``vlmill.load`` gives.
+
+Those of a batch that want the same of it are answered together: a detector sees the images of all
+of them, and so do the networks that make vectors and answers.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from vlmill.inference.load.answering import ANSWER as VQA
+from vlmill.inference.load.detector import RANDOM
+from vlmill.inference.load.model import Floats, Pretrained, load_pretrained, split_rows
+from vlmill.inference.load.region_weights import measure_region_effects, reads_regions
+from vlmill.inference.search.answering import answer_queries
+from vlmill.inference.search.embedding_inputs import find_embedding_mode
+from vlmill.inference.search.index import open_index
+from vlmill.inference.search.queries import AnsweredQuery, Query, make_query_encoder
+from vlmill.inference.service.questions import (
+    ANSWER,
+    ATTEND,
+    EMBED,
+    SCORE,
+    SEARCH,
+    ModelOptions,
+    NoAnswer,
+    Question,
+)
+from vlmill.runtime.console.progress import without_progress
+from vlmill.runtime.readers.regions import encode_regions
+from vlmill.runtime.service.json_rows import plain_row
+from vlmill.runtime.service.logs import log
+from vlmill.runtime.service.workers import WorkerContext
+from vlmill.schemas.errors import InputError, with_article
+from vlmill.train.tasks.retrieval.checks import select_ranking
+
+Answer = dict[str, Any] | NoAnswer
+Method = Callable[[Sequence[Question]], Sequence[Answer]]
+
+
+def open_model(options: ModelOptions, device: str) -> WorkerContext:
+    """Loads a checkpoint: what answers questions, and which ones it can be asked.
+
+    Raises InputError for one that can be asked nothing, and for what does not belong to it.
+    """
+    with log_warnings():
+        model = load_pretrained(
+            options.checkpoint, options.detector, None, device, options.batch_size
+        )
+    methods = make_methods(model, options.index)
+    if not methods:
+        raise InputError(
+            f"--checkpoint {options.checkpoint}: {with_article(model.loaded.variant)} with no "
+            "head that scores, embeds or answers; give one that retrieval or VQA can evaluate"
+        )
+    with log_warnings():
+        model.open_detector()  # not with the first request
+
+    def compute(questions: Sequence[Question]) -> list[Answer]:
+        with without_progress(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # answers say what is wrong with which image
+            return answer_all(methods, questions)
+
+    loaded = model.loaded
+    # Of which detector the regions are, as tables of regions say it.
+    record = loaded.detector or {}
+    about = {
+        "variant": loaded.variant,
+        "methods": sorted(methods),
+        "producer": {"detector": record.get("detector")},
+        "random": RANDOM.fullmatch(str(record.get("weights"))) is not None,
+    }
+    return WorkerContext(compute=compute, about=about)
+
+
+@contextmanager
+def log_warnings() -> Iterator[None]:
+    """Makes lines of the log of what is warned of inside, as all else that is said there is one."""
+    with warnings.catch_warnings(record=True) as records:
+        warnings.simplefilter("always")
+        yield
+    for record in records:
+        log("note", message=str(record.message))
+
+
+def answer_all(methods: Mapping[str, Method], questions: Sequence[Question]) -> list[Answer]:
+    """Answers questions, those of a method together; answers are in the questions' order."""
+    answers = dict[int, Answer]()
+    for name in dict.fromkeys(question.method for question in questions):
+        indices = [index for index, question in enumerate(questions) if question.method == name]
+        results = methods[name]([questions[index] for index in indices])
+        answers |= zip(indices, results, strict=True)
+    return [answers[index] for index in range(len(questions))]
+
+
+def make_methods(model: Pretrained, index: Path | None) -> dict[str, Method]:
+    """Returns what a checkpoint has the heads for. Raises InputError for another's index."""
+    methods: dict[str, Method] = {}
+    if holds(lambda: select_ranking(model.loaded)):
+        methods[SCORE] = partial(score, model)
+        if reads_regions(model):
+            methods[ATTEND] = partial(attend, model)
+    if embeds(model):
+        methods[EMBED] = partial(embed, model)
+    if model.loaded.task is not None and model.loaded.task.name == VQA:
+        methods[ANSWER] = partial(answer, model)
+    if index is not None:
+        methods[SEARCH] = searcher(model, index)
+    return methods
+
+
+def holds(check: Callable[[], object]) -> bool:
+    """Says whether a check passes, which raises InputError where it does not."""
+    try:
+        check()
+    except InputError:
+        return False
+    return True
+
+
+def embeds(model: Pretrained) -> bool:
+    """Says whether images and texts have vectors by themselves."""
+    try:
+        return find_embedding_mode(model.loaded) == "dual"
+    except InputError:
+        return False
+
+
+def score(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+    """Scores every image with every text; null where one of the two cannot be read."""
+    scores = model.score_each([(question.images, question.texts) for question in questions])
+    return [{"scores": plain(rows)} for rows in scores]
+
+
+def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+    """Scores texts with their images, and tells what each score loses without each region."""
+    return [rest_on(model, question.images[0], question.texts[0]) for question in questions]
+
+
+def rest_on(model: Pretrained, image: bytes, text: str) -> Answer:
+    """Tells on which regions a score rests."""
+    try:
+        effects = measure_region_effects(model, image, text)
+    except InputError:
+        return NoAnswer(
+            reason="unreadable",
+            message="the text has no word, or no two regions are found in the image",
+        )
+    (row,) = encode_regions([effects.row], dtype=effects.arrays["features"]["dtype"]).to_pylist()
+    return {
+        "score": effects.score,
+        "losses": effects.without.tolist(),
+        "regions": [plain_row(row)],
+        "arrays": dict(effects.arrays),
+    }
+
+
+def embed(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+    """Embeds images and texts; null for one that cannot be read."""
+    images = [question.images for question in questions]
+    texts = [question.texts for question in questions]
+    image_vectors = split_rows(model.encode_images(list(chain(*images))), images)
+    words = split_rows(model.encode_texts(list(chain(*texts))), texts)
+    return [
+        {"pictures": vectors(image_rows), "texts": vectors(text_rows)}
+        for image_rows, text_rows in zip(image_vectors, words, strict=True)
+    ]
+
+
+def vectors(rows: Floats) -> list[list[float | None] | None]:
+    """Returns vectors as JSON has them: null for one of NaN."""
+    return [None if row[:1] == [None] else row for row in plain(rows)]
+
+
+def answer(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+    """Answers questions about their images."""
+    results = model.answer_each([(item.images[0], item.texts[0]) for item in questions])
+    unread = NoAnswer(
+        reason="unreadable", message="the image cannot be read, or the question has no word"
+    )
+    return [unread if isinstance(item, InputError) else {"answer": item} for item in results]
+
+
+def searcher(model: Pretrained, folder: Path) -> Method:
+    """Opens an index of the checkpoint's vectors; gives what searches it. Raises InputError."""
+    index = open_index(folder)
+    asker = make_query_encoder(index, model.loaded, str(model.device), flag="--index")
+
+    def search(questions: Sequence[Question]) -> list[Answer]:
+        texts = {
+            position: question.texts[0]
+            for position, question in enumerate(questions)
+            if question.texts
+        }
+        worded = model.tokens(list(texts.values()))[1]
+        worded_texts = {
+            position: text for n, (position, text) in enumerate(texts.items()) if n in set(worded)
+        }
+        query_images = {
+            str(position): question.images[0]
+            for position, question in enumerate(questions)
+            if not question.texts
+        }
+        queries: dict[int, Query] = dict(
+            zip(worded_texts, asker.texts(list(worded_texts.values())), strict=True)
+        )
+        queries |= {int(query.name): query for query in asker.images(query_images)}
+        blocks = dict[int, list[int]]()  # asked at once: the nearest one, the nearest ten
+        for position in queries:
+            blocks.setdefault(questions[position].top, []).append(position)
+        answers = dict[int, Answer]()
+        for top, positions in blocks.items():
+            results = answer_queries(
+                index, iter([[queries[position] for position in positions]]), top
+            )
+            answers |= zip(positions, map(format_answer, results), strict=True)
+        wordless = NoAnswer(reason="no_text", message="the text has no word")
+        return [answers.get(position, wordless) for position in range(len(questions))]
+
+    return search
+
+
+def format_answer(answered: AnsweredQuery) -> Answer:
+    """Says what was found for a query."""
+    if answered.query.error is not None:
+        return NoAnswer(reason=answered.query.error, message="the image cannot be read")
+    return {"answers": [dict(row) for row in answered.answers]}
+
+
+def plain(values: Floats) -> list[list[float | None]]:
+    """Returns numbers as JSON has them: null for NaN."""
+    rows: list[list[float]] = values.tolist()
+    return [[None if math.isnan(value) else value for value in row] for row in rows]

@@ -1,0 +1,51 @@
+"""``train-vl show``: its arguments, and what prints."""
+
+import argparse
+
+from vlmill.runtime.console.command import path_or_url
+
+EPILOG = """\
+examples:
+  train-vl show runs/small
+  train-vl show runs/small --lineage
+
+DIR is the --output of `train-vl pretrain`, one of its checkpoints/step-*, what `train-vl convert`
+wrote, or the output of any other job. --lineage follows what each job has recorded of its inputs,
+from the checkpoint to pairs, regions, archives and weights, compares them with what lies there now
+(by names, sizes and checksums, not by reading tables again: docs/tables.md), and exits with 1 if
+one is changed or missing. Nothing is loaded: a model of any size takes a second.
+"""
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``train-vl show`` on a subcommand's parser."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
+    parser.add_argument(
+        "folder", type=path_or_url, metavar="DIR", help="a run, a checkpoint, or a table"
+    )
+    parser.add_argument(
+        "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
+    )
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
+    # pyarrow takes a while to load: not for a help text.
+    from vlmill.inference.show.folder import read_folder
+    from vlmill.inference.show.sheet import sheet
+    from vlmill.runtime.console.lineage import format_lines, lineage, mismatches
+
+    summary = read_folder(args.folder)
+    print("\n".join(sheet(summary)))
+    if not args.lineage:
+        return 0
+    nodes = lineage(summary.record_folder)
+    print("\nlineage")
+    print("\n".join(f"  {line}" for line in format_lines(nodes)) or "  no input is recorded")
+    wrong = mismatches(nodes)
+    if nodes:
+        verdict = f"changed or missing: {wrong}" if wrong else "every input still matches"
+        print(f"{args.folder}: {verdict}")
+    return int(bool(wrong))

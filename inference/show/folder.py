@@ -1,0 +1,150 @@
+"""What ``train-vl show`` reads of a folder: JSON, YAML, and the header of the weights alone."""
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from vlmill.runtime.console.lineage import read_record
+from vlmill.runtime.files.checkpoints import CHECKPOINTS
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest
+from vlmill.runtime.settings.plain_fields import read_yaml
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.folders import (
+    MODEL,
+    SETTINGS,
+    find_checkpoint,
+    saved_steps,
+)
+
+RECIPE, LOG, METRICS = "recipe.yaml", "log.jsonl", "metrics.json"
+MAX_HEADER_BYTES = 100 << 20  # as the library of safetensors bounds it
+MAX_JSON_BYTES = 64 << 20
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """How large a file of weights is, by its header."""
+
+    parameters: int
+    dtypes: Mapping[str, int]  # type -> parameters
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSummary:
+    """A folder as far as it says what it is; without ``checkpoint``, some job's tables.
+
+    ``record_folder`` is the one whose record lists the inputs.
+    """
+
+    folder: Path
+    record_folder: Path
+    job: str | None
+    inputs: list[Input] | None
+    finished: bool
+    rows: Mapping[str, int] = field(default_factory=dict)  # table -> rows
+    checkpoint: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of checkpoint.json
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    weights: Weights | None = None
+    last_line: Mapping[str, Any] = field(default_factory=dict)  # of the log
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_folder(folder: Path) -> FolderSummary:
+    """Reads what a folder holds. Raises InputError for none that vlmill wrote, or a damaged one."""
+    if not folder.is_dir():
+        raise InputError(f"DIR {folder}: no such folder; give the --output of a run")
+    finished = (folder / MANIFEST).is_file()
+    steps = saved_steps(folder)
+    metrics = _json(folder / METRICS) if (folder / METRICS).is_file() else {}
+    rows: Counter[str] = Counter()
+    if finished:
+        for shard in read_manifest(folder)["shards"]:
+            rows[shard.table] += shard.rows
+    if not steps and not (folder / SETTINGS).is_file():
+        if not finished:
+            raise InputError(
+                f"DIR {folder} holds no checkpoint and no {MANIFEST}; give the --output of a run "
+                "that has saved or ended"
+            )
+        job, inputs = read_record(folder)
+        return FolderSummary(
+            folder=folder,
+            record_folder=folder,
+            job=job,
+            inputs=inputs,
+            finished=True,
+            rows=rows,
+            metrics=metrics,
+        )
+    checkpoint = find_checkpoint(folder, "DIR")
+    record_folder = folder if finished else checkpoint
+    job, inputs = read_record(record_folder)
+    output = checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else folder
+    return FolderSummary(
+        folder=folder,
+        record_folder=record_folder,
+        job=job,
+        inputs=inputs,
+        finished=finished,
+        rows=rows,
+        checkpoint=checkpoint,
+        settings=_json(checkpoint / SETTINGS),
+        recipe=read_yaml(output / RECIPE, "DIR") if (output / RECIPE).is_file() else {},
+        steps=tuple(sorted(steps)),
+        weights=read_weights(checkpoint / MODEL),
+        last_line=last_line(output / LOG),
+        metrics=metrics,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}); use another checkpoint") from None
+    return content
+
+
+def read_weights(path: Path) -> Weights:
+    """Parameters by type from the header of a file of safetensors. Raises InputError."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(MAX_HEADER_BYTES, path.stat().st_size):
+                raise ValueError(f"its header says {length} bytes")
+            header = json.loads(file.read(length))
+        counts: Counter[str] = Counter()
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                counts[tensor["dtype"]] += prod(tensor["shape"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise InputError(f"{path} is damaged ({error}); use another checkpoint") from None
+    return Weights(parameters=counts.total(), dtypes=dict(counts), bytes=path.stat().st_size)
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last whole line of a log, whose end alone is read; {} without one."""
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - MAX_LINE_BYTES))
+        lines = file.read().split(b"\n")[:-1]
+    try:
+        line = json.loads(lines[-1]) if lines else {}
+    except ValueError as error:
+        raise InputError(f"{path}: its last line is no JSON ({error})") from None
+    return line if isinstance(line, dict) else {}

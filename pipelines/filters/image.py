@@ -1,0 +1,162 @@
+"""Image filters: is an image racy, is it a photograph? A fitted model's probability each.
+
+What a filter sees are the statistics of a small copy, and of one that was fitted with a backbone
+the network's vector. Both filters share the copy.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.filters import statistics
+from vlmill.pipelines.filters.model_file import Model, read_model, require_features
+from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_image
+from vlmill.runtime.extras import require_extra
+from vlmill.schemas.rejects import Reason, Rejected
+
+ANY, SAFETY, REALISM = "picture", "safety", "realism"
+BACKBONE = "backbone."  # before the names of a network's arrays in the file
+BACKBONE_PX = 224
+
+Vector = npt.NDArray[np.float32]
+
+
+def backbone_names(width: int) -> tuple[str, ...]:
+    """Returns the features of a network's vector."""
+    return tuple(f"backbone_{number}" for number in range(width))
+
+
+def compute_features(
+    image: Image.Image, backbone: Callable[[Image.Image], Vector] | None
+) -> Vector:
+    """The statistics of an RGB image, then the network's vector where there is one."""
+    values = image_statistics(shrunk(image))
+    return values if backbone is None else np.concatenate([values, backbone(image)])
+
+
+def decode_side(has_backbone: bool) -> int:
+    """The pixels that a filter needs of an image's side."""
+    return BACKBONE_PX if has_backbone else statistics.SIDE
+
+
+@dataclass(frozen=True)
+class ImageFilter:
+    """A fitted filter; it can be sent to another process."""
+
+    model: Model
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, flag: str = "--model", kind: str | None = None
+    ) -> "ImageFilter":
+        """Reads the filter of a file that fit_image_filter wrote.
+
+        Raises InputError for another file, and for a filter of another ``kind`` if one is asked.
+        """
+        kinds = (ANY, SAFETY, REALISM) if kind is None else (ANY, kind)
+        model = read_model(Path(path), kinds=kinds, flag=flag, fitted_by="fit_image_filter")
+        width = len(model.features) - len(statistics.NAMES)
+        names = (*statistics.NAMES, *backbone_names(width if model.arrays else 0))
+        require_features(model, names, f"{flag} {path}")
+        image_filter = cls(model)
+        if image_filter.has_backbone:
+            image_filter.open_network(f"{flag} {path}")
+        return image_filter
+
+    @property
+    def has_backbone(self) -> bool:
+        """Whether it was fitted with a network's vector."""
+        return bool(self.model.arrays)
+
+    @property
+    def threshold(self) -> float:
+        """The probability from which on an image counts as what the labels call 1."""
+        return self.model.threshold
+
+    def open_network(self, source: str = "the filter") -> Callable[[Image.Image], Vector]:
+        """The network's vector as a function. Raises InputError for weights that are of none."""
+        require_extra("safety", "torchvision")
+        from vlmill.pipelines.filters.backbone import vector_function
+
+        arrays = self.model.arrays
+        weights = {n.removeprefix(BACKBONE): a for n, a in arrays.items() if n.startswith(BACKBONE)}
+        return vector_function(weights, source=source)
+
+    @cached_property
+    def _vector(self) -> Callable[[Image.Image], Vector] | None:
+        return self.open_network() if self.has_backbone else None
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return {"model": self.model}  # another process opens the network itself
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def judge(self, pixels: npt.NDArray[np.uint8]) -> float:
+        """The probability, 0 to 1, that an image, RGB uint8 [H, W, 3], is what the labels call 1.
+
+        Racy for a safety model, natural for a realism model.
+        """
+        return self.judge_image(Image.fromarray(pixels))
+
+    def judge_image(self, image: Image.Image) -> float:
+        """:meth:`judge` of an RGB image."""
+        values = compute_features(image, self._vector)
+        return float(self.model.trees.probabilities(values[None])[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFilters:
+    """The filters of a run; None where the user has said ``none``."""
+
+    safety: ImageFilter | None = None
+    realism: ImageFilter | None = None
+
+    @classmethod
+    def load(cls, files: Mapping[str, Path | None]) -> "ImageFilters":
+        """Reads the files of ``filter_files``. Raises InputError for one that is no such filter."""
+        filters = {
+            kind: ImageFilter.load(path, flag=flag, kind=kind)
+            for flag, kind in (("--safety-model", SAFETY), ("--realism-model", REALISM))
+            if (path := files[flag]) is not None
+        }
+        return cls(**filters)
+
+    def settings(self) -> dict[str, Any]:
+        """What a manifest says: the thresholds."""
+        return {
+            "safety_threshold": self.safety and self.safety.threshold,
+            "realism_threshold": self.realism and self.realism.threshold,
+        }
+
+    def check_image(self, data: bytes, *, max_pixels: int) -> Drop | None:
+        """Says why an image is dropped, or None. Decodes its ``data`` once, small; never raises.
+
+        Racy from the safety model's threshold on, no photograph below the realism model's.
+        """
+        filters = [
+            image_filter for image_filter in (self.safety, self.realism) if image_filter is not None
+        ]
+        if not filters:
+            return None
+        side = max(decode_side(image_filter.has_backbone) for image_filter in filters)
+        try:
+            image = small_image(data, max_pixels=max_pixels, side=side)
+        except Rejected as why:
+            return Drop(why.reason, why.detail)
+        if self.safety is not None:
+            racy = self.safety.judge_image(image)
+            if racy >= self.safety.threshold:
+                return Drop(Reason.RACY_IMAGE, f"{racy:.3f}")
+        if self.realism is not None:
+            natural = self.realism.judge_image(image)
+            if natural < self.realism.threshold:
+                return Drop(Reason.UNREALISTIC_IMAGE, f"{natural:.3f}")
+        return None

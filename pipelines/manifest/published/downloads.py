@@ -1,0 +1,170 @@
+"""Downloads the images of which a data set has URLs, with the crawl's client and manners.
+
+They lie in archives below the output (``work/fetched``), beside the journals that know what came of
+each URL: a killed run goes on, and what failed can be tried again. The tables are written when all
+of them have been asked for.
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import IN, OUT, Drop
+from vlmill.pipelines.manifest.entries import Reading
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.pipelines.web.archives.reading import read_bodies
+from vlmill.pipelines.web.fetching.database import journal_errors
+from vlmill.pipelines.web.fetching.entries import FETCHED, REDIRECTED, SUCCESSES
+from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
+from vlmill.pipelines.web.fetching.lines import Line, parse_url_line
+from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.pipelines.web.fetching.rounds import rounds_here, run_rounds
+from vlmill.pipelines.web.fetching.stages import URLS
+from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
+from vlmill.pipelines.web.fetching.warc import part_name
+from vlmill.pipelines.web.fetching.work import (
+    Fetching,
+    continued,
+    distribute,
+    finish_bucket,
+    restore,
+    try_failed_again,
+    use_local_scratch,
+)
+from vlmill.runtime.files.atomic import has_folder, write_json
+from vlmill.runtime.files.outputs import WORK
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.net.urls import resolve
+from vlmill.runtime.processes import all_cores
+from vlmill.schemas.rejects import Reason
+
+FOLDER, DONE = "fetched", "_fetched.json"
+_ROW = "SELECT outcome, detail, target, part, offset FROM urls WHERE url = ?"
+_REPEATED = "SELECT sha256, count(*) FROM urls WHERE sha256 IS NOT NULL GROUP BY sha256"
+_lock = threading.Lock()  # of the journals, which several threads ask
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedImages:
+    """The images that were fetched, by their URLs."""
+
+    fetching: Fetching
+
+    def image(self, url: str) -> bytes | Drop:
+        """What came of a URL, or why it gave no image."""
+        target, drop = resolve("", url), Drop(Reason.BAD_URL, "no http(s) URL")
+        for _ in range(self.fetching.policy.max_redirects + 1):
+            if target is None or (row := self._row(target)) is None:
+                return drop
+            outcome, detail, redirect, part, offset = row
+            if outcome == FETCHED:
+                return self._body(self._bucket(target), part, offset)
+            if outcome != REDIRECTED:
+                return Drop(Reason(outcome), detail)
+            target, drop = redirect, Drop(Reason.BAD_URL, f"redirects to {redirect}")
+        return Drop(Reason.TOO_MANY_REDIRECTS)
+
+    def find_repeated(self, max_urls: int) -> frozenset[str]:
+        """SHA-256 of what more than ``max_urls`` URLs gave."""
+        counts: dict[str, int] = {}
+        for bucket in range(self.fetching.buckets):
+            with self.fetching.journal(bucket) as journal:
+                for digest, count in journal.rows(_REPEATED):
+                    counts[digest] = counts.get(digest, 0) + count
+        return frozenset(digest for digest, count in counts.items() if count > max_urls)
+
+    def counts(self) -> dict[str, Any]:
+        """Tells how many URLs there were, how many gave content, and why the others did not."""
+        path = to_path(self.fetching.output) / DONE
+        counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return counts
+
+    def _bucket(self, url: str) -> int:
+        return assign_bucket(get_host(url), self.fetching.buckets)
+
+    def _row(self, url: str) -> tuple[Any, ...] | None:
+        path = self.fetching.journal_path(self._bucket(url))
+        with _lock:
+            row: tuple[Any, ...] | None = _connect(path).execute(_ROW, (url,)).fetchone()
+        return row
+
+    def _body(self, bucket: int, part: int, offset: int) -> bytes | Drop:
+        path = to_path(self.fetching.output) / part_name(bucket, part)
+        with path.open("rb") as file:
+            return next(read_bodies(file, [offset], max_bytes=2 * self.fetching.policy.max_bytes))
+
+
+@lru_cache(maxsize=1_000)
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+
+
+@contextmanager
+def fetched_images(
+    reading: Reading, folder: Folder, output: Path, manners: PolitenessPolicy, *, retry: bool
+) -> Iterator[FetchedImages]:
+    """Fetches every image of which there is a URL and no file, unless that was done before; gives
+    them while the block runs.
+
+    ``retry`` asks again for what failed. Shards in ``output`` were written before all was fetched,
+    or from an earlier try: they go. Memory is that of a crawl.
+    """
+    work_folder = output / WORK / FOLDER
+    begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), policy=manners))
+    with use_local_scratch(begun) as fetching:
+        if retry and has_folder(fetching.resume_folder):
+            (work_folder / DONE).unlink(missing_ok=True)
+        if (work_folder / DONE).exists():
+            restore(fetching)
+        else:
+            for shard in output.glob("*.parquet"):
+                shard.unlink()
+            work_folder.mkdir(parents=True, exist_ok=True)
+            with journal_errors():
+                _fetch(fetching, _lines(reading, folder), retry=retry)
+        try:
+            yield FetchedImages(fetching=fetching)
+        finally:
+            _connect.cache_clear()  # the next run may have others under these names
+
+
+def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:
+    is_new = not has_folder(fetching.resume_folder)
+    distribute(fetching, lines)
+    if retry and not is_new:
+        try_failed_again(fetching)
+    with rounds_here(fetching, all_cores()) as run_round:
+        run_rounds(fetching, run_round)
+    written = []
+    for bucket in range(fetching.buckets):
+        finish_bucket(fetching, bucket)
+        written.append(write_tables(fetching, bucket))
+    write_json(to_path(fetching.output) / DONE, _summarize_outcomes(merge_summaries(written)))
+
+
+def _summarize_outcomes(written: CrawlSummary) -> dict[str, Any]:
+    failed = {name: n for name, n in written.outcomes.most_common() if name not in SUCCESSES}
+    bad = written.tallies[URLS.name, Reason.BAD_URL.value]
+    return {
+        "urls": written.tallies[URLS.name, OUT] + bad,
+        "named": written.tallies[URLS.name, IN],
+        "fetched": written.outcomes[FETCHED],
+        "failed": failed | ({Reason.BAD_URL.value: bad} if bad else {}),
+    }
+
+
+def _lines(reading: Reading, folder: Folder) -> Iterator[Line]:
+    """Yields the URL of each image of which no file is there."""
+    may_be_there = folder.has_images(reading.image_folders)
+    for entry in reading.entries():
+        for image in entry.images if not isinstance(entry.rows, Drop) else ():
+            if image.url is None or image.content is not None:
+                continue
+            if not may_be_there or folder.image_size(image.paths) is None:
+                yield parse_url_line(image.url, follow=-1)

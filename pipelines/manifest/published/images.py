@@ -1,0 +1,66 @@
+"""Rows of ``images`` for the images of published data sets, in folders, archives or fetched."""
+
+from typing import TYPE_CHECKING, Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import flickr_id
+from vlmill.pipelines.manifest.entries import IMAGE_STAGE, ListedImage
+from vlmill.pipelines.manifest.part import Part
+from vlmill.pipelines.manifest.published.placeholders import is_unavailable
+from vlmill.pipelines.manifest.reading.images import make_image_row
+from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.manifest.published.downloads import FetchedImages
+
+MAX_PIXELS = 178_000_000  # a published image's: what pillow itself takes for no bomb
+# What reading an image says, in the words of published data sets.
+_REASONS = {
+    Reason.MISSING_IMAGE: Reason.IMAGE_MISSING,
+    Reason.TOO_LARGE: Reason.IMAGE_TOO_LARGE,
+    Reason.UNREADABLE_IMAGE: Reason.IMAGE_BROKEN,
+    Reason.UNSUPPORTED_FORMAT: Reason.IMAGE_BROKEN,
+    Reason.ANIMATED: Reason.IMAGE_BROKEN,
+    Reason.EMPTY: Reason.IMAGE_BROKEN,
+}
+
+
+def published_row(
+    folder: Folder, fetched: "FetchedImages | None", image: ListedImage, *, hashed: bool
+) -> dict[str, Any] | Drop:
+    """The row of ``images`` for an image of the data set; or why it has none.
+
+    ``hashed`` adds its perceptual hash as ``phash``, which is no column.
+    """
+    content = folder.image(image.paths) if image.content is None else image.content
+    if isinstance(content, Drop):
+        if fetched is None or image.url is None or content.reason is not Reason.IMAGE_MISSING:
+            return _said(content)
+        content = fetched.image(image.url)
+        if isinstance(content, Drop):
+            return _said(content, Reason.IMAGE_MISSING)
+    if flickr_id(image.url) is not None and is_unavailable(content):
+        return Drop(Reason.PLACEHOLDER, "Flickr's image of a photo that is no longer there")
+    row = make_image_row(content, image.image_id, max_pixels=MAX_PIXELS, hashed=hashed)
+    return (
+        _said(row) if isinstance(row, Drop) else row | {"source_url": image.url, "uri": image.uri}
+    )
+
+
+def _said(drop: Drop, otherwise: Reason | None = None) -> Drop:
+    reason = _REASONS.get(drop.reason, otherwise or drop.reason)
+    if reason is drop.reason:
+        return drop
+    return Drop(reason, ": ".join(filter(None, (drop.reason.value, drop.detail))))
+
+
+def write_image(image: ListedImage, row: dict[str, Any] | Drop | None, part: Part) -> None:
+    """Writes an image's aliases, and its row or why it has none (None: none are written)."""
+    for alias in image.aliases:
+        part.add(ALIASES, {"image_id": image.image_id, "alias": alias})
+    if isinstance(row, Drop):
+        part.add(REJECTS, reject(IMAGE_STAGE, image.image_id, row.reason, row.detail))
+    elif row is not None:
+        part.add(IMAGES, row)

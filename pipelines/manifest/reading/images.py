@@ -1,0 +1,115 @@
+"""Images that a table names, under one folder: nothing outside it is ever opened."""
+
+import os
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.pages.images import examine_image
+from vlmill.runtime.files.remote import RemotePath
+from vlmill.schemas.images.decode import FORMATS
+from vlmill.schemas.names import IMAGE_ENDINGS, spellings
+from vlmill.schemas.rejects import Reason
+
+MAX_BYTES = 64 * 2**20
+MAX_PIXELS = 50_000_000  # what region extraction reads by default, too
+_FIRST = (".jpg", ".jpeg", ".png", ".webp", ".gif")
+_LOWER = (*_FIRST, *(ending for ending in IMAGE_ENDINGS if ending not in _FIRST))
+ENDINGS = ("", *_LOWER, *(ending.upper() for ending in _LOWER))
+"""What may follow a name; the first that is there counts."""
+_UNSAFE = re.compile(r"^/|^[A-Za-z]:[\\/]|\\|\0|(^|/)\.\.(/|$)")
+
+
+def is_unsafe(name: str) -> bool:
+    """Whether a name may lead out of the folder that it is joined to."""
+    return _UNSAFE.search(name) is not None
+
+
+def image_path(root: Path, name: str) -> Path | Drop:
+    """The file of an image under ``root``, or why there is none.
+
+    Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused.
+    A name may be composed and its file decomposed (macOS), or the other way round.
+    """
+    missing = Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
+    if is_unsafe(name):
+        return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
+    if isinstance(root, RemotePath):
+        paths = (root / f"{one}{e}" for one in spellings(name) for e in ENDINGS)
+        return next((path for path in paths if path.is_file()), missing)
+    base = os.path.realpath(root)
+    for one, ending in product(spellings(name), ENDINGS):
+        path = os.path.join(base, one + ending)
+        if os.path.isfile(path):
+            if os.path.commonpath([base, os.path.realpath(path)]) != base:
+                return Drop(Reason.UNSAFE_PATH, "a link that leads out of --image-root")
+            return Path(path)
+    return missing
+
+
+def image_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
+    """The row of ``images`` for an image under ``root``, decoded once; or why it has none."""
+    path = image_path(root, _below(root, image_id))
+    if isinstance(path, Drop):
+        return path
+    content = _content(path)
+    if isinstance(content, Drop):
+        return content
+    return make_image_row(content, image_id, max_pixels=MAX_PIXELS)
+
+
+def _below(root: Path, name: str) -> str:
+    """Returns a name as it is below ``root``: an absolute path that leads there without it."""
+    base = os.path.realpath(root)
+    if isinstance(root, RemotePath) or not os.path.isabs(name) or "\0" in name:
+        return name
+    path = os.path.normpath(name)
+    inside = next(
+        (prefix for prefix in (os.path.abspath(root), base) if path.startswith(prefix + "/")), None
+    )
+    return name if inside is None else os.path.relpath(path, inside)
+
+
+def make_image_row(
+    content: bytes, image_id: str, *, max_pixels: int, hashed: bool = False
+) -> dict[str, Any] | Drop:
+    """The row of ``images`` for an image's bytes, decoded once; or why it has none.
+
+    ``hashed`` adds its perceptual hash as ``phash``, which is no column.
+    """
+    facts = examine_image(
+        content, min_side_px=0, max_pixels=max_pixels, hashed=hashed, formats=FORMATS
+    )
+    if isinstance(facts, Drop):
+        return facts
+    extra = {"phash": facts.phash} if hashed else {}
+    return {
+        "image_id": image_id,
+        "bytes": content,
+        "width": facts.width,
+        "height": facts.height,
+        "format": facts.format,
+        "sha256": facts.image_id,
+        **extra,
+    }
+
+
+def image_content(root: Path, name: str) -> bytes | Drop | None:
+    """The bytes of a published image under ``root``; None if there is no such file."""
+    path = image_path(root, name)
+    if isinstance(path, Drop):
+        return None if path.reason is Reason.MISSING_IMAGE else path
+    return _content(path)
+
+
+def _content(path: Path) -> bytes | Drop:
+    try:
+        size = path.stat().st_size
+        if not 0 < size <= MAX_BYTES:
+            reason = Reason.TOO_LARGE if size else Reason.EMPTY
+            return Drop(reason, f"{size} bytes, at most {MAX_BYTES}")
+        return path.read_bytes()
+    except OSError as error:
+        return Drop(Reason.UNREADABLE_IMAGE, error.strerror)

@@ -1,0 +1,132 @@
+"""Nearest images by region features: python -m vlmill.pipelines.nearest_images --help"""
+
+import argparse
+from collections.abc import Sequence
+
+from vlmill.runtime.console.command import (
+    Parser,
+    add_fresh,
+    add_lock_seconds,
+    int_at_least,
+    run_command,
+)
+from vlmill.runtime.console.cost import add_cost_arguments
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.processes import all_cores
+from vlmill.schemas.errors import InputError
+
+DESCRIPTION = """\
+For each image the images that look most alike to the detector, as ViLBERT's fine-tuning for
+retrieval takes its hard negatives from: the Euclidean distance between means of region features.
+Exact, the nearest first, ties by image_id, lowest first; an image is not in its own list.
+"""
+EPILOG = """\
+examples:
+  python -m vlmill.pipelines.nearest_images --regions flickr/regions --pairs flickr/pairs \\
+      --images flickr/images --output flickr/neighbours
+  python -m vlmill.pipelines.nearest_images --import hard_negative.pkl --id-prefix flickr30k/ \\
+      --output published
+
+With --pairs, an image is compared with those of its own split alone (a pair without a split is of
+`train`): a list for training names no image of a test. Rejected are images without a box
+(no_boxes), with features that are NaN or infinite (not_finite), without a pair (no_text) or with
+pairs of several splits (id_conflict).
+
+The mean leaves out a full image's row. Tables of `extract-rois run` have none; in imported ones
+row 0 may be one. `auto` takes it for one if it is a box around the whole in every image of the
+table, which no detector gives.
+
+Vectors of the very same numbers are at distance 0. Distances are computed in float64 and rounded
+to float32, whatever FAISS makes of near ties, so that the rows do not depend on --threads.
+
+writes DIR/neighbours-*.parquet (a split after the other, by image_id), rejects-*.parquet,
+report.html (50 images with their nearest, histograms of distances) and, last, _manifest.json.
+The same command continues a killed run, to the same rows. Time grows with the square of the
+images. On the disk: 8 bytes for each image and feature until the run has finished (2.4 GB
+twice for 300,000 images and 2048 features). Memory: some 300 bytes an image, 64 MB of vectors,
+100 MB for a block of 1,024 searches; the vectors are mapped.
+
+--import reads the list that ViLBERT's authors published, as plain data: no code in it runs. It has
+no distances: they stay null.
+"""
+
+
+def parser() -> Parser:
+    """Returns the parser of the job's flags."""
+    p = Parser(
+        prog="python -m vlmill.pipelines.nearest_images",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    source = p.add_mutually_exclusive_group(required=True)
+    source.add_argument("--regions", metavar="R", help="regions table: a folder, a file or a glob")
+    source.add_argument(
+        "--import", dest="published", metavar="FILE", help="a published hard_negative.pkl instead"
+    )
+    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument(
+        "--top", type=int_at_least(1), default=100, metavar="N", help="an image's list (100)"
+    )
+    p.add_argument("--pairs", metavar="P", help="pairs table: which split an image is of")
+    p.add_argument("--images", metavar="I", help="images table: the report shows its images")
+    p.add_argument(
+        "--full-image",
+        choices=("auto", "first", "none"),
+        default="auto",
+        help="row 0 of each image is the full image (first), or a region (none); default auto",
+    )
+    p.add_argument(
+        "--threads",
+        type=int_at_least(1),
+        default=all_cores(),
+        metavar="N",
+        help="threads that search; the rows stay the same (default: %(default)s)",
+    )
+    p.add_argument(
+        "--images-per-shard",
+        type=int_at_least(1),
+        default=10_000,
+        metavar="N",
+        help="default: 10000",
+    )
+    p.add_argument(
+        "--id-prefix", default="", metavar="TEXT", help="before each id of --import: flickr30k/"
+    )
+    add_fresh(p)
+    add_cost_arguments(p)
+    add_lock_seconds(p)
+    return p
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses, and runs the job."""
+    args = parser().parse_args(arguments)
+    check(args)
+    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+        return _run(args)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises InputError for values that make no job."""
+    if args.published is not None:
+        for flag in ("--pairs", "--dry-run"):
+            if getattr(args, flag.removeprefix("--").replace("-", "_")):
+                raise InputError(f"{flag} goes with --regions; --import reads a finished list")
+    elif args.id_prefix:
+        raise InputError("--id-prefix goes with --import; --regions has its own ids")
+
+
+def _run(args: argparse.Namespace) -> int:
+    # pyarrow and FAISS take their time: not before the arguments are known to be good.
+    from vlmill.runtime.files.reading import require_tables
+
+    require_tables({"--regions": args.regions, "--pairs": args.pairs, "--images": args.images})
+    from vlmill.pipelines.nearest_images import job
+
+    return job.run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

@@ -1,0 +1,137 @@
+"""An image's vector is the mean of its regions' features, without the full image's row.
+
+P images of the regions table in its order, R boxes of one, D feature width. Means are kept on
+the disk in parts, so that a killed run need not read the features again: they are a hundred times
+as large.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import atomic_path, remove_leftovers
+from vlmill.runtime.readers.regions import RegionReader
+from vlmill.schemas.errors import InputError
+
+Vectors = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int64]
+IMAGES_PER_PART = 8_192
+# Squares of longer vectors' differences leave float32, in which FAISS computes.
+LONGEST = 1e15
+# How far a full image's corners may be from the image's: some end boxes at the last pixel.
+CORNER_PX = 1.0
+
+
+def marks_full_images(regions: RegionReader) -> bool:
+    """Whether row 0 of every image is the full image, as files of ViLBERT's readers have it.
+
+    No column says so, but no detector puts a box around the whole of every image first. A table
+    in which no image has another box is one of full images: that row is then all there is.
+    Reads boxes until an image has another one first.
+    """
+    has_other_boxes = False
+    for number in np.flatnonzero(regions.box_counts()).tolist():
+        group, within = regions.locate_row(number)
+        boxes = group.boxes(within)
+        if not is_full_image(boxes[0], *group.size(within)):
+            return False
+        has_other_boxes = has_other_boxes or len(boxes) > 1
+    return has_other_boxes
+
+
+def is_full_image(box: npt.NDArray[np.float32], width: int, height: int) -> bool:
+    """Whether a box (x1, y1, x2, y2) in pixels is that of the full image."""
+    return bool(np.all(np.abs(box - (0, 0, width, height)) <= CORNER_PX))
+
+
+def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:
+    """The mean [D] of features [R, D], R at least 1, summed in float64; None if it is no vector.
+
+    That is where a feature is NaN or infinite, or where the mean is longer than LONGEST.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = features.mean(axis=0, dtype=np.float64)
+        length = np.sqrt(mean @ mean)
+    if not length <= LONGEST:  # NaN is not
+        return None
+    # Without -0.0, so that equal vectors have equal bytes.
+    vector: Vectors = mean.astype(np.float32) + np.float32(0)
+    return vector
+
+
+def image_mean(regions: RegionReader, number: int, first: int) -> Vectors | None:
+    """The vector of row ``number`` from its box ``first`` on; None if it has none.
+
+    Raises InputError for a row with boxes and without features.
+    """
+    group, within = regions.locate_row(number)
+    if len(group.boxes(within)) <= first:
+        return None
+    row = group.row(within, ("features",))
+    if row.features is None:
+        raise InputError(
+            f"--regions: {row.image_id} has boxes and no features; extract or import them with "
+            "their features"
+        )
+    return compute_mean(row.features[first:])
+
+
+class Means:
+    """The vectors of a table's images, float32 [P, D], mapped; NaN where an image has none."""
+
+    def __init__(self, parts: list[Path], dim: int) -> None:
+        self.dim = dim
+        self._parts: list[Vectors] = [np.load(path, mmap_mode="r") for path in parts]
+
+    def rows(self, numbers: Numbers) -> Vectors:
+        """Copies the vectors of rows, [len(numbers), D]."""
+        vectors = np.empty((len(numbers), self.dim), dtype=np.float32)
+        parts = numbers // IMAGES_PER_PART
+        for part in np.unique(parts).tolist():
+            indices = np.flatnonzero(parts == part)
+            vectors[indices] = self._parts[part][numbers[indices] % IMAGES_PER_PART]
+        return vectors
+
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Which images have a vector, [P]."""
+        return np.concatenate([~np.isnan(part[:, 0]) for part in self._parts])
+
+
+def pool(regions: RegionReader, folder: Path, first: int) -> Means:
+    """Writes the vectors of all images to ``folder``, but for the parts that are there.
+
+    ``first`` is 1 where row 0 of each image is left out. Memory: one part, 4 D bytes for each of
+    its 8,192 images.
+    """
+    folder.mkdir(exist_ok=True)
+    remove_leftovers(folder)
+    starts = range(0, len(regions), IMAGES_PER_PART)
+    paths = [folder / f"means-{number:05d}.npy" for number in range(len(starts))]
+    done = sum(path.exists() for path in paths) * IMAGES_PER_PART
+    label = "means of regions"
+    with Progress(
+        total=len(regions), unit="image", label=label, done=min(done, len(regions))
+    ) as progress:
+        for path, start in zip(paths, starts, strict=True):
+            if path.exists():
+                continue
+            stop = min(start + IMAGES_PER_PART, len(regions))
+            vectors = np.full((stop - start, regions.feature_dim), np.nan, dtype=np.float32)
+            for number, mean in enumerate(means_from(regions, start, stop, first)):
+                if mean is not None:
+                    vectors[number] = mean
+                progress.advance(rejects=int(mean is None))
+            with atomic_path(path) as temporary, temporary.open("wb") as file:
+                np.save(file, vectors)
+    return Means(paths, regions.feature_dim)
+
+
+def means_from(
+    regions: RegionReader, start: int, stop: int, first: int
+) -> Iterator[Vectors | None]:
+    """Yields the vectors of consecutive rows."""
+    for number in range(start, stop):
+        yield image_mean(regions, number, first)

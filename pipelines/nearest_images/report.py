@@ -1,0 +1,106 @@
+"""report.html of nearest images: some images with their nearest ones, and how far these are.
+
+Memory is bounded by samples: 50 rows, and the distances of 20,000.
+"""
+
+import glob
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from vlmill.runtime.console.bars import histogram
+from vlmill.runtime.console.report import (
+    Section,
+    html_table,
+    image_cards,
+    settings_table,
+    thumbnails,
+    write_page,
+)
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.files.remote import is_remote
+from vlmill.schemas.tables import NEIGHBOURS
+
+SHOWN, NEAREST_SHOWN = 50, 5
+MOST_DISTANCES = 20_000
+Row = Mapping[str, Any]
+
+
+def write_report(
+    folder: Path,
+    num_images: int,
+    rejects: Mapping[str, int],
+    settings: Mapping[str, Any],
+    images: str | None,
+) -> None:
+    """Writes ``folder/report.html`` from the neighbours there, with thumbnails of ``images``."""
+    rows, nearest, farthest = samples(folder, num_images)
+    ids = {str(row["image_id"]) for row in rows}
+    ids |= {other for row in rows for other in row["neighbour_ids"][:NEAREST_SHOWN]}
+    uris = thumbnails(images, ids)
+    charts = [
+        histogram(nearest, title="To the nearest image", label="distance"),
+        histogram(farthest, title="To the last one of the list", label="distance"),
+    ]
+    rejected = sorted(rejects.items(), key=lambda one: -one[1])
+    sections = [
+        Section(
+            title="Distances",
+            body=Markup("<div class='charts'>{}</div>").format(Markup("").join(charts)),
+            intro="Euclidean, between means of region features. A nearest image at distance 0 "
+            "is the same image under another id.",
+        ),
+        Section(
+            title="Images and their nearest",
+            body=Markup("").join(_cards(row, uris) for row in rows),
+            intro=f"{len(rows)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
+        ),
+        Section(title="Rejects", body=html_table(["reason", "images"], rejected)),
+        Section(title="Settings", body=settings_table(settings)),
+    ]
+    write_page(
+        folder / "report.html",
+        "Nearest images",
+        sections,
+        subtitle=f"{num_images} images",
+    )
+
+
+def samples(folder: Path, num_images: int) -> tuple[list[Row], list[float], list[float]]:
+    """Random rows, and the first and last distances of rows that are evenly spread."""
+    chosen = set(random.Random(0).sample(range(num_images), min(SHOWN, num_images)))
+    step = max(1, -(-num_images // MOST_DISTANCES))
+    rows: list[Row] = []
+    nearest: list[float] = []
+    farthest: list[float] = []
+    start = 0
+    # By a glob: the folder has no manifest yet.
+    name = str(folder) if is_remote(folder) else glob.escape(str(folder))
+    shards = f"{name}/{NEIGHBOURS.name}-*.parquet"
+    for batch in iter_batches(shards, NEIGHBOURS) if num_images else ():
+        stop = start + batch.num_rows
+        rows += [
+            batch.slice(index - start, 1).to_pylist()[0]
+            for index in sorted(chosen)
+            if start <= index < stop
+        ]
+        for index in range(-start % step, batch.num_rows, step):
+            if distances := batch.column("distances")[index].as_py():
+                nearest.append(distances[0])
+                farthest.append(distances[-1])
+        start = stop
+    return rows, nearest, farthest
+
+
+def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
+    """An image and its nearest, with their distances where they are known."""
+    ids: Sequence[str] = row["neighbour_ids"][:NEAREST_SHOWN]
+    distances = row["distances"]
+    labels = ["" if distances is None else f"{d:.4g}" for d in (distances or ids)[: len(ids)]]
+    cards = [{"uri": uris.get(row["image_id"], ""), "text": row["image_id"], "about": "picture"}]
+    for image_id, distance in zip(ids, labels, strict=True):
+        cards.append({"uri": uris.get(image_id, ""), "text": image_id, "about": distance})
+    return image_cards(cards)

@@ -1,0 +1,178 @@
+"""What a stored record is: a page, an image, a redirect to one, or why it is none.
+
+What a record is follows from its bytes and only then from what its headers say.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastwarc.warc import WarcRecordType
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.archives.records import Stored
+from vlmill.runtime.net.opt_outs import header_opt_outs
+from vlmill.runtime.net.responses import decode_body, split_http
+from vlmill.runtime.net.urls import resolve
+from vlmill.schemas.rejects import Reason
+
+Kind = Literal["page", "picture", "redirect"]
+
+CONTENT_TYPES = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.revisit
+REDIRECTS = (301, 302, 303, 307, 308)
+
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE)
+_DIGESTS = ("sha1", "sha256", "sha512", "md5")
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
+_PAGE_START = re.compile(
+    rb"(?:<!doctype\s+html|<html|<head|<body|<title|<meta|<div|<p[\s>]|<h1|<table)", re.IGNORECASE
+)
+_ANY_TAG = re.compile(rb"<(?:!--|/?[a-z])", re.IGNORECASE)
+_COMMENTS = re.compile(rb"(?:\s+|<!--.*?-->|<\?xml.*?\?>)+", re.DOTALL)
+_IMAGE_STARTS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF87a",
+    b"GIF89a",
+    b"II*\0",
+    b"MM\0*",
+    b"\0\0\1\0",
+    b"\xff\x0a",
+    b"\0\0\0\x0cJXL ",
+)
+_ISO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A page, an image, or a redirect of an archive.
+
+    ``offset`` is its place for ``read_bodies``. A redirect has a ``target`` and no body: an HTTP
+    redirect's location, or the URL whose content a revisit record repeats.
+    """
+
+    archive: str
+    offset: int
+    url: str
+    kind: Kind
+    body: bytes = b""
+    charset: str | None = None
+    content_type: str = ""
+    target: str | None = None
+    opt_outs: frozenset[Reason] = frozenset()  # what the HTTP headers forbid
+    wrong_digest: bool = False  # the block is not the one that the archive's writer saw
+
+
+def extract_content(
+    stored: Stored, archive: str, *, offset: int, max_bytes: int, check_digest: bool = True
+) -> Record | Drop:
+    """Returns the content of a record whose block has been read, or why there is none."""
+    record, block = stored.record, stored.block
+    if record.content_length > max_bytes:
+        return Drop(Reason.TOO_LARGE, f"{record.content_length} bytes")
+    if not stored.is_whole:
+        return Drop(Reason.BROKEN_ARCHIVE, f"{len(block)} of {record.content_length} bytes")
+    url = target_url(record)
+    if url is None:
+        return Drop(Reason.BAD_URL)
+    if record.record_type == WarcRecordType.revisit:
+        return _revisit(record, archive, offset, url)
+    headers: dict[str, str] = {"content-type": record.headers.get("Content-Type") or ""}
+    body = block
+    if record.record_type == WarcRecordType.response:
+        status, headers, body = split_http(block)
+        if status in REDIRECTS and (target := resolve(url, _location(headers))):
+            return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+        if status != 200:
+            return Drop(Reason.BAD_STATUS, str(status))
+    decoded = decode_body(body, headers, max_bytes)
+    if decoded is None:
+        return Drop(Reason.TOO_LARGE, f"more than {max_bytes} bytes when decoded")
+    if not decoded:
+        return Drop(Reason.EMPTY)
+    declared = headers.get("content-type", "")
+    kind = sniff_kind(decoded, declared)
+    if kind is None:
+        return Drop(Reason.OTHER_TYPE, declared)
+    return Record(
+        archive=archive,
+        offset=offset,
+        url=url,
+        kind=kind,
+        body=decoded,
+        charset=parse_charset(declared),
+        content_type=declared[:200],
+        opt_outs=header_opt_outs(headers),
+        wrong_digest=check_digest and is_wrong(record.headers.get("WARC-Block-Digest"), block),
+    )
+
+
+def parse_charset(declared: str) -> str | None:
+    """Returns the charset that a content type names, or None."""
+    charset = _CHARSET.search(declared)
+    return charset[1] if charset else None
+
+
+def target_url(record: Any) -> str | None:
+    """Returns the URL that a record is of, in one spelling, or None."""
+    return resolve("", bare_url(record.headers.get("WARC-Target-URI")))
+
+
+def bare_url(value: str | None) -> str:
+    """Returns a URL without the angle brackets that wget writes, as WARC 1.0 had it."""
+    return (value or "").strip().removeprefix("<").removesuffix(">")
+
+
+def _revisit(record: Any, archive: str, offset: int, url: str) -> Record | Drop:
+    """A revisit of the same URL adds nothing: the content stands under that URL already."""
+    target = resolve("", bare_url(record.headers.get("WARC-Refers-To-Target-URI")))
+    if target is None or target == url:
+        return Drop(Reason.REVISIT)
+    return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+
+
+def _location(headers: Mapping[str, str]) -> str:
+    """Returns a redirect's location; browsers read its bytes as UTF-8."""
+    return headers.get("location", "").encode("latin-1").decode("utf-8", "replace")
+
+
+def is_wrong(digest: str | None, block: bytes) -> bool:
+    """Says whether a block has another digest than its header says, in base 32 or 16.
+
+    Unknown algorithms are not judged. The digest of the payload is not asked: writers disagree on
+    whether it is of the body before or after its encodings.
+    """
+    name, _, value = (digest or "").strip().lower().replace("-", "").partition(":")
+    if name not in _DIGESTS or not value:
+        return False
+    actual = hashlib.new(name, block, usedforsecurity=False).digest()
+    if value == actual.hex():
+        return False
+    return value.rstrip("=") != base64.b32encode(actual).decode("ascii").lower().rstrip("=")
+
+
+def sniff_kind(body: bytes, declared: str = "") -> Kind | None:
+    """Returns ``page``, ``image`` (any format, readable by us or not) or None.
+
+    ``declared`` is the content type: markup that does not begin like a page is one if it says so.
+    """
+    start = body[:4_096].lstrip(b"\xef\xbb\xbf\xff\xfe")
+    if body.startswith(_IMAGE_STARTS) or (body[:4] == b"RIFF" and body[8:12] == b"WEBP"):
+        return "picture"
+    if body[:2] == b"BM" and body[6:10] == b"\0\0\0\0":
+        return "picture"
+    if body[4:8] == b"ftyp" and body[8:12] in _ISO_BRANDS:
+        return "picture"
+    if body[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16 markup, every second byte a NUL
+        start = start.replace(b"\0", b"")
+    comments = _COMMENTS.match(start)
+    start = start[comments.end() :] if comments else start
+    if start[:4].lower() == b"<svg" or start[:13].lower() == b"<!doctype svg":
+        return "picture"
+    if _PAGE_START.match(start):
+        return "page"
+    is_declared = declared.partition(";")[0].strip().lower() in _PAGE_TYPES
+    return "page" if is_declared and b"\0" not in start and _ANY_TAG.search(body) else None

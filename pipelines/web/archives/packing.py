@@ -1,0 +1,220 @@
+"""How an archive is packed, told by its bytes: not at all, member by member, or as one stream.
+
+Common Crawl, Heritrix, warcio, wget and browsertrix give every record a gzip member (or a zstd
+frame) of its own, so that one can be read by its offset. Whoever compresses a whole archive again
+leaves one member: such an archive is read as the stream that it unpacks to, from its beginning.
+"""
+
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+from fastwarc.stream_io import GzipReader, ZstdReader
+from fastwarc.warc import ArchiveIterator
+
+from vlmill.pipelines.web.archives.arc import ARC_START, MAX_LINE, arc_records, parse_line
+from vlmill.runtime.files.seekable import PositionedFile
+
+MIB = 1 << 20
+MAX_WARC_HEADER = 2 * MIB  # of one record; URLs of a megabyte exist
+MAX_DICTIONARY = 16 * MIB
+# Text packs 5 to 10 times, blank images 1,000 times: a whole archive never does.
+HARMLESS_BYTES, MAX_EXPANSION = 256 * MIB, 200
+
+_DICTIONARY_FRAME = b"\x5d\x2a\x4d\x18"  # a skippable frame before the first record (.warc.zst)
+_WARC_LINE = re.compile(rb"WARC/\d")
+_WARC_START = re.compile(rb"WARC/\d\.\d+\r?\n[A-Za-z-]+:")
+_BARE_LF = re.compile(rb"WARC/[\d.]+\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A compression: its reader, and the bytes that a member of it begins with."""
+
+    reader: Callable[..., Any]
+    magic: bytes
+
+
+GZIP = Packing(GzipReader, b"\x1f\x8b\x08")
+ZSTD = Packing(ZstdReader, b"\x28\xb5\x2f\xfd")
+_PACKINGS = {
+    GZIP.magic[:2]: GZIP,
+    ZSTD.magic: ZSTD,
+    _DICTIONARY_FRAME: ZSTD,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where records begin in a file: at ``packing``'s members, or anywhere if it is None."""
+
+    packing: Packing | None
+    is_arc: bool = False
+    has_bare_lf: bool = False  # header lines end with LF alone, against the standard
+    dictionary: bytes | None = None  # of zstd
+
+    @property
+    def line_start(self) -> re.Pattern[bytes]:
+        """Matches where a record may begin in unpacked bytes."""
+        return ARC_START if self.is_arc else _WARC_START
+
+    def open(self, file: BinaryIO, offset: int) -> Any:
+        """Returns the bytes of the records from ``offset`` on."""
+        file.seek(offset)
+        return unpack(file, self.packing, self.dictionary) if self.packing else file
+
+    def records(self, stream: Any, max_header: int = MAX_WARC_HEADER) -> Iterable[Any]:
+        """Iterates over the records of an opened stream. Raises OSError for what is none."""
+        if self.is_arc:
+            return arc_records(stream)
+        return ArchiveIterator(
+            stream,
+            parse_http=False,
+            fsspec_args=False,
+            stream_detect=False,
+            # It also skips what is no record without a word, so it is for those files alone.
+            quirks_mode=self.has_bare_lf,
+            max_header_len=max_header,
+        )
+
+    def get_offset(self, stream: Any, record: Any) -> int:
+        """Returns where a record begins; valid until its content is read."""
+        # FastWARC's own position is that of the next member if the blank lines are missing.
+        offset: int = stream.frame_start_position() if self.packing else record.stream_pos
+        return offset
+
+
+def unpack(file: BinaryIO, packing: Packing, dictionary: bytes | None = None) -> Any:
+    """Returns FastWARC's reader of ``file`` from its current position on."""
+    if packing is ZSTD:
+        return ZstdReader(file, fsspec_args=False, dictionary=dictionary)
+    return packing.reader(file, fsspec_args=False)
+
+
+def check_expansion(packed_size: int, unpacked_size: int) -> None:
+    """Raises OSError for a stream that no archive unpacks to."""
+    if unpacked_size > HARMLESS_BYTES and unpacked_size > MAX_EXPANSION * packed_size:
+        raise OSError(f"{packed_size} bytes unpack to more than {unpacked_size}")
+
+
+class Unpacked(PositionedFile):
+    """A compressed file as the bytes that it unpacks to; going back begins at the start again.
+
+    Damaged bytes end it: ``damage`` says then why nothing more comes.
+    """
+
+    def __init__(self, file: BinaryIO, packing: Packing) -> None:
+        super().__init__()
+        self._file, self._packing, self.damage = file, packing, ""
+        self._restart()
+
+    def _restart(self) -> None:
+        self._file.seek(0)
+        self._stream, self._position = unpack(self._file, self._packing), 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to ``offset`` from the start, or to the end of the bytes if they end before it."""
+        if whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("only from the start")
+        if offset < self._position:
+            self._restart()
+        while self._position < offset and self.read(min(MIB, offset - self._position)):
+            pass
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns at most ``size`` bytes, none at the end."""
+        try:
+            data: bytes = self._stream.read(size if size >= 0 else MIB)
+            check_expansion(self._stream.inner_tell(), self._position)
+        except OSError as error:
+            self.damage = str(error)
+            return b""
+        self._position += len(data)
+        return data
+
+
+def sniff_layout(file: BinaryIO) -> tuple[BinaryIO, Layout]:
+    """Returns the file to read records from, and how they lie in it.
+
+    That file is ``file`` itself, unless its members and records do not begin together: then its
+    unpacked bytes take its place.
+    """
+    packing = sniff_packing(file)
+    dictionary = read_dictionary(file) if packing is ZSTD else None
+    file.seek(0)
+    try:
+        head = (unpack(file, packing) if packing else file).read(MAX_LINE)
+    except OSError:
+        head = b""
+    layout = Layout(
+        packing=packing,
+        is_arc=parse_line(head) is not None,
+        has_bare_lf=_BARE_LF.match(head) is not None,
+        dictionary=dictionary,
+    )
+    if packing is None or (not layout.is_arc and _is_aligned(file, layout)):
+        return file, layout
+    unpacked: Any = Unpacked(file, packing)
+    return unpacked, replace(layout, packing=None)
+
+
+def sniff_packing(file: BinaryIO) -> Packing | None:
+    """Returns the compression that the file begins with, or None."""
+    file.seek(0)
+    head = file.read(4)
+    return next((p for magic, p in _PACKINGS.items() if head.startswith(magic)), None)
+
+
+def _is_aligned(file: BinaryIO, layout: Layout) -> bool:
+    """Says whether the second record, too, begins a member. What cannot be read is taken to."""
+    stream = layout.open(file, 0)
+    starts: list[int] = []
+    try:
+        for record in layout.records(stream):
+            starts.append(layout.get_offset(stream, record))
+            if len(starts) == 2:
+                break
+    except OSError:
+        return True
+    if len(starts) < 2:
+        return True
+    return starts[0] != starts[1] and begins_record(file, layout, starts[1]) is not False
+
+
+def begins_record(file: BinaryIO, layout: Layout, offset: int) -> bool | None:
+    """Says whether a record begins at ``offset``; None if nothing can be unpacked there."""
+    file.seek(offset)
+    start = file.read(4_096)
+    try:
+        if layout.packing is GZIP:  # zlib, as a reader of FastWARC takes long to be made
+            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, 8)
+        else:
+            # Few bytes: more would go on into the next member, which may be damaged.
+            head = layout.open(io.BytesIO(start), 0).read(8)
+    except (OSError, zlib.error):
+        return None
+    return _WARC_LINE.match(head) is not None
+
+
+def read_dictionary(file: BinaryIO) -> bytes | None:
+    """Returns the dictionary that the frames of a .warc.zst were compressed with, if any."""
+    file.seek(0)
+    head = file.read(8)
+    if head[:4] != _DICTIONARY_FRAME:
+        return None
+    content = file.read(min(int.from_bytes(head[4:], "little"), MAX_DICTIONARY))
+    if not content.startswith(ZSTD.magic):
+        return content
+    stream, parts = ZstdReader(io.BytesIO(content), fsspec_args=False), list[bytes]()
+    try:
+        while part := stream.read(MIB):
+            parts.append(part)
+            if len(parts) * MIB > MAX_DICTIONARY:
+                return None
+    except OSError:
+        return None
+    return b"".join(parts)

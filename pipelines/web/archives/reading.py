@@ -1,0 +1,236 @@
+"""Archives as jobs read them: everything once in order, and single bodies again by their place."""
+
+import io
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any, BinaryIO
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.archives.content import (
+    CONTENT_TYPES,
+    Record,
+    bare_url,
+    extract_content,
+    target_url,
+)
+from vlmill.pipelines.web.archives.index import Ranges, coalesced
+from vlmill.pipelines.web.archives.packing import MAX_WARC_HEADER, Unpacked, sniff_layout
+from vlmill.pipelines.web.archives.records import BrokenArchive, Gap, Stored, StoredRecords
+from vlmill.pipelines.web.archives.zips import is_zip, open_entries
+from vlmill.runtime.files.paths import is_web, to_path
+from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.net.remote_file import open_web
+from vlmill.schemas.rejects import Reason
+
+__all__ = [
+    "BrokenArchive",
+    "Record",
+    "open_archive",
+    "read_archive",
+    "read_bodies",
+    "read_ranges",
+]
+
+# An offset in a WACZ holds the number of the entry above these bits, and the place in it below.
+ENTRY_BITS = 48
+GAP_BYTES, AT_ONCE_BYTES = 64 << 10, 8 << 20  # of records that are read together
+MAX_DIGESTS = 20_000  # of images, for revisits that name none but a digest: about 5 MB
+
+
+def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
+    """Opens the archive's stored bytes, seekable: a store's, the web's, or any that Beam knows.
+
+    What lies on the web is read by ranges, and raises Unreachable; ``allowed`` as in
+    :func:`vlmill.runtime.net.remote_file.open_web`.
+    """
+    if is_web(path):
+        return open_web(path, allowed)
+    if is_remote(path):
+        return to_path(path).open("rb")
+    if "://" not in path:
+        return open(path, "rb")
+    from apache_beam.io.filesystem import CompressionTypes  # takes seconds to load
+    from apache_beam.io.filesystems import FileSystems
+
+    return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+
+
+def read_archive(
+    file: BinaryIO, archive: str, *, max_bytes: int
+) -> Iterator[tuple[str, Record | Drop]]:
+    """Yields (key, record or why not) for each record with content in ``file``.
+
+    WARC and ARC, plain or compressed in any way, and WACZ are told by their bytes. The key is the
+    record's URL, or its place where it has none. Damaged bytes between records are a Drop with
+    their number. Raises BrokenArchive at the point behind which nothing can be read; everything
+    before it has been yielded then. Memory: one record of at most ``max_bytes``, which bounds the
+    stored and the decoded body.
+    """
+    if not is_zip(file):
+        yield from _read_entry(file, archive, base=0, max_bytes=max_bytes)
+        return
+    try:
+        for number, name, entry in open_entries(file):
+            key, base = f"{archive}:{name}", number << ENTRY_BITS
+            if isinstance(entry, str):
+                yield key, Drop(Reason.BROKEN_ARCHIVE, entry)
+                continue
+            try:
+                yield from _read_entry(entry, archive, base=base, max_bytes=max_bytes)
+            except BrokenArchive as error:
+                yield key, Drop(Reason.BROKEN_ARCHIVE, str(error))
+    except OSError as error:
+        raise BrokenArchive(str(error)) from None
+
+
+def read_ranges(
+    file: BinaryIO, archive: str, ranges: Ranges, *, max_bytes: int
+) -> Iterator[tuple[str, Record | Drop]]:
+    """Yields (key, record or why not) for the records at these places alone, as an index names
+    them.
+
+    Memory: the records that are read at once, 8 MiB, or one of at most ``max_bytes``.
+    """
+    longest = max_bytes + MAX_WARC_HEADER
+    short = ranges[ranges[:, 1] <= longest]
+    for offset, length in ranges[ranges[:, 1] > longest].tolist():
+        yield f"{archive}:{offset}", Drop(Reason.TOO_LARGE, f"{length} bytes")
+    for start, stop, entry_ranges in coalesced(
+        short, gap_bytes=GAP_BYTES, most_bytes=AT_ONCE_BYTES
+    ):
+        file.seek(start)
+        block = file.read(stop - start)
+        for offset, length in entry_ranges:
+            key, stored = f"{archive}:{offset}", block[offset - start :][:length]
+            try:
+                if len(stored) < length:
+                    raise BrokenArchive(f"{len(stored)} of {length} bytes")
+                entry = io.BytesIO(stored)
+                yield from _read_entry(entry, archive, base=offset, max_bytes=max_bytes)
+            except BrokenArchive as error:
+                yield key, Drop(Reason.BROKEN_ARCHIVE, str(error))
+
+
+def _read_entry(
+    file: BinaryIO, archive: str, *, base: int, max_bytes: int
+) -> Iterator[tuple[str, Record | Drop]]:
+    file, layout = sniff_layout(file)
+    images = _Digests()
+    stored = StoredRecords(file, layout, is_selected=_has_content, max_bytes=max_bytes)
+    for item in stored:
+        key = f"{archive}:{base + item.offset}"
+        if isinstance(item, Gap):
+            yield key, Drop(Reason.DAMAGED, f"{item.num_bytes} bytes")
+        elif _has_content(item.offset, item.record):
+            content = extract_content(item, archive, offset=base + item.offset, max_bytes=max_bytes)
+            url = bare_url(item.record.headers.get("WARC-Target-URI"))
+            yield url or key, images.resolve(item, content, archive, base + item.offset)
+
+
+def _has_content(offset: int, record: Any) -> bool:
+    return bool(record.record_type & CONTENT_TYPES)
+
+
+class _Digests:
+    """URLs of an archive's images by the digest of their payload, the latest ones.
+
+    Older crawlers say of an image that they had before under another URL only its digest.
+    """
+
+    def __init__(self) -> None:
+        self._urls: OrderedDict[str, str] = OrderedDict()
+
+    def resolve(
+        self, stored: Stored, content: Record | Drop, archive: str, offset: int
+    ) -> Record | Drop:
+        """Makes a redirect of a revisit record whose content came earlier in this archive."""
+        is_revisit = isinstance(content, Drop) and content.reason == Reason.REVISIT
+        is_image = isinstance(content, Record) and content.kind == "picture"
+        if not is_revisit and not is_image:
+            return content
+        digest = stored.record.headers.get("WARC-Payload-Digest")
+        if digest and isinstance(content, Record):
+            self._urls.setdefault(digest, content.url)
+            if len(self._urls) > MAX_DIGESTS:
+                self._urls.popitem(last=False)
+            return content
+        url, target = target_url(stored.record), self._urls.get(digest) if digest else None
+        if not url or not target or url == target:
+            return content
+        return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+
+
+def read_bodies(
+    file: BinaryIO, offsets: Sequence[int], *, max_bytes: int
+) -> Iterator[bytes | Drop]:
+    """Yields the body of the record at each of ``offsets``, which ascend, or why there is none.
+
+    Archives whose records can be reached are read there; what is one compressed stream is read
+    through once. Memory: one record.
+    """
+    if not is_zip(file):
+        yield from _entry_bodies(file, offsets, max_bytes)
+        return
+    parts = {n: list(part) for n, part in groupby(offsets, key=lambda o: o >> ENTRY_BITS)}
+    with suppress(OSError):  # the zip is another than the one that was mined: the rest is missing
+        for number, _, entry in open_entries(file):
+            entry_offsets = [offset - (number << ENTRY_BITS) for offset in parts.pop(number, ())]
+            if entry_offsets and not isinstance(entry, str):
+                yield from _entry_bodies(entry, entry_offsets, max_bytes)
+            else:
+                yield from _missing(entry_offsets)
+    for part in parts.values():
+        yield from _missing(part)
+
+
+def _missing(offsets: Iterable[int]) -> Iterator[Drop]:
+    for offset in offsets:
+        yield Drop(Reason.BROKEN_ARCHIVE, f"no page or image at byte {offset} any more")
+
+
+def _entry_bodies(file: BinaryIO, offsets: Sequence[int], max_bytes: int) -> Iterator[bytes | Drop]:
+    file, layout = sniff_layout(file)
+    if isinstance(file, Unpacked):
+        offset_set = frozenset(offsets)
+        records = StoredRecords(
+            file,
+            layout,
+            is_selected=lambda offset, _: offset in offset_set,
+            max_bytes=max_bytes,
+            start=min(offset_set, default=0),
+        )
+        yield from _read_in_passing(records, offsets, max_bytes)
+        return
+    for offset in offsets:
+        stream = StoredRecords(
+            file, layout, is_selected=_has_content, max_bytes=max_bytes, start=offset
+        )
+        yield from _read_in_passing(stream, [offset], max_bytes)
+
+
+def _read_in_passing(
+    records: Iterable[Stored | Gap], offsets: Sequence[int], max_bytes: int
+) -> Iterator[bytes | Drop]:
+    """Yields the bodies at ``offsets`` while the records go by, each read up to the next offset."""
+    passing = (item for item in records if isinstance(item, Stored))
+    body, position = None, -1
+    for offset in offsets:
+        while position < offset:
+            try:
+                stored = next(passing)
+            except (StopIteration, BrokenArchive):
+                break
+            position, body = stored.offset, _extract_body(stored, max_bytes)
+        if position == offset and body is not None:
+            yield body
+        else:
+            yield from _missing([offset])
+
+
+def _extract_body(stored: Stored, max_bytes: int) -> bytes | None:
+    if not stored.block:
+        return None
+    content = extract_content(stored, "", offset=0, max_bytes=max_bytes, check_digest=False)
+    return content.body if isinstance(content, Record) and content.body else None

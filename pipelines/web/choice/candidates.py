@@ -1,0 +1,242 @@
+"""Every text of a page that may describe one of its images, with where it stands."""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmill.pipelines.web.choice.joined_page import TextSource
+from vlmill.pipelines.web.choice.likeness import name_subject, num_words, subject
+from vlmill.pipelines.web.pages.context import HEADINGS
+from vlmill.pipelines.web.pages.page import Page, PageImage
+from vlmill.pipelines.web.pages.walk import Block
+from vlmill.pipelines.web.texts.sentences import sentences
+
+Kind = Literal[
+    "alt", "title", "label", "caption", "heading", "page_title", "metadata", "before", "after"
+]
+SOURCES: dict[Kind, TextSource] = {
+    "alt": "alt",
+    "title": "title",
+    "label": "alt",
+    "caption": "figcaption",
+    "heading": "surrounding",
+    "page_title": "metadata",
+    "metadata": "metadata",
+    "before": "surrounding",
+    "after": "surrounding",
+}
+_SIDE_SENTENCES, _SIDE_BLOCKS = 4, 4
+_REACH = 12  # blocks before and after, listings included
+_HEADINGS, _HEADING_REACH = 2, 200
+_LINKED = 0.5  # of a heading's characters: it leads on, as its image does
+
+
+_FILE_NAME = re.compile(
+    r"^\S*\.(?:jpe?g|png|gif|webp|avif)$|^(?=\S*\d)[\w.()+-]*\d{3,}[\w.()+-]*$"
+    r"|^(?:img|dsc\w?|image|photo|pict?|bild|foto)[\s_-]*\d*$|^/[/\w.%-]+$|^\w*_\w*\d\w*$",
+    re.IGNORECASE | re.ASCII,
+)
+_GENERIC = re.compile(
+    r"^(?:(?:post|cover|featured|hero|blog|header|article|main|background|banner|thumbnail|site)?"
+    r"[\s_-]*(?:image|img|images|picture|photo|thumbnail|thumb|pic)|photos?|bild|foto|"
+    r"alt|alt text|cover|カバー(?:写真|画像)|アイキャッチ(?:画像)?|封面图?|"
+    r"banner|see caption|logo|untitled|hero|more|new|newer|older|next|previous|share|tags?|"
+    r"comments?|home|图片|写真|画像|图像|照片|фото|картинка|изображение|"
+    r"read more|continue reading|learn more|weiterlesen|mehr|читать далее|далее|"
+    r"続きを読む|阅读全文)"
+    r"\W*\d*\W*$",
+    re.IGNORECASE,
+)
+
+_CREDIT = re.compile(
+    r"^\W*(?:photo(?:graph(?:y|s)?|s)?|image|picture|foto|bild|illustration|фото(?:граф)?|写真|摄影)"
+    r"\s*(?:by|credit|courtesy|via|von|:|：|©|\(c\))",
+    re.IGNORECASE,
+)
+
+
+def says_nothing(text: str) -> bool:
+    """Says whether a text is a file's name, a word for any image, a number or a date."""
+    letters = sum(map(str.isalpha, text[:400]))
+    return (
+        letters < 2
+        or bool(_CREDIT.match(text))
+        or 3 * letters < len(text[:400].replace(" ", ""))
+        or bool(_FILE_NAME.match(text))
+        or bool(_GENERIC.match(text))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A text near an image, raw, and where it stands."""
+
+    kind: Kind
+    text: str
+    sentences_away: int = 0  # 1 for the nearest sentence of its side
+    blocks_away: int = 0  # 1 for the nearest block of its side
+    images_between: int = 0
+    tag: str = ""
+    common: int = 9  # how many elements above the image the first that holds both is
+    is_whole: bool = False  # a block of one sentence
+    position: int = 0  # of the sentence in its block, from its start
+    block_words: float = 0.0
+    linked: float = 0.0
+
+
+def find_candidates(
+    page: Page, image: PageImage, images: Sequence[int], *, is_card: bool = False
+) -> list[Candidate]:
+    """Every text that may describe the image, each once, the most explicit kind first.
+
+    ``images`` are places (block numbers) of the page's images at hand, sorted. ``is_card`` says
+    that the image stands for another page: what this page says of itself describes a list.
+    """
+    texts = [
+        *_explicit(image),
+        *_side(page.blocks, image, images, -1),
+        *_side(page.blocks, image, images, 1),
+        *_headings(page.blocks, image, images),
+        *_title(page),
+        *(Candidate(kind="metadata", text=text) for text in image.metadata[:4]),
+    ]
+    candidates_by_text: dict[str, Candidate] = {}
+    for candidate in texts:
+        if not says_nothing(candidate.text) and not (is_card and _is_of_page(candidate)):
+            candidates_by_text.setdefault(candidate.text, candidate)
+    return list(candidates_by_text.values())
+
+
+def _is_of_page(candidate: Candidate) -> bool:
+    """Says whether a text is of the page as a whole: its title, or a heading that is no link."""
+    return candidate.kind == "page_title" or (
+        (candidate.kind == "heading" or candidate.tag in HEADINGS) and candidate.linked < _LINKED
+    )
+
+
+def _explicit(image: PageImage) -> Iterator[Candidate]:
+    texts_by_kind: dict[Kind, str] = {
+        "caption": image.caption,
+        "alt": image.alt,
+        "title": image.title,
+        "label": image.label,
+    }
+    texts_by_kind = {kind: text for kind, text in texts_by_kind.items() if not says_nothing(text)}
+    # An alt text that a program made of the file's name is worse than any other.
+    name = name_subject(image.urls[0])
+    more = {kind: text for kind, text in texts_by_kind.items() if not subject(text) <= name}
+    for kind, text in (more or texts_by_kind).items():
+        yield Candidate(kind=kind, text=text, is_whole=True)
+
+
+def _side(
+    blocks: Sequence[Block], image: PageImage, images: Sequence[int], step: int
+) -> Iterator[Candidate]:
+    """Sentences before (step -1) or after (step 1) the image, the nearest first."""
+    kind: Kind = "before" if step < 0 else "after"
+    number = image.block - 1 if step < 0 else image.block
+    sentences_away = blocks_away = 0
+    stop = image.block + step * _REACH
+    while 0 <= number < len(blocks) and blocks_away < _SIDE_BLOCKS and number != stop:
+        block = blocks[number]
+        if block.furniture:
+            break
+        if not block.code:
+            blocks_away += 1
+            cut = list(sentences(block.text))
+            numbered_sentences = list(enumerate(cut))
+            for position, text in reversed(numbered_sentences) if step < 0 else numbered_sentences:
+                sentences_away += 1
+                if sentences_away > _SIDE_SENTENCES:
+                    return
+                yield _near(
+                    kind,
+                    text,
+                    block,
+                    image,
+                    sentences_away,
+                    blocks_away,
+                    position,
+                    len(cut),
+                    _between(images, image.block, number),
+                )
+        number += step
+
+
+def _between(images: Sequence[int], image_block: int, number: int) -> int:
+    """Tells how many other images stand between the image at ``image_block`` and a block."""
+    if number < image_block:
+        return bisect_left(images, image_block) - bisect_right(images, number)
+    return bisect_right(images, number) - bisect_right(images, image_block)
+
+
+def _near(
+    kind: Kind,
+    text: str,
+    block: Block,
+    image: PageImage,
+    sentences_away: int,
+    blocks_away: int,
+    position: int,
+    num_sentences: int,
+    between: int,
+) -> Candidate:
+    common = next((i for i, serial in enumerate(image.path) if serial in block.path), 9)
+    return Candidate(
+        kind=kind,
+        text=text,
+        sentences_away=sentences_away,
+        blocks_away=blocks_away,
+        images_between=between,
+        tag=block.tag,
+        common=common,
+        is_whole=num_sentences == 1,
+        position=position,
+        block_words=num_words(block.text),
+        linked=block.linked,
+    )
+
+
+def _headings(
+    blocks: Sequence[Block], image: PageImage, images: Sequence[int]
+) -> Iterator[Candidate]:
+    """The nearest headings above, whatever stands between."""
+    away = 0
+    above = min(image.block, len(blocks))
+    for number in range(above - 1, max(-1, above - 1 - _HEADING_REACH), -1):
+        block = blocks[number]
+        if block.tag in HEADINGS and not block.furniture:
+            away += 1
+            yield _near(
+                "heading",
+                block.text,
+                block,
+                image,
+                away,
+                image.block - number,
+                0,
+                1,
+                _between(images, image.block, number),
+            )
+            if away == _HEADINGS:
+                return
+
+
+def _title(page: Page) -> Iterator[Candidate]:
+    title = own_title(page.title, page.site)
+    if title:
+        yield Candidate(kind="page_title", text=title)
+
+
+_SEPARATORS = (" | ", " – ", " — ", " - ", " :: ", " » ", " · ", " « ", "｜")
+
+
+def own_title(title: str, site: str) -> str:
+    """The page's own part of its title: "Madeleines | Orangette" gives Madeleines."""
+    for separator in _SEPARATORS:
+        head, separated, tail = title.rpartition(separator)
+        if separated and head:
+            return tail.strip() if subject(head) <= subject(site) else head
+    return title

@@ -1,0 +1,120 @@
+"""Chooses a page's content images and the texts that describe them."""
+
+import math
+from collections.abc import Mapping
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.choice.candidates import SOURCES, find_candidates
+from vlmill.pipelines.web.choice.dominance import judge_images
+from vlmill.pipelines.web.choice.features import EXPLICIT, Scene, features, total
+from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.web.choice.survey import Site, find_image_blocks, row_side, sides
+from vlmill.pipelines.web.choice.weights import WEIGHTS
+from vlmill.pipelines.web.pages.page import PageImage
+from vlmill.pipelines.web.texts.captions import extract_caption
+from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
+from vlmill.runtime.net.urls import resolve
+from vlmill.schemas.rejects import Reason
+
+
+def choose(
+    joined: JoinedPage,
+    site: Site,
+    rules: WebPairRules,
+    lists: TextLists = NO_LISTS,
+    *,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> list[Choice | Drop]:
+    """For each image of the page, in order, its texts, best first, or why it has none.
+
+    An image that is not content is dropped for that, one without a text that scores at least
+    ``rules.min_score`` and is left by cleaning for its best text's fault. ``weights`` are those of
+    ``features``.
+    """
+    judged = judge_images(joined, site, rules)
+    return [
+        verdict if isinstance(verdict, Drop) else _choice(scene, verdict, rules, lists, weights)
+        for verdict, scene in zip(judged, scenes(joined, site, judged), strict=True)
+    ]
+
+
+def _choice(
+    scene: Scene,
+    dominance: float,
+    rules: WebPairRules,
+    lists: TextLists,
+    weights: Mapping[str, float],
+) -> Choice | Drop:
+    """The image with its texts, each once; else the fault of the text that scores best."""
+    caption = scene.image.caption
+    if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
+        return Drop(Reason.SHARED_TEXT, caption)
+    scored = [(probability(total(features(c, scene), weights)), c) for c in scene.candidates]
+    scored.sort(key=lambda one: (-one[0], one[1].text))
+    texts: dict[str, ScoredText] = {}
+    faults: list[Drop] = []
+    for score, candidate in scored:
+        source = SOURCES[candidate.kind]
+        if score < rules.min_score:
+            faults.append(Drop(Reason.LOW_SCORE, f"{score:.3f} {source}: {candidate.text}"))
+            break
+        text = extract_caption(candidate.text, rules, scene.page.language or None, lists)
+        if isinstance(text, Drop):
+            faults.append(text)
+        else:
+            texts.setdefault(text, ScoredText(source, text, score))
+    if not texts:
+        return faults[0] if faults else Drop(Reason.NO_TEXT)
+    return Choice(scene.image.order, dominance, tuple(texts.values()))
+
+
+def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:
+    """Each image among the others, with its candidates; those that are not content without."""
+    image_blocks = find_image_blocks(joined)
+    above, below = sides(joined)
+    above, below = above + site.above, below + site.below
+    side = (above - below) / (above + below + 2)
+    row = row_side(joined, side)
+    num_images = sum(not isinstance(verdict, Drop) for verdict in judged)
+    return [
+        Scene(
+            page=joined.page,
+            image=image,
+            site=site,
+            side=side,
+            row=row,
+            num_pages_with=_pages_with(joined, image.order, site),
+            num_images=num_images,
+            candidates=()
+            if isinstance(verdict, Drop)
+            else [
+                candidate
+                for candidate in find_candidates(
+                    joined.page, image, image_blocks, is_card=_is_card(joined, image, site)
+                )
+                if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
+            ],
+        )
+        for image, verdict in zip(joined.page.images, judged, strict=True)
+    ]
+
+
+def _pages_with(joined: JoinedPage, order: int, site: Site) -> int:
+    image = joined.images.get(order)
+    return 1 if image is None or isinstance(image, Drop) else site.pages_with(image.image_id)
+
+
+def _is_card(joined: JoinedPage, image: PageImage, site: Site) -> bool:
+    """Says whether the image only leads to another page here, and other pages show it, too."""
+    if not image.link or image.links_to_picture or _pages_with(joined, image.order, site) < 2:
+        return False
+    return resolve(joined.page.url, image.link) not in (None, joined.page.url)
+
+
+def probability(value: float) -> float:
+    """Returns the logistic function, rounded to 6 digits.
+
+    Rounded so that platforms whose exp differs in the last bit order texts alike.
+    """
+    return round(1 / (1 + math.exp(-max(-500.0, min(500.0, value)))), 6)

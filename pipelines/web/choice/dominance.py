@@ -1,0 +1,176 @@
+"""Which images of a page are its content: rules that rule out, then a score of named features.
+
+LAIT keeps the images that are "dominant" by HTML tags and DOM tree features (ImageBERT,
+arXiv:2001.07966, section 3) without naming these. Images are judged by their true sizes, so only
+those at hand are. The features and weights are ours.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured
+from vlmill.pipelines.web.choice.survey import Site
+from vlmill.pipelines.web.pages.page import PageImage
+from vlmill.pipelines.web.texts.words import word_set
+from vlmill.schemas.rejects import Reason
+
+_TOKENS = re.compile(r"[^a-z0-9]+")
+
+_ICON_WORDS = word_set(
+    "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar emoji "
+    "emoticon smiley badge badges bullet spacer button buttons btn captcha userpic tracker beacon "
+    "spinner loader magnify rss topicon qrcode"
+)
+# In names of files only: as parts of class names they say other things ("may-blank").
+_ICON_FILE_WORDS = _ICON_WORDS | word_set(
+    "pixel blank tracking transparent clear 1x1 counter arrow poweredby placeholder noimage"
+)
+_AD_WORDS = word_set(
+    "ad ads adv advert adverts advertisement advertising adsense adslot adbox adunit sponsor "
+    "sponsors sponsored doubleclick taboola outbrain"
+)
+_AD_HOSTS = re.compile(
+    r"(?:^|\.)(?:doubleclick\.net|googlesyndication\.com|googleadservices\.com|adnxs\.com|"
+    r"amazon-adsystem\.com|scorecardresearch\.com|quantserve\.com|taboola\.com|outbrain\.com)$"
+    r"|^(?:ads?|adserver|banners?|pixel|beacon|stats|track(?:er|ing)?)\d*\."
+)
+_CONTENT_CLASSES = word_set(
+    "article post entry story entry-content post-content article-content article-body "
+    "post-body story-body hentry mw-content-text mw-body-content content-body main-content gallery "
+    "wp-block-image wp-caption e-content markdown-body postcontent content main"
+)
+_STRIP_PX = 400  # a lower strip is a banner, a higher one a panorama
+_SPOKEN = 4  # words of an alt text that nobody writes for an icon
+
+WEIGHTS: Mapping[str, float] = {
+    "shown": 0.3,  # at hand, of the least size, and nothing speaks against it
+    "area_share": 0.3,  # of the largest image at hand of the page
+    "named_by_page": 0.3,  # og:image, twitter:image, itemprop: the page's own choice
+    "captioned": 0.3,
+    "described": 0.2,  # alt or title of three words: nobody describes decoration
+    "in_content": 0.3,
+    "in_figure": 0.2,
+    "links_to_picture": 0.2,
+    "background": -0.2,  # behind text: mostly decoration
+    "links_elsewhere": -0.1,  # a card, a thumbnail of another page
+    "of_one_page": 0.2,  # no other page of the site shows it
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _PageStats:
+    """The images at hand of a page: how often it shows each, and the largest area in pixels."""
+
+    times: Counter[str]
+    largest: int
+
+
+def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
+    """How dominant each image is on its page, in 0..1, or why it is not content; in order."""
+    available_images = [p for p in joined.images.values() if not isinstance(p, Drop)]
+    page_stats = _PageStats(
+        Counter(archived.image_id for archived in available_images),
+        max((archived.width * archived.height for archived in available_images), default=0),
+    )
+    return [_judge(joined, image, page_stats, site, rules) for image in joined.page.images]
+
+
+def _judge(
+    joined: JoinedPage, image: PageImage, page_stats: _PageStats, site: Site, rules: WebPairRules
+) -> float | Drop:
+    if not image.urls:
+        return Drop(Reason.BAD_URL, image.src[:100])
+    archived = joined.images.get(image.order)
+    if archived is None:
+        return Drop(Reason.MISSING_IMAGE)
+    if isinstance(archived, Drop):
+        return Drop(Reason.REJECTED_IMAGE, f"{archived.reason}: {archived.detail}")
+    drop = _reason_against(image, archived, page_stats, site, rules)
+    if drop is not None:
+        return drop
+    values = dominance_features(image, archived, page_stats.largest, site)
+    score = min(1.0, sum(WEIGHTS[name] * value for name, value in values.items()))
+    if score < rules.min_dominance:
+        names = ", ".join(sorted(name for name, value in values.items() if value))
+        return Drop(Reason.NOT_DOMINANT, f"{score:.2f}: {names}")
+    return score
+
+
+def _reason_against(
+    image: PageImage, archived: Measured, page_stats: _PageStats, site: Site, rules: WebPairRules
+) -> Drop | None:
+    host = urlsplit(image.urls[0]).netloc
+    if _AD_HOSTS.search(host):
+        return Drop(Reason.ADVERTISEMENT, host)
+    if not image.is_metadata:
+        if icon := _icon_words(image):
+            return Drop(Reason.ICON, " ".join(sorted(icon))[:100])
+        if words := _AD_WORDS.intersection(_TOKENS.split(" ".join(image.marks))):
+            return Drop(Reason.ADVERTISEMENT, " ".join(sorted(words)))
+    if _is_furniture(image, archived, site):
+        return Drop(Reason.NAVIGATION, " ".join(image.ancestors)[:100])
+    repeats = page_stats.times[archived.image_id]
+    if repeats > rules.max_repeats_on_page:
+        return Drop(Reason.REPEATED, f"{repeats} times")
+    if site.is_repeated(archived.image_id):
+        return Drop(Reason.REPEATED, f"on {site.pages_with(archived.image_id)} pages of the site")
+    return _small_or_thin(image, archived, rules)
+
+
+def _icon_words(image: PageImage) -> set[str]:
+    words = set(_ICON_WORDS.intersection(_TOKENS.split(" ".join(image.marks[:2]))))
+    if len(image.alt.split()) < _SPOKEN:
+        name = urlsplit(image.urls[0]).path.rsplit("/", 1)[-1].lower()
+        words |= _ICON_FILE_WORDS.intersection(_TOKENS.split(name))
+    return words
+
+
+def _is_furniture(image: PageImage, archived: Measured, site: Site) -> bool:
+    if not image.is_furniture:
+        return False
+    if not {"nav", "footer", "button", "aside"}.isdisjoint(image.ancestors):
+        return True
+    # A page's header holds its banner, which every page shows, or its own first image.
+    in_header = "header" in image.ancestors and site.num_pages >= 4
+    return not (in_header and site.pages_with(archived.image_id) == 1)
+
+
+def _small_or_thin(image: PageImage, archived: Measured, rules: WebPairRules) -> Drop | None:
+    sides = [side for side in (image.width, image.height) if side is not None]
+    # A thumbnail that leads to its image is shown small on purpose.
+    min_side_px = rules.min_declared_px // (
+        4 if image.links_to_picture else 2 if image.caption else 1
+    )
+    if sides and min(sides) < min_side_px:
+        return Drop(Reason.DECLARED_SMALL, "x".join(map(str, sides)))
+    short, long = sorted((archived.width, archived.height))
+    if short < _STRIP_PX and long > rules.max_declared_aspect * short:
+        return Drop(Reason.DECLARED_SMALL, f"{archived.width}x{archived.height}, a banner")
+    return None
+
+
+def dominance_features(
+    image: PageImage, archived: Measured, largest: int, site: Site
+) -> dict[str, float]:
+    """Named features in 0..1 of an image; ``largest`` is the page's largest area in pixels."""
+    classes = set(" ".join(image.marks).split())
+    values = {
+        "shown": True,
+        "area_share": archived.width * archived.height / largest,
+        "named_by_page": image.is_metadata,
+        "captioned": bool(image.caption),
+        "described": max(len(image.alt.split()), len(image.title.split())) >= 3,
+        "in_content": not {"article", "main"}.isdisjoint(image.ancestors)
+        or not _CONTENT_CLASSES.isdisjoint(classes),
+        "in_figure": not {"figure", "picture"}.isdisjoint(image.ancestors),
+        "links_to_picture": image.links_to_picture,
+        "background": image.is_background,
+        "links_elsewhere": bool(image.link) and not image.links_to_picture,
+        "of_one_page": site.pages_with(archived.image_id) == 1,
+    }
+    return {name: float(value) for name, value in values.items()}

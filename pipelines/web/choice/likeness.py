@@ -1,0 +1,82 @@
+"""Words that two texts share, in scripts with spaces between words and in those without."""
+
+import re
+import unicodedata
+from functools import lru_cache
+from urllib.parse import unquote, urlsplit
+
+from vlmill.pipelines.web.texts.words import split_words, word_set
+
+_DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f\uac00-\ud7af]+")
+# What says nothing of a subject, in the languages that pages at hand were in.
+_EMPTY = word_set(
+    "a an the of in on at with by from to and or for near as is are was were be this that these "
+    "it its his her their my your our we you i he she they not but so if into over up out all "
+    "der die das den dem des ein eine einer eines einem und oder in im auf mit von zu zum zur für "
+    "ist sind war nicht ich wir sie es als auch an bei aus nach "
+    "и в во на с со по из у к от до за для не что как это мы я он она они но или о об при же "
+    "le la les un une des de du et ou dans sur avec pour par est au aux en que qui "
+    "el los las una unos y o con por para es su al del se lo "
+    "image images img photo photos image pic foto bild file thumb thumbnail small large"
+)
+
+
+# File names spell other scripts in Latin letters; what is not unique ("х": h, kh, x) goes one way.
+_LATIN = str.maketrans(
+    dict(zip("абвгдезийклмнопрстуфхцыэёєіїґъь", "abvgdeziyklmnoprstufhcyeeeiig\0\0", strict=True))
+    | {"ж": "zh", "ч": "ch", "ш": "sh", "щ": "sch", "ю": "yu", "я": "ya"}
+    | {"ß": "ss", "æ": "ae", "ø": "o", "ł": "l", "đ": "d", "œ": "oe"}
+)
+_STEM = 6  # letters that count: endings differ
+
+
+@lru_cache(maxsize=4_096)
+def subject(text: str) -> frozenset[str]:
+    """The words of a text that can name a subject, in Latin letters without accents, cut to stems.
+
+    Of scripts without spaces between words, every two characters that stand side by side.
+    """
+    units: set[str] = set()
+    if not text.isascii():
+        for run in _DENSE.findall(text):
+            units.update(run[i : i + 2] for i in range(len(run) - 1))
+        text = _DENSE.sub(" ", text)
+    for word in split_words(text.lower().replace("-", " ")):
+        if len(word) > 2 and word not in _EMPTY and not word.isdigit():
+            units.add(_latin(word)[:_STEM])
+    return frozenset(units)
+
+
+def _latin(word: str) -> str:
+    if word.isascii():
+        return word
+    split = unicodedata.normalize("NFKD", word.translate(_LATIN).replace("\0", ""))
+    return "".join(c for c in split if not unicodedata.combining(c))
+
+
+@lru_cache(maxsize=4_096)
+def name_subject(url: str) -> frozenset[str]:
+    """The same of a URL's file name: ``/a/Mona_Lisa-2.jpg`` names mona and lisa."""
+    name = unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
+    name = _HUMP.sub(r"\1 \2", name[:300])
+    return frozenset(unit for unit in subject(_APART.sub(" ", name)) if not _CODE.search(unit))
+
+
+_HUMP = re.compile(r"([a-z])([A-Z])")
+_APART = re.compile(r"[\W_]+")
+_CODE = re.compile(r"\d")
+
+
+def compute_overlap(words: frozenset[str], other: frozenset[str]) -> float:
+    """Share of the smaller set that is in the other; 0 for nothing to compare."""
+    if not words or not other:
+        return 0.0
+    return len(words & other) / min(len(words), len(other))
+
+
+def num_words(text: str) -> float:
+    """Number of words; of scripts without spaces between words, two characters count as one."""
+    if text.isascii():
+        return float(len(split_words(text)))
+    dense = sum(map(len, _DENSE.findall(text)))
+    return len(split_words(_DENSE.sub(" ", text))) + dense / 2

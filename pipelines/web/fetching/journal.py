@@ -1,0 +1,308 @@
+"""A bucket's journal: its hosts and URLs, and what came of each, in one SQLite file.
+
+Every answer is committed before the next one is waited for, so that a killed run repeats none that
+was journalled. Memory is SQLite's page cache; queues of any length lie on the disk.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.web.fetching.database import copy_database, open_database
+from vlmill.pipelines.web.fetching.entries import HostRow, OriginRow, Outcome, QueuedUrl, UrlEntry
+from vlmill.pipelines.web.fetching.hosts import get_host
+from vlmill.pipelines.web.fetching.outbox import Outbox
+from vlmill.pipelines.web.fetching.warc import RecordLocation
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.schemas.rejects import Reason
+
+WAITING, DONE, FAILED = 0, 1, 2  # failed: answered for now, and may be tried again
+_HOST = ("id", "name", "last_at", "not_before", "failures", "backoffs", "seconds", "bytes")
+_MOST_HOST_IDS = 10_000
+
+
+class Journal:
+    """One bucket's journal; at most one process at a time may write it.
+
+    ``resume_path`` is its place in a store, which a run on another machine can go on from.
+    """
+
+    def __init__(self, path: Path, resume_path: Path | None = None) -> None:
+        self.path, self._kept = path, resume_path
+        self._host_ids: dict[str, int] = {}
+        self._db = open_database(path)
+        self.outbox = Outbox(self._db)
+
+    def commit(self) -> None:
+        """Makes everything since the last commit count; a kill before loses all of it."""
+        self._db.commit()
+
+    def keep(self) -> None:
+        """Puts what is committed into the store, if the journal has a place there."""
+        if self._kept is not None:
+            with atomic_path(self._kept) as copy:
+                copy_database(self._db, copy)
+
+    def restored(self, sent: Mapping[int, int], now: float) -> None:
+        """Makes a journal count that was kept in a store: others, and hosts, may know more.
+
+        ``sent``: the number of the last URL that each bucket's journal, as it was kept, has left
+        for others; it may leave more under the numbers that were pulled since. Until ``now`` any
+        host may have been asked.
+        """
+        self.outbox.pull_again(sent)
+        self._db.execute("UPDATE hosts SET active = 0, last_at = ?", (now,))
+        self.commit()
+
+    def close(self) -> None:
+        """Closes the file; what was not committed is lost."""
+        self._db.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # URLs that come in.
+
+    def list_url(self, entry: UrlEntry) -> None:
+        """Adds a URL of the user's list; one that came before counts once more."""
+        if not self._insert(entry):
+            self._db.execute("UPDATE urls SET times = times + 1 WHERE url = ?", (entry.url,))
+
+    def drop_line(self, line: str, reason: Reason, detail: str | None) -> None:
+        """Keeps a line of the user's list that is no URL."""
+        self._db.execute(
+            "INSERT INTO lines (line, reason, detail) VALUES (?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET times = times + 1",
+            (line, reason.value, detail),
+        )
+
+    def add(self, entry: UrlEntry, *, max_pages: int) -> None:
+        """Adds a URL that a page or a redirect has led to, unless it is known.
+
+        Of links a host takes ``max_pages``; how many more there were is counted.
+        """
+        is_link = entry.follow >= 0 and entry.hops == 0
+        if is_link and self._pages(entry.url) >= max_pages:
+            if not self._knows(entry.url):
+                self._count(get_host(entry.url), "left_out")
+            return
+        if self._insert(entry):
+            if is_link:
+                self._count(get_host(entry.url), "pages")
+        elif entry.follow >= 0:
+            self._db.execute(
+                "UPDATE urls SET follow = max(follow, ?) WHERE url = ? AND state = ?",
+                (entry.follow, entry.url, WAITING),
+            )
+
+    def _insert(self, entry: UrlEntry) -> bool:
+        host = self._host_id(get_host(entry.url))
+        added = self._db.execute(
+            "INSERT OR IGNORE INTO urls "
+            "(url, host, source, referrer, follow, hops, old_etag, old_modified) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(entry.url, host, entry.source, entry.referrer),
+                *(entry.follow, entry.hops, entry.etag, entry.modified),
+            ),
+        )
+        if added.rowcount:
+            self._db.execute("UPDATE hosts SET waiting = waiting + 1 WHERE id = ?", (host,))
+        return bool(added.rowcount)
+
+    def _host_id(self, name: str) -> int:
+        known = self._host_ids.get(name)
+        if known is None:
+            if len(self._host_ids) >= _MOST_HOST_IDS:
+                self._host_ids.clear()
+            known = self._host_ids[name] = self._find_host(name)
+        return known
+
+    def _find_host(self, name: str) -> int:
+        row = self._db.execute("SELECT id FROM hosts WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            row = (self._db.execute("INSERT INTO hosts (name) VALUES (?)", (name,)).lastrowid,)
+        return int(row[0])
+
+    def _pages(self, url: str) -> int:
+        row = self._db.execute(
+            "SELECT pages FROM hosts WHERE name = ?", (get_host(url),)
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _knows(self, url: str) -> bool:
+        return self._db.execute("SELECT 1 FROM urls WHERE url = ?", (url,)).fetchone() is not None
+
+    def _count(self, host: str, column: str) -> None:
+        self._db.execute(f"UPDATE hosts SET {column} = {column} + 1 WHERE name = ?", (host,))
+
+    # Hosts and their queues.
+
+    def release_hosts(self, now: float) -> None:
+        """Lets hosts be taken that a killed run was at: it may have asked them until ``now``."""
+        self._db.execute("UPDATE hosts SET active = 0, last_at = ? WHERE active = 1", (now,))
+
+    def take_hosts(self, limit: int) -> list[HostRow]:
+        """Returns hosts with URLs that wait and are not taken yet, those first whose turn it is."""
+        rows = self._db.execute(
+            "SELECT id, name, last_at, not_before, failures, backoffs, seconds, bytes FROM hosts "
+            "WHERE waiting > 0 AND active = 0 LIMIT ?",
+            (limit,),
+        ).fetchall()
+        hosts = [HostRow(**dict(zip(_HOST, row, strict=True))) for row in rows]
+        self._db.executemany(
+            "UPDATE hosts SET active = 1 WHERE id = ?", [(host.id,) for host in hosts]
+        )
+        return hosts
+
+    def leave_host(self, host: HostRow) -> None:
+        """Keeps what is known of a host, and lets it be taken again if URLs come to it."""
+        self.keep_host(host)
+        self._db.execute("UPDATE hosts SET active = 0 WHERE id = ?", (host.id,))
+
+    def keep_host(self, host: HostRow) -> None:
+        """Keeps what is known of a host."""
+        self._db.execute(
+            "UPDATE hosts SET last_at = ?, not_before = ?, failures = ?, backoffs = ?, "
+            "seconds = ?, bytes = ? WHERE id = ?",
+            (
+                *(host.last_at, host.not_before, host.failures, host.backoffs),
+                *(host.seconds, host.bytes, host.id),
+            ),
+        )
+
+    def queue(self, host: int, after: int, limit: int) -> list[QueuedUrl]:
+        """Returns the next URLs of a host that wait, behind the one with the id ``after``."""
+        rows = self._db.execute(
+            "SELECT id, url, source, follow, hops, attempts, old_etag, old_modified FROM urls "
+            "WHERE host = ? AND state = 0 AND id > ? ORDER BY id LIMIT ?",
+            (host, after, limit),
+        )
+        names = ("id", "url", "source", "follow", "hops", "attempts", "etag", "modified")
+        return [QueuedUrl(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def origin(self, origin: str) -> OriginRow | None:
+        """Returns what is kept of a host's rules for robots."""
+        row = self._db.execute(
+            "SELECT robots, tdm, url, hops, expires FROM origins WHERE origin = ?", (origin,)
+        ).fetchone()
+        if row is None:
+            return None
+        robots, tdm, url, hops, expires = row
+        return OriginRow(origin=origin, robots=robots, tdm=tdm, url=url, hops=hops, expires=expires)
+
+    def keep_origin(self, host: int, row: OriginRow) -> None:
+        """Keeps what a host has said of robots."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO origins (origin, host, robots, tdm, url, hops, expires) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (row.origin, host, row.robots, row.tdm, row.url, row.hops, row.expires),
+        )
+
+    # What came of them.
+
+    def record_outcome(
+        self, host: int, url: int, outcome: Outcome, record_location: RecordLocation | None
+    ) -> None:
+        """Keeps the outcome of a URL; it waits no more."""
+        state = FAILED if outcome.may_retry else DONE
+        self._db.execute(
+            "UPDATE urls SET state = ?, attempts = attempts + ?, outcome = ?, detail = ?, "
+            "status = ?, target = ?, media_type = ?, bytes = ?, sha256 = ?, etag = ?, "
+            "modified = ?, at = ?, seconds = ?, address = ?, part = ?, offset = ?, length = ? "
+            "WHERE id = ?",
+            (
+                *(state, int(outcome.fetched_at is not None), outcome.outcome, outcome.detail),
+                *(outcome.status, outcome.target, outcome.media_type, outcome.bytes),
+                *(
+                    outcome.sha256,
+                    outcome.etag,
+                    outcome.modified,
+                    outcome.fetched_at,
+                    outcome.seconds,
+                ),
+                *(
+                    outcome.address,
+                    record_location and record_location.part,
+                    record_location and record_location.offset,
+                ),
+                *(record_location and record_location.length, url),
+            ),
+        )
+        self._db.execute("UPDATE hosts SET waiting = waiting - 1 WHERE id = ?", (host,))
+
+    def postponed(self, url: int) -> None:
+        """Counts an attempt of a URL that goes on waiting: its host wants to be left alone."""
+        self._db.execute("UPDATE urls SET attempts = attempts + 1 WHERE id = ?", (url,))
+
+    def set_aside(self, host: int, outcome: Outcome) -> int:
+        """Gives all URLs of a host that wait the same outcome; returns how many."""
+        state = FAILED if outcome.may_retry else DONE
+        changed = self._db.execute(
+            "UPDATE urls SET state = ?, outcome = ?, detail = ? WHERE host = ? AND state = 0",
+            (state, outcome.outcome, outcome.detail, host),
+        ).rowcount
+        self._db.execute("UPDATE hosts SET waiting = waiting - ? WHERE id = ?", (changed, host))
+        return changed
+
+    def retry_failed(self, number: int) -> int:
+        """Begins the pass ``number`` (from 1) over what failed and may end otherwise.
+
+        Returns how many URLs wait once more; 0 if an earlier run has begun this pass.
+        """
+        if self.last_pass() >= number:
+            return 0
+        self._db.execute(
+            "UPDATE hosts SET failures = 0, backoffs = 0, waiting = waiting + "
+            "(SELECT count(*) FROM urls WHERE urls.host = hosts.id AND state = ?) "
+            "WHERE id IN (SELECT host FROM urls WHERE state = ?)",
+            (FAILED, FAILED),
+        )
+        # Robots that could not be read are asked once more, too.
+        self._db.execute(
+            "UPDATE origins SET robots = NULL, tdm = NULL, url = NULL, hops = 0 "
+            "WHERE host IN (SELECT host FROM urls WHERE state = ?)",
+            (FAILED,),
+        )
+        changed = self._db.execute("UPDATE urls SET state = 0 WHERE state = ?", (FAILED,)).rowcount
+        self._db.execute(f"PRAGMA user_version = {int(number)}")
+        return changed
+
+    def last_pass(self) -> int:
+        """Returns the number of the last pass over failures that was begun; 0 if none was."""
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def last_location(self) -> RecordLocation | None:
+        """Returns where the last record lies that is journalled."""
+        row = self._db.execute(
+            "SELECT part, offset, length FROM urls WHERE part IS NOT NULL "
+            "ORDER BY part DESC, offset DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else RecordLocation(part=row[0], offset=row[1], length=row[2])
+
+    # Between buckets.
+
+    def pull(self, bucket: int, sent: Iterable[tuple[int, UrlEntry]], *, max_pages: int) -> None:
+        """Adds what another bucket has left for this one; either all of it or, killed, nothing."""
+        last = 0
+        for last, entry in sent:  # noqa: B007
+            self.add(entry, max_pages=max_pages)
+        if last:
+            self.outbox.mark_pulled(bucket, last)
+            self.commit()
+
+    # Counts and rows, for progress, tables and reports.
+
+    def waiting(self) -> int:
+        """Returns how many URLs wait."""
+        row = self._db.execute("SELECT total(waiting) FROM hosts WHERE waiting > 0").fetchone()
+        return int(row[0])
+
+    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yields the rows of a query, one after the other."""
+        with closing(self._db.cursor()) as cursor:
+            yield from cursor.execute(query)

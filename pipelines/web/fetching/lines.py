@@ -1,0 +1,29 @@
+"""Lines of a list of URLs, each with what it asks for or why it is no URL."""
+
+import re
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.fetching.entries import UrlEntry
+from vlmill.pipelines.web.fetching.stages import FETCH_LISTED
+from vlmill.runtime.net.urls import resolve
+from vlmill.schemas.rejects import MAX_KEY, Reason
+
+Line = tuple[str, UrlEntry | Drop]
+"""A line of a list of URLs, and what it asks for"""
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
+
+
+def parse_url_line(line: str, follow: int) -> Line:
+    """What a line asks for: a URL in one spelling, or why it is none."""
+    url = resolve("", line) if len(line) <= MAX_KEY else None
+    if url is not None and len(url) <= MAX_KEY:
+        return line, UrlEntry(url=url, source=FETCH_LISTED.name, follow=follow)
+    return line[:MAX_KEY], Drop(Reason.BAD_URL, _fault(line))
+
+
+def _fault(line: str) -> str:
+    if len(line) > MAX_KEY // 3:
+        return f"longer than {MAX_KEY} characters when it is encoded"
+    if not _SCHEME.match(line):
+        return "no scheme: http:// or https:// must begin it"
+    return "no http(s) URL"

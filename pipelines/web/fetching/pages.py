@@ -1,0 +1,77 @@
+"""What is to be fetched of a page: its images, and, where links are followed, other pages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from selectolax.lexbor import LexborHTMLParser
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.fetching.hosts import get_host
+from vlmill.pipelines.web.pages import markup
+from vlmill.pipelines.web.pages.page import read_page
+from vlmill.runtime.net.urls import resolve
+from vlmill.schemas.rejects import Reason
+
+BOUNDS = WebPairRules()  # a page that web_pairs would not read is not looked at for images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What of a page is fetched."""
+
+    same_host: bool = False  # links to other hosts are not followed
+    max_pages_per_host: int = 1_000  # that links lead to; listed ones do not count
+    max_links: int = 1_000  # of one page
+    addresses: int = 2  # of an image, the first that its page names: often sizes of one image
+
+
+@dataclass(frozen=True, kw_only=True)
+class References:
+    """The URLs that a page refers to, each once, in its order."""
+
+    images: tuple[str, ...]
+    links: tuple[str, ...]
+
+
+def read_references(
+    body: bytes, charset: str | None, url: str, *, scope: Scope, follow: bool
+) -> References | Drop:
+    """Returns what the page at ``url`` refers to, or why it is not used."""
+    if len(body) > BOUNDS.max_page_bytes:
+        return Drop(Reason.TOO_LARGE, f"{len(body)} bytes")
+    tree = markup.parse(markup.decode(body, charset), max_nesting=BOUNDS.max_nesting)
+    if isinstance(tree, Drop):
+        return tree
+    page = read_page(tree, url, max_text_chars=1, max_images=BOUNDS.max_images_per_page)
+    if isinstance(page, Drop):
+        return page
+    urls = (u for image in page.images for u in image.urls[: scope.addresses])
+    images = dict.fromkeys(u for u in urls if not u.startswith("urn:"))
+    links = dict.fromkeys(_links(tree, url, scope)) if follow else {}
+    return References(images=tuple(images), links=tuple(u for u in links if u not in images))
+
+
+def _links(tree: LexborHTMLParser, url: str, scope: Scope) -> Iterator[str]:
+    """Yields where a page links to; not what it asks robots not to follow."""
+    if any(_forbids_following(node.attributes) for node in tree.css("meta[name][content]")):
+        return
+    base_node = tree.css_first("base[href]")
+    base = (resolve(url, base_node.attributes.get("href") or "") if base_node else None) or url
+    number = 0
+    for node in tree.css("a[href]"):
+        if "nofollow" in (node.attributes.get("rel") or "").lower().split():
+            continue
+        target = resolve(base, node.attributes.get("href") or "")
+        if target is None or (scope.same_host and get_host(target) != get_host(url)):
+            continue
+        yield target
+        number += 1
+        if number >= scope.max_links:
+            return
+
+
+def _forbids_following(attributes: dict[str, str | None]) -> bool:
+    name, content = attributes.get("name") or "", attributes.get("content") or ""
+    directives = (word.strip().lower() for word in content[:1_000].split(","))
+    return name.strip().lower() == "robots" and "nofollow" in directives

@@ -1,0 +1,139 @@
+"""What came of every URL, as tables: a shard of ``outcomes`` and of ``rejects`` for each bucket."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import IN, OUT, Tally
+from vlmill.pipelines.web.fetching.entries import SUCCESSES
+from vlmill.pipelines.web.fetching.journal import Journal
+from vlmill.pipelines.web.fetching.stages import FETCH_LISTED, URLS
+from vlmill.pipelines.web.fetching.warc import part_name
+from vlmill.pipelines.web.fetching.work import Fetching
+from vlmill.runtime.files.shards import Shard, ShardWriter
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import OUTCOMES, REJECTS, Table
+
+GROUP_ROWS = 2_000
+MOST_HOSTS = 30  # in the report
+EXAMPLES = 5  # of each reason
+_OUTCOMES = """
+SELECT url, hosts.name, source, referrer, outcome, detail, status, target, media_type, urls.bytes,
+sha256, etag, modified, at, urls.seconds, attempts, address, part, offset, length, times
+FROM urls JOIN hosts ON hosts.id = urls.host ORDER BY url
+"""
+_LINES = "SELECT line, reason, detail, times FROM lines ORDER BY line, reason"
+_HOSTS = f"""
+SELECT hosts.name, count(*), sum(outcome IN {SUCCESSES!r}), total(urls.bytes),
+avg(urls.seconds), max(urls.seconds), max(hosts.left_out)
+FROM urls JOIN hosts ON hosts.id = urls.host GROUP BY urls.host
+ORDER BY count(*) DESC, hosts.name LIMIT {MOST_HOSTS}
+"""
+
+
+@dataclass(kw_only=True)
+class CrawlSummary:
+    """What one bucket's tables hold, counted while they were written."""
+
+    shards: list[Shard] = field(default_factory=list)
+    tallies: Counter[Tally] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    tenths: Counter[int] = field(default_factory=Counter)  # of a second, of answers
+    left_out: int = 0  # links beyond --max-pages-per-host
+    hosts: list[tuple[Any, ...]] = field(default_factory=list)
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    records: Counter[str] = field(default_factory=Counter)  # by archive
+
+
+def write_tables(job: Fetching, bucket: int) -> CrawlSummary:
+    """Writes a bucket's shards of both tables. Memory: one group of rows."""
+    written = CrawlSummary()
+    with job.journal(bucket) as journal:
+        outcomes = _count_rows(journal, written, bucket)
+        written.shards.append(_write(job, OUTCOMES, bucket, outcomes))
+        written.shards.append(_write(job, REJECTS, bucket, _rejects(journal, written)))
+        written.hosts = list(journal.rows(_HOSTS))
+        (left_out,) = next(journal.rows("SELECT total(left_out) FROM hosts"))
+        written.left_out = int(left_out)
+    return written
+
+
+def _count_rows(journal: Journal, written: CrawlSummary, bucket: int) -> Iterator[dict[str, Any]]:
+    for values in journal.rows(_OUTCOMES):
+        *columns, part, offset, length, times = values
+        row = dict(zip(OUTCOMES.schema.names, columns, strict=False))
+        assert row["outcome"] is not None, f"{row['url']} has no outcome"
+        timestamp = row["fetched_at"]
+        row["fetched_at"] = None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
+        row["warc"] = None if part is None else part_name(bucket, part)
+        row["warc_offset"], row["warc_length"] = offset, length
+        _count(row, times, written)
+        yield row
+
+
+def _count(row: dict[str, Any], times: int, written: CrawlSummary) -> None:
+    stage, outcome = row["stage"], row["outcome"]
+    if stage == FETCH_LISTED.name:
+        written.tallies[URLS.name, IN] += times
+        written.tallies[URLS.name, OUT] += 1
+        written.tallies[URLS.name, Reason.DUPLICATE.value] += times - 1
+    written.tallies[stage, IN] += 1
+    written.tallies[stage, OUT if outcome in SUCCESSES else outcome] += 1
+    written.outcomes[outcome] += 1
+    if row["status"] is not None:
+        written.statuses[str(row["status"])] += 1
+    if row["seconds"] is not None:
+        written.tenths[int(row["seconds"] * 10)] += 1
+    if row["warc"] is not None:
+        written.records[row["warc"]] += 1
+    examples = written.examples.setdefault(outcome, [])
+    if outcome not in SUCCESSES and len(examples) < EXAMPLES:
+        examples.append((row["url"], row["detail"] or ""))
+
+
+def _rejects(journal: Journal, written: CrawlSummary) -> Iterator[dict[str, object]]:
+    for line, reason, detail, times in journal.rows(_LINES):
+        written.tallies[URLS.name, IN] += times
+        written.tallies[URLS.name, reason] += times
+        for _ in range(times):
+            yield reject(URLS.name, line, Reason(reason), detail)
+    for values in journal.rows(_OUTCOMES):
+        url, _, stage, _, outcome, detail, *_, times = values
+        if stage == FETCH_LISTED.name:
+            for _ in range(times - 1):
+                yield reject(URLS.name, url, Reason.DUPLICATE)
+        if outcome not in SUCCESSES:
+            yield reject(stage, url, Reason(outcome), detail)
+
+
+def _write(job: Fetching, table: Table, bucket: int, rows: Iterable[dict[str, Any]]) -> Shard:
+    producer = {"job": "crawl", "manners": job.policy.as_settings()}
+    writer = ShardWriter(job.output, table, bucket, job.buckets, producer=producer)
+    with writer:
+        group: list[dict[str, Any]] = []
+        for row in rows:
+            group.append(row)
+            if len(group) == GROUP_ROWS:
+                writer.write(group)
+                group = []
+        writer.write(group)
+    assert writer.shard is not None
+    return writer.shard
+
+
+def merge_summaries(parts: Iterable[CrawlSummary]) -> CrawlSummary:
+    """The counts of all buckets."""
+    summary = CrawlSummary()
+    for part in parts:
+        summary.shards += part.shards
+        for name in ("tallies", "outcomes", "statuses", "tenths", "records"):
+            getattr(summary, name).update(getattr(part, name))
+        summary.left_out += part.left_out
+        summary.hosts = heapq.nlargest(MOST_HOSTS, summary.hosts + part.hosts, key=lambda h: h[1])
+        for reason, examples in part.examples.items():
+            summary.examples.setdefault(reason, []).extend(examples)
+    return summary

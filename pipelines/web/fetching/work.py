@@ -1,0 +1,255 @@
+"""A fetch as a job: its buckets, distributing URLs to them, and fetching one of them."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from zlib import crc32
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.fetching.fetcher import Fetcher
+from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
+from vlmill.pipelines.web.fetching.journal import Journal
+from vlmill.pipelines.web.fetching.lines import Line
+from vlmill.pipelines.web.fetching.pages import Scope
+from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.pipelines.web.fetching.warc import PARTS, Parts, part_name
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import (
+    TEMPORARY_PREFIX,
+    WHOLE,
+    atomic_folder,
+    has_folder,
+    temporary_folder,
+    write_bytes,
+)
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.outputs import WORK
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import RemotePath, is_remote
+from vlmill.runtime.net.client import Client
+from vlmill.schemas.errors import InputError
+
+LINES_A_COMMIT = 10_000
+ORPHANS_S = 30.0  # how long a worker of a killed run may take to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetching:
+    """What every worker of a fetch knows; small, as it goes to each."""
+
+    output: str
+    buckets: int
+    policy: PolitenessPolicy
+    scope: Scope = field(default_factory=Scope)
+    part_bytes: int = 1 << 30
+    local: str | None = None  # of an output in a store: a folder here for what grows
+
+    @property
+    def resume_folder(self) -> Path:
+        """Where the journals lie that a killed run goes on from."""
+        return to_path(self.output) / WORK / "buckets"
+
+    @property
+    def folder(self) -> Path:
+        """Where the journals and open parts of the buckets lie that are worked on."""
+        return self.resume_folder if self.local is None else Path(self.local, "buckets")
+
+    def journal_path(self, bucket: int) -> Path:
+        """Where a bucket's journal lies."""
+        return self.folder / f"{bucket:05d}.journal"
+
+    def journal(self, bucket: int) -> Journal:
+        """Opens a bucket's journal."""
+        path = self.journal_path(bucket)
+        return Journal(path, None if self.local is None else self.resume_folder / path.name)
+
+    @contextmanager
+    def parts(self, bucket: int, journal: Journal) -> Iterator[Parts]:
+        """Opens a bucket's archive behind the last record that is journalled."""
+        parts = Parts(
+            to_path(self.output),
+            self.folder / f"{bucket:05d}.warc.gz",
+            bucket,
+            contact=self.policy.contact,
+            max_bytes=self.part_bytes,
+            journalled=journal.last_location(),
+        )
+        try:
+            yield parts
+        finally:
+            parts.close()
+
+
+@contextmanager
+def use_local_scratch(job: Fetching) -> Iterator[Fetching]:
+    """Gives the job with a folder of this machine, where its output lies in a store."""
+    if not is_remote(job.output):
+        yield job
+        return
+    with temporary_folder() as folder:
+        yield replace(job, local=str(folder))
+
+
+def continued(job: Fetching) -> Fetching:
+    """The fetch with as many buckets as an earlier run has begun it with, if one has."""
+    if not has_folder(job.resume_folder):
+        return job
+    return replace(job, buckets=len(list(job.resume_folder.glob("*.journal"))))
+
+
+def distribute(job: Fetching, lines: Iterable[Line]) -> None:
+    """Gives each line of a list to the bucket of its host, unless an earlier run has done so.
+
+    Duplicates are counted. All of it or, killed, nothing. Memory does not grow with the list.
+    """
+    if job.folder.exists() or restore(job):
+        return
+    for leftover in job.folder.parent.glob(f"{TEMPORARY_PREFIX}*"):  # of a run that was killed
+        shutil.rmtree(leftover)
+    with atomic_folder(job.folder) as folder, ExitStack() as stack:
+        journals = [
+            stack.enter_context(Journal(folder / job.journal_path(bucket).name))
+            for bucket in range(job.buckets)
+        ]
+        progress = stack.enter_context(Progress(total=None, unit="line", label="list of URLs"))
+        for number, (line, entry) in enumerate(lines, start=1):
+            if isinstance(entry, Drop):
+                journal = journals[crc32(line.encode("utf-8", "replace")) % job.buckets]
+                journal.drop_line(line, entry.reason, entry.detail)
+            else:
+                journals[assign_bucket(get_host(entry.url), job.buckets)].list_url(entry)
+            progress.advance()
+            if number % LINES_A_COMMIT == 0:
+                for journal in journals:
+                    journal.commit()
+        for journal in journals:
+            journal.commit()
+            journal.close()
+    if job.local is not None:
+        for bucket in range(job.buckets):
+            with job.journal(bucket) as journal:
+                journal.keep()
+        write_bytes(job.resume_folder / WHOLE, b"")
+
+
+def restore(job: Fetching) -> bool:
+    """Brings the journals of a killed run from its store; False if there are none, or not all.
+
+    What was answered since they were kept is forgotten, and its archives are removed.
+    """
+    if job.local is None or not has_folder(job.resume_folder):
+        return False
+    with atomic_folder(job.folder) as folder:
+        for bucket in range(job.buckets):
+            name = job.journal_path(bucket).name
+            remote = job.resume_folder / name
+            assert isinstance(remote, RemotePath)
+            remote.download(folder / name)
+    sent = {}
+    for bucket in range(job.buckets):
+        with job.journal(bucket) as journal:
+            sent[bucket] = journal.outbox.last_sent()
+    journalled = set[str]()
+    for bucket in range(job.buckets):
+        with job.journal(bucket) as journal:
+            journal.restored(sent, time.time())
+            last = journal.last_location()
+        journalled.update(part_name(bucket, part) for part in range(last.part + 1 if last else 0))
+    for path in to_path(job.output).glob(PARTS):
+        if path.name not in journalled:
+            path.unlink()
+    return True
+
+
+def pull_all(job: Fetching) -> list[int]:
+    """Gives each bucket what others have sent to it; returns those in which URLs wait."""
+    waiting = []
+    for bucket in range(job.buckets):
+        with _lock_bucket(job, bucket), job.journal(bucket) as journal:
+            for number in range(job.buckets):
+                if number != bucket:
+                    with job.journal(number) as other:
+                        sent = other.outbox.sent_to(bucket, journal.outbox.pulled(number))
+                        journal.pull(number, sent, max_pages=job.scope.max_pages_per_host)
+            if journal.waiting():
+                waiting.append(bucket)
+    return waiting
+
+
+def retry_failed(job: Fetching, number: int) -> int:
+    """Begins the pass ``number`` over URLs whose failure may be over; returns how many wait."""
+    urls = 0
+    for bucket in range(job.buckets):
+        with job.journal(bucket) as journal:
+            urls += journal.retry_failed(number)
+            journal.commit()
+    return urls
+
+
+def try_failed_again(job: Fetching) -> None:
+    """Begins one more pass over URLs whose failure may be over, after any that were begun."""
+    passes = []
+    for bucket in range(job.buckets):
+        with job.journal(bucket) as journal:
+            passes.append(journal.last_pass())
+    retry_failed(job, max(passes) + 1)
+
+
+def fetch_bucket(job: Fetching, bucket: int) -> None:
+    """Fetches what waits in a bucket."""
+    with ExitStack() as stack:
+        stack.enter_context(_lock_bucket(job, bucket))
+        journal = stack.enter_context(job.journal(bucket))
+        parts = stack.enter_context(job.parts(bucket, journal))
+        progress = stack.enter_context(
+            Progress(total=journal.waiting(), unit="URL", label=f"crawl, bucket {bucket}")
+        )
+        client = stack.enter_context(Client(job.policy.client_settings()))
+        fetcher = Fetcher(
+            journal,
+            parts,
+            client,
+            bucket=bucket,
+            buckets=job.buckets,
+            policy=job.policy,
+            scope=job.scope,
+            watch=_watch(journal, progress),
+        )
+        fetcher.run()
+
+
+def finish_bucket(job: Fetching, bucket: int) -> None:
+    """Gives the open part of a bucket's archive its place: nothing more will come."""
+    with job.journal(bucket) as journal, job.parts(bucket, journal) as parts:
+        parts.finish()
+        journal.keep()
+
+
+@contextmanager
+def _lock_bucket(job: Fetching, bucket: int) -> Iterator[None]:
+    """Holds a bucket; waits for a worker of a killed run, which ends as it notices."""
+    until = time.monotonic() + ORPHANS_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_output(job.journal_path(bucket), alongside=True))
+                break
+            except InputError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+        yield
+
+
+def _watch(journal: Journal, progress: Progress) -> Callable[[int, int], None]:
+    """Returns what shows progress."""
+
+    def watch(done: int, rejected: int) -> None:
+        if done:
+            progress.total = progress.done + done + journal.waiting()
+            progress.advance(done, rejects=rejected)
+
+    return watch

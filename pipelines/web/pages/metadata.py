@@ -1,0 +1,126 @@
+"""What a page says of itself outside its body: images, descriptions, license, JSON-LD."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from vlmill.pipelines.web.pages.walk import fold
+from vlmill.runtime.net.opt_outs import meta_opt_outs
+from vlmill.schemas.rejects import Reason
+
+_IMAGES = frozenset(
+    ("og:image", "og:image:url", "og:image:secure_url", "twitter:image", "twitter:image:src")
+)
+_IMAGE_TEXTS = frozenset(("og:image:alt", "twitter:image:alt"))
+_PAGE_TEXTS = frozenset(("og:title", "og:description", "twitter:description", "description"))
+_LICENSE_LINK = re.compile(
+    r"https?://(?:www\.)?creativecommons\.org/(?:licenses|publicdomain)/[\w./-]{2,40}"
+)
+_SAYING = (
+    'meta[content],link[rel="image_src"],script[type="application/ld+json"],'
+    '[rel~="license"][href],a[href*="creativecommons.org/"]'
+)
+_MAX_SAYING, _MAX_LINK = 300, 500
+_MAX_JSON_CHARS = 200_000
+_MAX_NODES, _MAX_DEPTH = 2_000, 20
+
+
+@dataclass(slots=True)
+class Metadata:
+    """What the head of a page names; texts are raw, references as the page writes them."""
+
+    images: list[str] = field(default_factory=list)
+    image_texts: list[str] = field(default_factory=list)  # of the image that the page names
+    page_texts: list[str] = field(default_factory=list)  # of the page
+    captions: dict[str, str] = field(default_factory=dict)  # JSON-LD: reference -> caption
+    site: str = ""
+    license: str = ""
+    opt_outs: frozenset[Reason] = frozenset()  # what all its ``meta`` elements forbid
+
+
+def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
+    """Reads ``meta``, ``link`` and JSON-LD; texts are cut after ``limit`` characters."""
+    nodes = tree.css(_SAYING)
+    metadata = Metadata(opt_outs=_opt_outs_in(nodes))
+    for node in nodes[:_MAX_SAYING]:
+        tag, attributes = node.tag, node.attributes
+        if tag == "meta":
+            _read_meta(attributes, metadata, limit)
+        elif tag == "script":
+            for thing in _things((node.text() or "")[:_MAX_JSON_CHARS]):
+                _read_thing(thing, metadata, limit)
+        elif (attributes.get("rel") or "").lower() == "image_src":
+            metadata.images.append(fold(attributes.get("href"), limit))
+        elif not metadata.license:
+            href = attributes.get("href") or ""
+            link = _LICENSE_LINK.match(href)
+            by_rel = "license" in (attributes.get("rel") or "").lower().split()
+            metadata.license = href[:_MAX_LINK] if by_rel else link.group() if link else ""
+    return metadata
+
+
+def _read_meta(attributes: Mapping[str, str | None], metadata: Metadata, limit: int) -> None:
+    name = (attributes.get("property") or attributes.get("name") or "").lower()
+    content = fold(attributes.get("content"), limit)
+    if not content:
+        return
+    if name in _IMAGES or (attributes.get("itemprop") or "").lower() == "image":
+        metadata.images.append(content)
+    elif name in _IMAGE_TEXTS:
+        metadata.image_texts.append(content)
+    elif name in _PAGE_TEXTS:
+        metadata.page_texts.append(content)
+    elif name == "og:site_name":
+        metadata.site = content
+
+
+def _things(text: str) -> Iterator[dict[str, Any]]:
+    """Yields every object of a JSON-LD text, outer ones first; none of what is no JSON."""
+    try:
+        open_values: list[tuple[Any, int]] = [(json.loads(text), 0)]
+    except (ValueError, RecursionError):
+        return
+    for _ in range(_MAX_NODES):
+        if not open_values:
+            return
+        value, depth = open_values.pop(0)
+        if isinstance(value, dict):
+            yield value
+            inner = list(value.values())
+        else:
+            inner = value if isinstance(value, list) else []
+        if depth < _MAX_DEPTH:
+            open_values += [(child, depth + 1) for child in inner if isinstance(child, dict | list)]
+
+
+def _read_thing(thing: dict[str, Any], metadata: Metadata, limit: int) -> None:
+    kinds = thing.get("@type")
+    if "ImageObject" in (kinds if isinstance(kinds, list) else [kinds]):
+        reference = _text(thing.get("contentUrl")) or _text(thing.get("url"))
+        texts = (_text(thing.get(name)) for name in ("caption", "description", "name"))
+        caption = next(filter(None, texts), "")
+        if reference:
+            metadata.images.append(reference)
+            if caption:
+                metadata.captions[reference] = fold(caption, limit)
+    else:
+        images = thing.get("image")
+        for image in images[:20] if isinstance(images, list) else [images]:
+            if isinstance(image, str) and image:
+                metadata.images.append(image)
+    license = _text(thing.get("license"))
+    if license and not metadata.license:
+        metadata.license = license[:_MAX_LINK]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _opt_outs_in(nodes: Sequence[LexborNode]) -> frozenset[Reason]:
+    attributes = (node.attributes for node in nodes if node.tag == "meta")
+    return meta_opt_outs((a.get("name") or "", a.get("content") or "") for a in attributes)

@@ -1,0 +1,223 @@
+"""Pages: their title, main text and metadata, and every image with its addresses and texts.
+
+Nothing here judges: which images are content and which texts describe them is the matter of
+``choice``, once it is known which images are at hand and how large they are.
+"""
+
+import bisect
+import re
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.pages.addresses import (
+    IMAGE_NAME,
+    IMAGE_TAGS,
+    MAX_INLINE_BYTES,
+    addresses,
+    find_references,
+    inline_image,
+)
+from vlmill.pipelines.web.pages.context import captions_by_image, nearby
+from vlmill.pipelines.web.pages.labels import Labels
+from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
+from vlmill.pipelines.web.pages.tables import captions_in_tables
+from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
+from vlmill.runtime.net.opt_outs import first_opt_out
+from vlmill.runtime.net.urls import resolve
+
+_MAX_LINK, _MAX_LINK_TEXT = 300, 500
+_BASE = re.compile(rb"<base[\s/]", re.IGNORECASE)  # most pages have none
+_REACH = 12  # blocks before and after an image that are kept
+
+
+class PageImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image on a page, as the page tells of it; texts are raw, "" where there are none."""
+
+    order: int  # a number that no other image of the page has
+    src: str  # what the page says, for rejects
+    urls: tuple[str, ...]  # absolute, best guess first; empty if none is usable
+    alt: str = ""
+    title: str = ""
+    label: str = ""  # aria-label or aria-labelledby, its own or its link's
+    caption: str = ""
+    metadata: tuple[str, ...] = ()  # what the page's head says of this image or with it
+    block: int = 0  # of the page's ``blocks``, the one that follows it
+    path: tuple[int, ...] = ()  # serial numbers of the elements around it, the nearest first
+    width: int | None = None  # as declared, in pixels
+    height: int | None = None
+    marks: tuple[str, ...] = ()  # class and id, lower-case: its own, then its parents' upwards
+    ancestors: tuple[str, ...] = ()  # tags, the nearest first
+    link: str = ""  # where it leads, as the page writes it
+    is_metadata: bool = False  # og:image, twitter:image, JSON-LD or itemprop=image
+    is_background: bool = False  # painted behind an element by its style
+    is_furniture: bool = False  # in a menu, a footer or the like, by tags and classes
+    links_to_picture: bool = False  # a thumbnail; the image it leads to is among ``urls``
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page says, as far as this job needs it."""
+
+    url: str
+    title: str
+    images: tuple[PageImage, ...]
+    blocks: tuple[Block, ...] = ()  # texts near images and headings, in order
+    site: str = ""  # the site's name by its metadata
+    license: str | None = None
+    language: str = ""  # as detected
+    inline: tuple[tuple[str, bytes], ...] = ()  # ``data:`` images: name and bytes
+    num_beyond: int = 0  # images that are left out, as the page shows too many
+
+
+def read_page(
+    tree: LexborHTMLParser,
+    url: str,
+    *,
+    max_text_chars: int,
+    max_images: int,
+    ignore_opt_outs: bool = False,
+) -> Page | Drop:
+    """What the parsed page at ``url`` says, or which opt-out in its metadata drops it.
+
+    Lengths and numbers are cut at the limits given.
+    """
+    metadata = read_metadata(tree, max_text_chars)
+    if not ignore_opt_outs and (why := first_opt_out(metadata.opt_outs)):
+        return Drop(why, "by the page's metadata")
+    has_base = _BASE.search(tree.raw_html or b"") is not None
+    base_node = tree.css_first("base[href]") if has_base else None
+    base = (resolve(url, base_node.attributes.get("href") or "") if base_node else None) or url
+    title_node = tree.css_first("head > title")
+    title = fold(title_node.text() if title_node else "", max_text_chars)
+    blocks, spots, num_beyond = walk_page(tree, max_chars=max_text_chars, max_images=max_images)
+    inline: dict[str, bytes] = {}
+    numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
+    images = _images(tree, spots, blocks, numbers, base, inline, max_text_chars)
+    images = _with_metadata(_without_copies(images, spots), metadata, base)
+    return Page(
+        url=url,
+        title=title,
+        images=tuple(images),
+        blocks=tuple(blocks[number] for number in numbers),
+        site=metadata.site,
+        license=metadata.license or None,
+        inline=tuple(inline.items()),
+        num_beyond=num_beyond,
+    )
+
+
+def _images(
+    tree: LexborHTMLParser,
+    spots: Sequence[Spot],
+    blocks: Sequence[Block],
+    numbers: Sequence[int],
+    base: str,
+    inline: dict[str, bytes],
+    max_chars: int,
+) -> list[PageImage]:
+    captions = captions_by_image(blocks, spots, max_chars=max_chars)
+    in_cells = sum("td" in spot.ancestors for spot in spots)
+    in_tables = captions_in_tables(tree) if in_cells > 1 else {}
+    labels = Labels(tree)
+    bytes_left = MAX_INLINE_BYTES
+    images = []
+    for order, spot in enumerate(spots):
+        attributes = spot.attributes
+        references = list(find_references(spot.node, attributes, spot.link))
+        urls = addresses(base, iter(references))
+        data_image = inline_image(attributes.get("src") or "", bytes_left) if not urls else None
+        if data_image is not None:
+            inline[data_image[0]] = data_image[1]
+            bytes_left -= len(data_image[1])
+            urls = (data_image[0],)
+        width, height = spot.sides
+        link = _link_around(spot)
+        images.append(
+            PageImage(
+                order=order,
+                src=(attributes.get("src") or next(filter(None, references), ""))[:200],
+                urls=urls,
+                alt=fold(attributes.get("alt"), max_chars),
+                title=fold(attributes.get("title"), max_chars)
+                or fold(link.attributes.get("title") if link else "", _MAX_LINK_TEXT),
+                label=fold(labels.find_label(spot.node), max_chars)
+                or fold(labels.find_label(link) if link else "", _MAX_LINK_TEXT),
+                caption=captions.get(order) or in_tables.get(spot.node.mem_id, ""),
+                block=bisect.bisect_left(numbers, spot.block),
+                path=spot.path,
+                width=width,
+                height=height,
+                marks=spot.marks,
+                ancestors=spot.ancestors,
+                link=spot.link[:_MAX_LINK],
+                is_metadata=(attributes.get("itemprop") or "").lower() == "image",
+                is_background=spot.node.tag not in (*IMAGE_TAGS, "video"),
+                is_furniture=spot.furniture,
+                links_to_picture=IMAGE_NAME.search(spot.link) is not None,
+            )
+        )
+    return images
+
+
+def _link_around(spot: Spot) -> LexborNode | None:
+    """Returns the link that the image fills."""
+    parent = spot.node.parent
+    if parent is not None and parent.tag == "picture":
+        parent = parent.parent
+    return parent if parent is not None and parent.tag == "a" else None
+
+
+def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[PageImage]:
+    """Leaves out the copies for browsers without scripts that follow an image loaded late."""
+    originals: list[PageImage] = []
+    for image, spot in zip(images, spots, strict=True):
+        last = originals[-1] if originals else None
+        if last and "noscript" in spot.ancestors and spot.block - last.block <= 1:
+            late = "noscript" not in last.ancestors and (
+                all(url.startswith("urn:") for url in last.urls)
+                or not set(last.urls).isdisjoint(image.urls)
+            )
+            if late:
+                originals[-1] = replace(
+                    last,
+                    urls=tuple(dict.fromkeys((*image.urls, *last.urls))),
+                    alt=last.alt or image.alt,
+                    title=last.title or image.title,
+                    caption=last.caption or image.caption,
+                )
+                continue
+        originals.append(image)
+    return originals
+
+
+def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
+    """Gives images what the head says of them; adds those that are named and not shown."""
+    captions = {resolve(base, name): text for name, text in metadata.captions.items()}
+    heads = list(
+        dict.fromkeys(u for u in (resolve(base, reference) for reference in metadata.images) if u)
+    )
+    page_urls: set[str] = set()
+    result: list[PageImage] = []
+    for image in images:
+        page_urls.update(image.urls)
+        label = next((captions[url] for url in image.urls if url in captions), "")
+        if label or image.is_metadata or not set(heads).isdisjoint(image.urls):
+            image = _add_description(image, label, metadata)
+        result.append(image)
+    order = images[-1].order + 1 if images else 0
+    for head in heads:
+        if head not in page_urls:  # but perhaps in some other way than as an image
+            image = PageImage(order=order, src=head[:200], urls=(head,))
+            result.append(_add_description(image, captions.get(head, ""), metadata))
+            order += 1
+    return result
+
+
+def _add_description(image: PageImage, label: str, metadata: Metadata) -> PageImage:
+    """An image that the head names, with the head's own words for it, and those for the page."""
+    words = label or next(iter(metadata.image_texts), "")
+    texts = tuple(dict.fromkeys((*metadata.image_texts, *metadata.page_texts)))
+    return replace(image, label=image.label or words, is_metadata=True, metadata=texts)

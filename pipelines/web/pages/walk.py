@@ -1,0 +1,293 @@
+"""The one walk over a page's tree: its runs of text, and the places of its images among them.
+
+It is the most expensive part of a page, so it notes nothing of inline elements but links and
+captions, and looks for nothing that is rarely there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import msgspec
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from vlmill.pipelines.web.pages.addresses import painted
+from vlmill.pipelines.web.pages.marks import (
+    class_and_id,
+    declared_sides,
+    roles,
+)
+from vlmill.pipelines.web.texts.words import word_set
+
+_SKIPPED = word_set("script style template noframes iframe object canvas math select textarea svg")
+_BLOCKS = word_set(
+    "address article aside blockquote body button center dd details dialog div dl dt fieldset "
+    "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
+    "summary table tbody td tfoot th thead tr ul br caption noscript"
+)
+_OPENED = _BLOCKS | {"a", "picture"}  # of other elements nothing is noted
+_IMAGES = frozenset(("img", "image", "amp-img"))
+_PAINTED = '[style*="background"][style*="url("]'
+_TEXT = "-text"  # the parser's name of what is no element
+# Whose children the walk does not see.
+_SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
+_FURNITURE = frozenset(("nav", "footer", "aside", "button"))  # and "header", of a page
+_CONTENT = frozenset(("article", "main"))
+_CHANGING = _FURNITURE | _CONTENT | {"a", "figure", "figcaption", "header"}
+_MARKED = 8  # elements above an image whose classes tell what it is part of
+_ANCESTORS = 12  # tags above an image that are noted
+_LEVELS = 6  # how far above an image its caption's common ancestor may be
+_INLINE_PX = 50  # an image that is shown smaller stands in a line of text
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """A run of text between block boundaries, white space folded."""
+
+    text: str
+    path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
+    tag: str = ""  # the nearest block element around it, "" for none
+    furniture: bool = False  # in a menu, a footer or the like
+    caption: int = 0  # serial number of the caption element around it, 0 for none
+    figure: int = 0  # serial number of the figure around it, 0 for none
+    code: bool = False  # a listing
+    linked: float = 0.0  # share of its characters that are links
+
+
+class Spot(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an image stood in the walk: before block number ``block``."""
+
+    node: LexborNode
+    attributes: Mapping[str, str | None]
+    sides: tuple[int | None, int | None]  # as declared, in pixels; nonsense is None
+    block: int
+    path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
+    ancestors: tuple[str, ...]  # their tags
+    marks: tuple[str, ...]  # class and id, lower-case: its own, then its parents' upwards
+    link: str  # where it leads, "" for nowhere
+    figure: int = 0  # serial number of the figure around it, 0 for none
+    furniture: bool = False  # in a menu, a footer or the like, by tags and classes
+
+
+# What holds inside an element and inside all those in it, unless they say otherwise: whether it is
+# furniture, its caption, its figure, whether it is content (in an article or in what the page calls
+# its main part), and where its link leads.
+_State = tuple[bool, int, int, bool, str]
+
+# An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
+# Both are plain tuples: they are made for every element that the walk enters.
+_Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
+_OUTSIDE: _Open = (None, "", "", (), (False, 0, 0, False, ""))
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What the walk has come by."""
+
+    max_chars: int
+    max_images: int
+    num_beyond: int = 0  # images after ``max_images``, which are only counted
+    blocks: list[Block] = field(default_factory=list)
+    spots: list[Spot] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    linked: int = 0  # characters of ``parts`` in links
+    marks: dict[int, str] = field(default_factory=dict)
+
+    def flush(self, open_element: _Open, *, code: bool = False) -> None:
+        """Ends the run of text; it belongs to the innermost element, ``open_element``."""
+        parts = self.parts
+        text = parts[0] if len(parts) == 1 else "".join(parts)
+        if len(text) <= self.max_chars and text.isprintable() and "  " not in text:
+            text = text.strip()  # as fold does with most texts, without a call
+        else:
+            text = fold(text, self.max_chars)
+        if text:
+            _, _, block_tag, path, (furniture, caption, figure, _, _) = open_element
+            tag = "pre" if code else block_tag
+            linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
+            # By position: this is done for every paragraph.
+            self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
+        parts.clear()
+        self.linked = 0
+
+    def add_image(self, node: LexborNode, open_element: _Open) -> None:
+        """Notes an image's place, in ``open_element``."""
+        if len(self.spots) == self.max_images:
+            self.num_beyond += 1
+            return
+        attributes = node.attributes
+        sides = declared_sides(attributes)
+        if self.parts and not any(side is not None and side < _INLINE_PX for side in sides):
+            self.flush(open_element)
+        _, _, _, path, (furniture, _, figure, _, link) = open_element
+        self.spots.append(
+            Spot(
+                node=node,
+                attributes=attributes,
+                sides=sides,
+                block=len(self.blocks),
+                path=path,
+                ancestors=_ancestors(open_element),
+                marks=self._marks(node),
+                link=link,
+                figure=figure,
+                furniture=furniture,
+            )
+        )
+
+    def add_listing(self, node: LexborNode, open_element: _Open) -> None:
+        """Takes a listing in ``open_element`` as one block, whatever elements colour its words."""
+        if self.parts:
+            self.flush(open_element)
+        self.parts.append((node.text(deep=True) or "")[: 2 * self.max_chars])
+        self.flush(open_element, code=True)
+
+    def _marks(self, node: LexborNode) -> tuple[str, ...]:
+        marks: list[str] = []
+        ancestor: LexborNode | None = node
+        while ancestor is not None and len(marks) < _MARKED:
+            if ancestor.tag == "body":
+                # It carries switches of the whole page in its classes ("has-sidebar").
+                marks.append("")
+                break
+            mark = self.marks.get(ancestor.mem_id)
+            if mark is None:
+                mark = self.marks[ancestor.mem_id] = class_and_id(ancestor)
+            marks.append(mark)
+            ancestor = ancestor.parent
+        return tuple(marks)
+
+
+def _ancestors(open_element: _Open) -> tuple[str, ...]:
+    tags: list[str] = []
+    parent, tag, *_ = open_element
+    while parent is not None and len(tags) < _ANCESTORS:
+        tags.append(tag)
+        parent, tag, *_ = parent
+    return tuple(tags)
+
+
+def walk_page(
+    tree: LexborHTMLParser, *, max_chars: int, max_images: int
+) -> tuple[list[Block], list[Spot], int]:
+    """Texts and images of the page's body in document order, and how many images are left out.
+
+    A text is cut after ``max_chars`` characters, images are left out after ``max_images``.
+    """
+    walk = _Walk(max_chars, max_images)
+    body = tree.body
+    if body is not None:
+        _descend(walk, tree, body)
+    return walk.blocks, walk.spots, walk.num_beyond
+
+
+@lru_cache(maxsize=4_096)
+def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool]:
+    """Says what an element is: (noted, a caption, furniture, one with a state of its own).
+
+    ``classes`` are its classes, else its id, of which nothing is noted without an entry in
+    ``_OPENED``; pages repeat both.
+    """
+    furniture, caption = roles(classes)
+    is_noted = caption or tag in _OPENED
+    return is_noted, caption, furniture, furniture or caption or tag in _CHANGING
+
+
+def _inside(
+    state: _State, tag: str, serial: int, furniture: bool, caption: bool, link: str
+) -> _State:
+    """Returns the state in an element that changes it."""
+    in_furniture, in_caption, in_figure, in_content, _ = state
+    return (
+        # The header of an article holds its headline, the header of a page its banner.
+        in_furniture
+        or tag in _FURNITURE
+        or (tag == "header" and not in_content)
+        or (furniture and tag not in _CONTENT and tag != "body"),
+        serial if caption or tag == "figcaption" else in_caption,
+        serial if tag == "figure" else in_figure,
+        in_content or tag in _CONTENT,
+        link,
+    )
+
+
+def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
+    """Goes depth-first without recursion: pages nest deeper than Python's stack.
+
+    One long function: a call for each of a page's elements would be a third of the time.
+    """
+    limit = 2 * walk.max_chars
+    parts = walk.parts
+    open_element = _OUTSIDE
+    # Open nodes, and what was open around those that the walk has entered.
+    above: list[tuple[LexborNode, _Open | None]] = []
+    serial = 0
+    source = tree.raw_html or b""
+    has_drawn = b"<image" in source
+    styled = body.css(_PAINTED) if b"url(" in source else ()
+    background_ids = {n.mem_id for n in styled if painted(n.attributes)}
+    node: LexborNode | None = body
+    while node is not None:
+        tag = node.tag or ""
+        if background_ids and node.mem_id in background_ids and tag not in _SPECIAL:
+            walk.add_image(node, open_element)
+        if tag == _TEXT:
+            # Between blocks there is mostly nothing but white space.
+            if parts or not node.is_empty_text_node:
+                text = node.text_content or ""
+                parts.append(text[:limit])
+                if open_element[4][4]:
+                    walk.linked += len(text)
+        elif tag in _SPECIAL:
+            if tag in _IMAGES or (tag == "video" and node.attributes.get("poster")):
+                walk.add_image(node, open_element)
+            elif tag == "pre":
+                walk.add_listing(node, open_element)
+            elif tag == "svg" and has_drawn:
+                for drawn in node.css("image"):
+                    walk.add_image(drawn, open_element)
+        elif (child := node.child) is not None:
+            attributes, around = node.attributes, None
+            classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""
+            if classes:
+                is_noted, caption, furniture, changes = _kind(tag, classes[:200])
+            else:
+                is_noted, caption, furniture = tag in _OPENED, False, False
+                changes = tag in _CHANGING
+            if is_noted:
+                around = open_element
+                _, _, block_tag, path, state = around
+                is_block = tag in _BLOCKS
+                if parts and (is_block or caption):
+                    walk.flush(open_element)
+                serial += 1
+                if changes:
+                    link = attributes.get("href") or "" if tag == "a" else state[4]
+                    state = _inside(state, tag, serial, furniture, caption, link)
+                path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
+                open_element = (around, tag, tag if is_block else block_tag, path, state)
+            above.append((node, around))
+            node = child
+            continue
+        elif parts and tag in _BLOCKS:
+            walk.flush(open_element)
+        if not above:
+            break
+        node = node.next
+        while node is None and above:
+            last, around = above.pop()
+            if around is not None:
+                if parts and (open_element[1] in _BLOCKS or open_element[4][1] != around[4][1]):
+                    walk.flush(open_element)
+                open_element = around
+            node = last.next if above else None
+    if parts:
+        walk.flush(open_element)
+
+
+def fold(text: str | None, limit: int) -> str:
+    """Folds the white space of ``text``; gives at most ``limit`` characters."""
+    text = (text or "")[: 2 * limit]
+    # The only white space that is printable is a space: most texts have nothing to fold.
+    is_folded = text.isprintable() and "  " not in text
+    text = text.strip() if is_folded else " ".join(text.split())
+    return text if len(text) <= limit else text[:limit].rstrip()

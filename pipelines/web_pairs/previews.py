@@ -1,0 +1,63 @@
+"""report.json: what the report shows beside the funnel, as plain values.
+
+It comes from the records of the shards' units, and the samples' images from their archives:
+nothing grows with the number of pairs. With it the page can be written again when scores have
+changed and the archives are gone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
+from vlmill.pipelines.web_pairs.metrics import SAMPLE_COLUMNS, SAMPLES, select_first, sum_counts
+from vlmill.pipelines.web_pairs.mine import INLINE
+from vlmill.pipelines.web_pairs.report import SHOWN
+from vlmill.pipelines.web_pairs.units import Job
+from vlmill.runtime.console.report import thumbnail_uri
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.paths import to_path
+from vlmill.schemas.rejects import Rejected
+
+
+def write_shown(job: Job, written: Sequence[Mapping[str, Any]]) -> None:
+    """Writes ``report.json``: counts by bins, samples with their images, examples of rejects.
+
+    ``written`` are the metrics of the shards.
+    """
+    samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
+    sample_rows = [_with_image(about, job) for _, about in samples[:SAMPLES]]
+    counts = {
+        name: sorted(counter.items(), key=lambda item: str(item[0]))
+        for name, counter in sum_counts(written).items()
+    }
+    content = {"counts": counts, "samples": sample_rows, "rejects": list(_reject_rows(written))}
+    write_json(to_path(job.output) / SHOWN, content)
+
+
+def _with_image(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    row = {name: sample[name] for name in SAMPLE_COLUMNS}
+    return row | {"picture": _thumbnail(sample, job)}
+
+
+def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
+    if sample["archive"] == INLINE:
+        return ""  # one that stood in its page is shown by its text
+    max_bytes = job.rules.max_record_bytes
+    with open_archive(sample["archive"], job.allowed) as file:
+        (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
+    try:
+        return "" if isinstance(body, Drop) else thumbnail_uri(body)
+    except Rejected:
+        return ""  # thumbnails do not know its format
+
+
+def _reject_rows(written: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yields a few rejects of each stage and reason, over all shards."""
+    kinds: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for part in written:
+        for drawn, row in part["examples"]:
+            kinds.setdefault((row["stage"], row["reason"]), []).append((drawn, row))
+    for kind, examples in sorted(kinds.items()):
+        for _, row in select_first(examples):
+            yield [*kind, row["key"][:100], (row["detail"] or "")[:160]]

@@ -1,0 +1,171 @@
+"""Every command line shares these exit statuses, one-line errors and lines for the user.
+
+Exit status 0: done. 1: failed. 2: wrong arguments or input, told in one line that names the
+argument and the remedy. 130: interrupted. 141: who read the output, such as `head`, has gone.
+"""
+
+import argparse
+import math
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+import vlmill
+from vlmill.runtime.extras import missing_line
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import is_remote
+from vlmill.schemas.errors import InputError, StoreFailed
+
+
+class ShowVersions(argparse.Action):
+    """Prints :func:`versions` and exits with status 0."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Prints and exits."""
+        print(versions())
+        parser.exit()
+
+
+def versions() -> str:
+    """The versions that decide a run's numbers, of what is installed; nothing is imported."""
+    from importlib import metadata  # takes 20 ms: for this answer alone
+
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "not installed"
+    python = sys.version.split()[0]
+    return f"vlmill {vlmill.__version__}, Python {python}, torch {torch}"
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser with --version, whose errors are one line, whose help keeps the epilog's
+    line breaks, and whose flags of type float take no ``nan`` and no ``inf``.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.register("type", float, finite_float)
+        self.add_argument("--version", action=ShowVersions, help="print versions and exit")
+
+    def error(self, message: str) -> NoReturn:
+        """Prints one line and exits with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def path_or_url(text: str) -> Path:
+    """The type of an argument that is a path of this machine or a place in a store."""
+    try:
+        return to_path(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def int_at_least(lowest: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number from ``lowest``."""
+
+    def number(text: str) -> int:
+        with suppress(ValueError):
+            if (value := int(text)) >= lowest:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number from {lowest}")
+
+    return number
+
+
+def finite_float(text: str) -> float:
+    """The type of an argument that is a number: every check of a range lets ``nan`` through."""
+    if not math.isfinite(value := float(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: want a finite number")
+    return value
+
+
+def non_negative_float(text: str) -> float:
+    """The type of an argument that is a number, 0 or more."""
+    if (value := finite_float(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: want a number from 0")
+    return value
+
+
+def add_fresh(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--fresh``, for jobs that continue what they find in ``--output``."""
+    parser.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+
+
+def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that says when the lock of a killed run is taken over."""
+    parser.add_argument(
+        "--lock-seconds",
+        type=non_negative_float,
+        metavar="S",
+        help="of an --output in a store: a run that has not renewed its lock for so long is taken "
+        "for killed (120); 0: at once",
+    )
+
+
+def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Runs ``command`` on the arguments and returns its exit status.
+
+    ``argv`` defaults to the process's own. A user's mistake and a module of an extra that is not
+    installed give status 2, and the operating system's refusals (a full disk, a missing permission)
+    status 1, each as one line without a traceback; any other exception is a bug and keeps its
+    traceback.
+    """
+    try:
+        status = command(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError as error:
+        if _is_read(sys.stdout):
+            print(f"failed: {error}", file=sys.stderr)
+            return 1
+        return 141
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (OSError, StoreFailed) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if (line := missing_line(error.name)) is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it can", file=sys.stderr)
+        return 130
+
+
+def _is_read(output: TextIO) -> bool:
+    """Whether there is still a reader. Where not, what is left to print goes nowhere."""
+    poll = select.poll()
+    poll.register(output)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    return False
+
+
+def print_status(line: str) -> None:
+    """Tell the user on standard error; standard output is for the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_reading_hint(folder: str | Path, table: str) -> None:
+    """Tells how another program reads one table of a job's local folder, which holds several."""
+    if is_remote(folder):
+        return
+    pattern = f"{folder}/{table}-*.parquet"
+    print_status(
+        f"each table by itself: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)"
+    )

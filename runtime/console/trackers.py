@@ -1,0 +1,171 @@
+"""Trackers show a run's log as curves: TensorBoard's files, Weights & Biases, MLflow.
+
+They are accelerate's. TensorBoard's files hide the steps that a resumed run makes again; the others
+cannot take a value back, and are given no step twice: the values are the same. These others may be
+servers, of which none is worth a run of days: one that fails is left out until the next start.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker
+
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.extras import missing_line
+from vlmill.runtime.files.atomic import write_json
+from vlmill.schemas.errors import InputError
+
+TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # folders under the output, too
+STATE = "trackers.json"  # ids by which a continued run finds its curves, and what they hold
+PROJECT = "vlmill"  # where no variable of the tracker's own names another
+MLFLOW_NAME = 250  # characters that it takes
+MESSAGE = 300  # characters of what another program says
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Raises InputError for a tracker that is not installed.
+
+    TensorBoard's lack is only said, where its files would be: it is every recipe's default, and the
+    log has all of it.
+    """
+    for name in names:
+        if name != TENSORBOARD and importlib.util.find_spec(name) is None:
+            raise InputError(f"trackers: {missing_line(name)}, or remove {name} from trackers")
+
+
+class Trackers:
+    """The trackers of a run in ``output``, which goes on after step ``after``.
+
+    ``last`` is the last step that an earlier start has logged, ``settings`` what the run is made
+    of. They are closed by :meth:`close`. Raises InputError for one that does not start.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        output: Path,
+        *,
+        after: int,
+        last: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        state = _read_state(output)
+        self._given = max(last, int(state.get("last", 0)))
+        self._replaying: list[GeneralTracker] = []  # those that hide what is made again
+        self._appending: list[GeneralTracker] = []
+        if TENSORBOARD in names and _has_tensorboard(output / TENSORBOARD):
+            tracker = TensorBoardTracker(TENSORBOARD, str(output), purge_step=after + 1)
+            tracker.start()
+            self._replaying.append(tracker)
+        ids = dict(state.get("ids", {}))
+        for name, start in ((WANDB, _start_wandb), (MLFLOW, _start_mlflow)):
+            if name not in names:
+                continue
+            try:
+                tracker, ids[name] = start(output, ids.get(name))
+                if name not in state.get("ids", {}):
+                    tracker.store_init_configuration(dict(settings))
+            except Exception as error:
+                raise InputError(
+                    f"trackers: {name} does not start: {_in_a_line(error)}; set it up (docs/"
+                    "training.md), or leave it out"
+                ) from error
+            self._appending.append(tracker)
+        if self._appending:
+            write_json(output / STATE, {"ids": ids, "last": self._given})
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Give all trackers the values of a step."""
+        for tracker in self._replaying:
+            tracker.log(dict(values), step=step)
+        if step > self._given:
+            self._tell(lambda tracker: tracker.log(_named(tracker.name, values), step=step))
+
+    def flush(self) -> None:
+        """Write what is still in memory to the files."""
+        for tracker in self._replaying:
+            tracker.writer.flush()
+
+    def close(self) -> None:
+        """Finish what is written."""
+        for tracker in self._replaying:
+            tracker.finish()
+        self._tell(lambda tracker: tracker.finish())
+
+    def _tell(self, what: Callable[[GeneralTracker], None]) -> None:
+        """Do ``what`` with those that may be servers, and go on without one that fails."""
+        for tracker in tuple(self._appending):
+            try:
+                what(tracker)
+            except Exception as error:
+                self._appending.remove(tracker)
+                print_status(
+                    f"warning: {tracker.name} has failed and shows no more of the run, whose log "
+                    f"has all of it: {_in_a_line(error)}"
+                )
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MESSAGE]
+
+
+def _read_state(output: Path) -> dict[str, Any]:
+    path = output / STATE
+    state: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return state
+
+
+def _has_tensorboard(folder: Path) -> bool:
+    if importlib.util.find_spec(TENSORBOARD) is not None:
+        return True
+    print(f"no curves in {folder}: {missing_line(TENSORBOARD)}", file=sys.stderr)
+    return False
+
+
+def _start_wandb(output: Path, run: str | None) -> tuple[GeneralTracker, str]:
+    """Its files lie under ``output``; WANDB_MODE, WANDB_PROJECT and the like count."""
+    run = run or secrets.token_hex(8)
+    tracker = WandBTracker(
+        os.environ.get("WANDB_PROJECT", PROJECT),
+        id=run,
+        name=output.name,
+        dir=str(output),
+        resume="allow",
+        # Progress is drawn over itself, and thousands of lines are none of a run's results.
+        settings={"console": "off"},
+    )
+    tracker.start()
+    return tracker, run
+
+
+def _named(tracker: str, values: Mapping[str, float]) -> dict[str, float]:
+    """The values by names that the tracker takes."""
+    return {_mlflow_name(n) if tracker == MLFLOW else n: v for n, v in values.items()}
+
+
+def _mlflow_name(name: str) -> str:
+    """A number's name as MLflow takes it: letters, digits and a few signs.
+
+    No slash, though it takes some: where it writes files, `loss` is one, and no folder of others.
+    """
+    return re.sub(r"[^\w.\- :]", "_", name.replace("/", "."))[:MLFLOW_NAME]
+
+
+def _start_mlflow(output: Path, run: str | None) -> tuple[GeneralTracker, str]:
+    """The server is MLFLOW_TRACKING_URI's; without, a store of files under ``output``."""
+    import mlflow
+
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        # Files need no database beside mlflow-skinny; newer versions ask whether they are meant.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        mlflow.set_tracking_uri((output / MLFLOW).resolve().as_uri())
+    tracker = MLflowTracker(PROJECT, run_id=run, run_name=output.name)
+    tracker.start()
+    return tracker, tracker.tracker.info.run_id

@@ -1,0 +1,86 @@
+"""Is a file what its table's contract says? Asked by readers, so that what is not is one line.
+
+The schema is compared as a file is opened. Values are as they are read, those of the columns that
+are: whether text is UTF-8, and where the contract has no nulls, whether there is one.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.runtime.files.paths import readable
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import (
+    NULLS,
+    Table,
+    breaks_contract,
+    check_version,
+    count_faults,
+    schema_fault,
+    values_fault,
+)
+
+REMEDY = "write the table again by its contract (docs/tables.md)"
+
+
+def read_parquet_footer(path: Path) -> pq.FileMetaData:
+    """Returns a file's footer. Raises InputError for what is no Parquet."""
+    try:
+        return pq.read_metadata(readable(path))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
+
+
+def check_file(path: Path, spec: Table) -> None:
+    """Raises InputError for a file that is not of ``spec``, by its footer alone.
+
+    Its metadata must say so, it must have the contract's columns with their types (further ones do
+    not count), and its statistics no nulls where the contract has none.
+    """
+    footer = read_parquet_footer(path)
+    try:
+        schema = footer.schema.to_arrow_schema()
+    except (ValueError, pa.ArrowException) as error:  # ValueError: names that are no UTF-8
+        raise _unreadable(path, error) from None
+    check_version(schema.metadata, spec, str(path))
+    if fault := schema_fault(schema, spec) or _listed_nulls(footer, spec):
+        raise InputError(f"{path}: {fault}; {REMEDY}")
+
+
+def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: Table) -> None:
+    """Raises InputError if the values of ``rows``, some of a file's, break the contract.
+
+    The error counts those of the whole file.
+    """
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        field = spec.fields[name]
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        if not any(breaks_contract(chunk, field) for chunk in chunks):
+            continue
+        counts: Counter[str] = Counter()
+        with pq.ParquetFile(readable(path)) as file:
+            for batch in file.iter_batches(columns=[name]):
+                counts += count_faults(batch.column(0), field)
+        if counts:
+            raise InputError(f"{path}: {values_fault(counts, field, spec)}; {REMEDY}")
+
+
+def _listed_nulls(footer: pq.FileMetaData, spec: Table) -> str | None:
+    """The first column that has nulls by the row groups' statistics and may have none."""
+    required = {field.name: field for field in spec.schema if not field.nullable}
+    for number in range(footer.num_columns):
+        column = footer.schema.column(number)
+        # One that is declared without nulls has none, and costs nothing for each row group.
+        if column.path not in required or not column.max_definition_level:
+            continue
+        groups = (footer.row_group(g).column(number) for g in range(footer.num_row_groups))
+        statistics = [group.statistics for group in groups if group.is_stats_set]
+        if nulls := sum(s.null_count for s in statistics if s.has_null_count):
+            return values_fault(Counter({NULLS: nulls}), required[column.path], spec)
+    return None
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is no readable Parquet file: {str(error).splitlines()[0]}")

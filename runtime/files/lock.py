@@ -1,0 +1,225 @@
+"""One run at a time writes an output: a second one is refused, and told who is at work.
+
+The lock is the system's own (`flock`), so that a crash or a kill frees it. It belongs to a run:
+whoever starts the run takes it, and its workers and the other ranks of its launch do not ask. An
+object store knows no locks of the system: there it is an object (:mod:`.remote_lock`).
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import RemotePath, is_remote
+from vlmill.runtime.files.remote_lock import SECONDS, hold_lock_object
+from vlmill.schemas.errors import InputError
+
+LOCK = ".vlmill-lock"
+# The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
+RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+# What file systems answer that know no locks, as some network mounts.
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+# How often a folder may vanish between its making and its use: another run has just ended there.
+_ATTEMPTS = 100
+_MOMENTS, _MOMENT_S = 20, 0.05  # to wait for a lock that is held for a moment only
+
+
+@contextmanager
+def lock_output(
+    output: str | Path | None,
+    *,
+    alongside: bool = False,
+    flag: str = "--output",
+    part: str | None = None,
+    seconds: float | None = None,
+) -> Iterator[None]:
+    """Hold the lock of an output; None is that of a command which writes nothing.
+
+    The lock is a file in the output's folder, or ``alongside`` an output that is renamed into its
+    place as a whole. Folders that are made for it go again if nothing else has come into them.
+    ``part`` names the part of the output that a process makes beside others: each part is locked by
+    itself, and a run of the whole is refused while one is made.
+    Ranks of a launch above the first go through without one: theirs is the first rank's. In a store
+    the lock is an object, that another run takes over if it was not renewed for ``seconds``
+    (:mod:`.remote_lock`), and there are no parts. Raises InputError if another run holds it, or if
+    the output cannot be written.
+    """
+    if output is None or _is_later_rank():
+        yield
+        return
+    if is_remote(output):
+        if part is not None:
+            raise InputError(f"{flag} {output}: parts need a folder that all of them see; give one")
+        lock_path = _get_lock_path(to_path(output), alongside)
+        assert isinstance(lock_path, RemotePath)
+        with hold_lock_object(
+            lock_path, f"{flag} {output}", _self(), SECONDS if seconds is None else seconds
+        ):
+            yield
+        return
+    path, display_name = (
+        _get_lock_path(Path(os.path.abspath(output)), alongside),
+        f"{flag} {output}",
+    )
+    shared = part is not None
+    folders = (path.parent, *path.parent.parents)
+    missing = [folder for folder in folders if not os.path.exists(folder)]
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(
+                _hold_lock(path, display_name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            )
+            if shared:
+                part_path = path.with_name(f"{path.name}-{part}")
+                stack.enter_context(
+                    _hold_lock(part_path, f"part {part} of {display_name}", fcntl.LOCK_EX)
+                )
+            yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # it holds something, or another run has removed it
+                folder.rmdir()
+
+
+@contextmanager
+def wait_for_turn(output: str | Path) -> Iterator[None]:
+    """Waits for the other parts of an output that are in such a block; one at a time is."""
+    path = Path(output, f"{LOCK}-alone")
+    with _hold_lock(path, f"--output {output}", fcntl.LOCK_EX, wait=True):
+        yield
+
+
+@contextmanager
+def _hold_lock(
+    path: Path, display_name: str, operation: int, *, wait: bool = False
+) -> Iterator[None]:
+    """Holds a lock's file; it goes with its last holder."""
+    descriptor = _take_lock(path, display_name, operation if wait else operation | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        # Removed while it is held: who waits for it sees its file gone, and asks again. One that
+        # others share stays for the last of them, to which alone it is given.
+        if _is_last(descriptor):
+            with suppress(FileNotFoundError):
+                path.unlink()
+        os.close(descriptor)
+
+
+def _is_last(descriptor: int) -> bool:
+    """Whether nobody else holds the lock; where files know no locks that is taken to be so."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    return True
+
+
+def _get_lock_path(output: Path, alongside: bool) -> Path:
+    if alongside and output.name:  # the root has none
+        return output.with_name(f"{LOCK}-{output.name}")
+    return output / LOCK
+
+
+def _is_later_rank() -> bool:
+    ranks = (os.environ[name] for name in RANKS if name in os.environ)
+    return next(ranks, "0").strip() not in ("", "0", "-1")
+
+
+def _take_lock(path: Path, display_name: str, operation: int) -> int:
+    moments = _MOMENTS if operation & fcntl.LOCK_SH else 0
+    while True:
+        descriptor = _open_lock_file(path, display_name)
+        try:
+            fcntl.flock(descriptor, operation)
+        except BlockingIOError:
+            if moments:  # one who shared it may be removing it just now
+                os.close(descriptor)
+                moments -= 1
+                time.sleep(_MOMENT_S)
+                continue
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise InputError(
+                f"{display_name} is being written by {holder}; wait until it has ended, or give another"
+            ) from None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                os.close(descriptor)
+                raise
+            warnings.warn(
+                f"{display_name} lies where files cannot be locked; start no second run",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        if _is_at(path, descriptor):
+            break
+        os.close(descriptor)  # its last holder has removed it between our two steps
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
+    return descriptor
+
+
+def _open_lock_file(path: Path, display_name: str) -> int:
+    for _ in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except FileNotFoundError:
+            continue
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(
+                f"{display_name} cannot be written, as {_find_obstacle(path.parent)} is a file; give another"
+            ) from None
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            raise InputError(
+                f"{display_name} cannot be written ({error.strerror}: {error.filename}); give a place "
+                "that you may write to"
+            ) from None
+    raise InputError(f"{display_name} cannot be written: no folder can be made there; give another")
+
+
+def _find_obstacle(folder: Path) -> Path:
+    """What stands in the way of ``folder``: itself, or a parent that is no folder."""
+    return next(p for p in (folder, *folder.parents) if os.path.lexists(p))
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _self() -> dict[str, Any]:
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": " ".join(" ".join(words).split())[:200],
+        "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+    }
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return "process {pid} on {host} since {since} ({command})".format(**holder)
+    except (ValueError, KeyError, TypeError):  # it has the lock and is about to say so
+        return "another run"

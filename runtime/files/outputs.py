@@ -1,0 +1,127 @@
+"""A job's output folder: is this run new, does it continue a killed one, or is there nothing to do?
+
+The settings that decide the output are written to ``_plan.json`` before anything else, and to the
+manifest at the end. A folder with other settings is never mixed with this run's.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from vlmill.runtime.files.atomic import remove_leftovers, write_json
+from vlmill.runtime.files.lock import LOCK
+from vlmill.runtime.files.manifest import MANIFEST
+from vlmill.runtime.files.paths import remove_tree, to_path
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.labels import LABELS_FILE
+from vlmill.schemas.tables import TABLES
+
+PLAN = "_plan.json"
+REPORTS = (
+    *("funnel.json", "report.html", "report.json", "metrics.json"),
+    *("neighbours.json", "webdataset.json"),
+    *("warcs.json", LABELS_FILE),
+    *("classes.json", "attributes.json"),  # vocabularies alongside a table of boxes
+)
+# What evaluations write for the servers of their tasks, and for each other.
+RESULTS = (
+    *("vqa_*_result.json", "vcr_*.csv", "vcr_scores.json", "nlvr2_*.csv"),
+    *(f"{name}.tsv" for name in ("CoLA", "SST-2", "MRPC", "STS-B", "QQP")),
+    *(f"{name}.tsv" for name in ("MNLI-m", "MNLI-mm", "QNLI", "RTE")),
+)
+WORK = "work"  # what a run keeps beside its tables, to go on from
+SHARDS = ("*-of-*.tar", "crawl-*-*.warc.gz")  # of pairs, for webdataset; of a crawl
+# Folders inside an output whose pairs have been scored again, or are being.
+FIRST_SCORES, RESCORING = "_first_scores", "_rescoring"
+
+
+class State(Enum):
+    """What lies in an output folder: nothing, a part of this run, or all of it."""
+
+    NEW = "new"
+    PARTIAL = "partial"
+    FINISHED = "finished"
+
+
+def prepare_output(
+    folder: str | Path,
+    *,
+    job: str,
+    settings: Mapping[str, Any],
+    fresh: bool = False,
+    shared: bool = False,
+) -> State:
+    """Makes ``folder`` ready for a run of ``job`` and says what it holds.
+
+    Who calls has locked the folder (:mod:`vlmill.runtime.files.lock`), so that temporary files are
+    leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
+    wrote. ``shared`` may be at work there on their parts: their temporary files stay. A plan alone
+    is of a run that was refused before it had made anything: it gives way to this one's. Raises
+    InputError if the folder holds another run's output or a stranger's files.
+    """
+    folder = to_path(folder)
+    plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output {folder} is a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not shared:
+        remove_leftovers(folder)
+    if fresh:
+        remove_output(folder)
+    entries = sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK))
+    if PLAN not in entries:
+        if entries:
+            raise InputError(
+                f"--output {folder} holds {entries[0]} and was not made by this job; "
+                "give an empty or a new folder"
+            )
+        write_json(folder / PLAN, plan)
+        return State.NEW
+    try:
+        _same_plan(folder, plan)
+    except InputError:
+        if shared or entries != [PLAN]:
+            raise
+        write_json(folder / PLAN, plan)
+        return State.NEW
+    return State.FINISHED if (folder / MANIFEST).exists() else State.PARTIAL
+
+
+def remove_output(folder: Path) -> None:
+    """Deletes a run's shards, manifest, plan and reports; refuses a folder without a plan."""
+    if not (folder / PLAN).exists():
+        return
+    shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
+    shards += [p for pattern in (*SHARDS, *RESULTS) for p in folder.glob(pattern)]
+    reports = [folder / name for name in REPORTS]
+    # The manifest first and the plan last: a kill in between leaves a folder that says what it is.
+    for path in [folder / MANIFEST, *shards, *reports]:
+        path.unlink(missing_ok=True)
+    for name in (FIRST_SCORES, RESCORING, WORK):
+        remove_tree(folder / name)
+    (folder / PLAN).unlink()
+
+
+def remove_work(folder: Path) -> None:
+    """Deletes what a run kept beside its tables to go on from: it is finished."""
+    remove_tree(folder / WORK)
+
+
+def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    try:
+        old_plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        old_job, old = old_plan["job"], dict(old_plan["settings"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{folder / PLAN} is damaged ({error}); use --fresh") from None
+    new = plan["settings"]
+    differing = [k for k in {**old, **new} if old.get(k, ...) != new.get(k, ...)]
+    if old_job != plan["job"]:
+        raise InputError(f"--output {folder} holds the output of {old_job}; give another folder")
+    if differing:
+        changes = ", ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in differing[:3])
+        raise InputError(
+            f"--output {folder} holds a run with other settings ({changes[:400]}); "
+            "give another folder, or --fresh to delete that run"
+        )

@@ -1,0 +1,111 @@
+"""What is the same for a path of this machine and for a URL of a store."""
+
+import glob
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from vlmill.runtime.files.remote import RemotePath, is_remote
+from vlmill.runtime.files.stores import has_credentials
+from vlmill.schemas.errors import InputError
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
+MOST_NAMES = 100_000  # of one argument with braces
+_MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
+
+
+def scratch_beside(folder: Path | None) -> Path | None:
+    """Where temporary files go that belong to ``folder``; None, TMPDIR, for one in a store."""
+    return None if isinstance(folder, RemotePath) else folder
+
+
+def is_web(path: str) -> bool:
+    """Whether a path is read as anybody may: of the web, or of S3 where nothing is to sign with."""
+    is_http = path.startswith(("http://", "https://"))
+    return is_http or (path.startswith("s3://") and not has_credentials())
+
+
+def to_path(argument: str | Path) -> Path:
+    """The path that an argument names: a ``Path``, or a :class:`RemotePath` for a URL.
+
+    Raises InputError for a URL of a scheme that is no store's.
+    """
+    if isinstance(argument, RemotePath) or not is_remote(argument):
+        return Path(argument) if isinstance(argument, str) else argument
+    return RemotePath(str(argument))
+
+
+def require_local(flag: str, argument: str | Path | None) -> None:
+    """Raises InputError for a URL where only a path of this machine serves."""
+    if argument is not None and (is_remote(argument) or _MANGLED.match(str(argument))):
+        raise InputError(
+            f"{flag} {argument}: this command takes no place in a store here; give a local path"
+        )
+
+
+def expand_braces(argument: str) -> list[str]:
+    """Returns the names that an argument with braces stands for, as in a shell.
+
+    ``{000..011}.tar`` are 12 names with equally many digits, ``{a,b}.tar`` two; other braces are
+    part of the name. Raises InputError for over MOST_NAMES.
+    """
+    names = [""]
+    remainder = argument
+    while match := _BRACES.search(remainder):
+        parts = _choices(match[1], argument)
+        if len(names) * len(parts) > MOST_NAMES:
+            raise InputError(f"{argument}: the braces stand for over {MOST_NAMES} names")
+        names = [f"{name}{remainder[: match.start()]}{part}" for name in names for part in parts]
+        remainder = remainder[match.end() :]
+    return [f"{name}{remainder}" for name in names]
+
+
+def _choices(text: str, argument: str) -> list[str]:
+    """Returns what one pair of braces stands for."""
+    if "," in text:
+        return text.split(",")
+    if (match := _RANGE.fullmatch(text)) is None:
+        return [f"{{{text}}}"]
+    first, last = int(match[1]), int(match[2])
+    if abs(last - first) >= MOST_NAMES:
+        raise InputError(f"{argument}: the braces stand for over {MOST_NAMES} names")
+    step = 1 if first <= last else -1
+    padded = any(end.startswith("0") and len(end) > 1 for end in match.groups())
+    digits = max(map(len, match.groups())) if padded else 0
+    return [f"{number:0{digits}d}" for number in range(first, last + step, step)]
+
+
+def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
+    """Returns the sorted paths that match a glob, of this machine or of a store (files alone).
+
+    A glob that matches nothing may have braces: :func:`expand_braces`.
+    """
+    if (paths := _matches(argument, recursive=recursive)) or "{" not in str(argument):
+        return paths
+    names = expand_braces(str(argument))
+    return [path for name in names for path in _matches(name, recursive=recursive)]
+
+
+def _matches(argument: str | Path, *, recursive: bool) -> list[Path]:
+    if not is_remote(argument):
+        return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
+    remote_path = to_path(argument)
+    assert isinstance(remote_path, RemotePath)
+    return remote_path.matches()
+
+
+def readable(path: str | Path) -> Any:
+    """What pyarrow is to open for ``path``: a local path itself, of a store a stream of ranges."""
+    path = to_path(path)
+    return path.open("rb") if isinstance(path, RemotePath) else path
+
+
+def remove_tree(folder: str | Path) -> None:
+    """Deletes a folder with all that is in it, if it is there."""
+    folder = to_path(folder)
+    if isinstance(folder, RemotePath):
+        folder.remove_all()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""Finding and reading tables: an argument is a folder, a file or a glob."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.runtime.files.contract import check_file, check_values, read_parquet_footer
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest
+from vlmill.runtime.files.paths import matches, readable, to_path
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
+
+
+def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
+    """Returns the sorted Parquet files that hold ``spec`` under ``argument``.
+
+    A folder with a manifest gives the shards listed there; one without (an unfinished run, or files
+    copied together) is refused or globbed for ``NAME-*.parquet`` respectively. ``flag``
+    (``--pairs``) is named in errors. Raises InputError if nothing is found or a file is not what
+    the table's contract says (:func:`~vlmill.runtime.files.contract.check_file`).
+    """
+    text, path = str(argument), to_path(argument)
+    display_name = f"{flag} {text}".strip()
+    if path.is_dir():
+        paths = _in_folder(path, spec, display_name)
+        # One folder may hold several tables, so a name decides and not each file's content.
+    else:
+        paths = [path] if path.is_file() else matches(text)
+    paths = [p for p in paths if p.is_file() and not p.name.startswith(".")]
+    if not paths:
+        raise InputError(
+            f"{display_name}: no table of {spec.name} there; give a folder, a file or a glob"
+        )
+    for file in paths:
+        check_file(file, spec)
+    return paths
+
+
+def require_tables(arguments: Mapping[str, str | None]) -> None:
+    """Raises InputError for the first argument that names no table; those that are None pass.
+
+    By their flags: the argument of ``--pairs`` is a table of pairs, of ``--annotated-regions`` one
+    of regions.
+    """
+    for flag, argument in arguments.items():
+        if argument is not None:
+            name = flag.removeprefix("--").removeprefix("annotated-")
+            find_shards(argument, TABLES[name], flag)
+
+
+def _in_folder(folder: Path, spec: Table, display_name: str) -> list[Path]:
+    if (folder / MANIFEST).exists():
+        listed_shards = [s for s in read_manifest(folder)["shards"] if s.table == spec.name]
+        missing = [s.name for s in listed_shards if not (folder / s.name).is_file()]
+        if missing:
+            raise InputError(f"{display_name}: {missing[0]} is listed in {MANIFEST}, but missing")
+        return sorted(folder / s.name for s in listed_shards)
+    if (folder / "_plan.json").exists():
+        raise InputError(
+            f"{display_name}: the run that writes this folder has not finished; run it again"
+        )
+    return sorted(folder.glob(f"{spec.name}-*.parquet"))
+
+
+def read_producer(path: str | Path) -> dict[str, Any]:
+    """Returns what a shard's metadata says of its producer: software, settings, fingerprints."""
+    return _json_metadata(to_path(path), b"vlmill.producer")
+
+
+def read_array_formats(path: str | Path) -> dict[str, Any]:
+    """Returns dtype and width of a shard's binary arrays."""
+    return _json_metadata(to_path(path), b"vlmill.arrays")
+
+
+def _json_metadata(path: Path, key: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads((read_parquet_footer(path).metadata or {}).get(key, b"{}"))
+    except ValueError as error:
+        raise InputError(f"{path}: its metadata {key.decode()} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: its metadata {key.decode()} is no JSON object")
+    return value
+
+
+def iter_batches(
+    argument: str | Path,
+    spec: Table,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = 1_000,
+    flag: str = "",
+) -> Iterator[pa.RecordBatch]:
+    """Yields a table's record batches, shard by shard in name order; memory is bounded by one.
+
+    Without ``columns`` all of the contract's. Raises InputError for a file that is damaged, and
+    where values of these columns break the contract.
+    """
+    names = spec.schema.names if columns is None else list(columns)
+    for path in find_shards(argument, spec, flag):
+        with pq.ParquetFile(readable(path)) as file:
+            try:
+                for batch in file.iter_batches(batch_size=batch_rows, columns=names):
+                    check_values(path, batch, spec)
+                    batch = with_later(batch, spec, names)
+                    yield batch.select(names)  # Parquet gives them in the file's order
+            except (OSError, pa.ArrowException) as error:
+                raise _damaged(path, error) from None
+
+
+def read_group(
+    file: pq.ParquetFile, path: Path, group: int, spec: Table, columns: Sequence[str]
+) -> pa.Table:
+    """Reads columns of a row group of the shard at ``path``, which ``file`` has opened.
+
+    Raises InputError if it is damaged, and where values of these columns break the contract.
+    """
+    try:
+        table = file.read_row_group(group, columns=list(columns))
+        check_values(path, table, spec)
+        return table
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is damaged: {str(error).splitlines()[0]}")
+
+
+def read_table(
+    argument: str | Path, spec: Table, *, columns: Sequence[str] | None = None, flag: str = ""
+) -> pa.Table:
+    """Reads a whole table, or some columns of it, into memory."""
+    batches = list(iter_batches(argument, spec, columns=columns, batch_rows=65_536, flag=flag))
+    names = spec.schema.names if columns is None else list(columns)
+    schema = pa.schema([spec.schema.field(name) for name in names])
+    return pa.Table.from_batches([b.cast(schema) for b in batches], schema=schema)
+
+
+def open_dataset(argument: str | Path, name: str) -> "Dataset":
+    """Opens a table's shards as a dataset. Raises InputError for a name that no table has."""
+    if name not in TABLES:
+        raise InputError(f"table {name!r} is none of {', '.join(TABLES)}")
+    import pyarrow.dataset as ds  # of no job: its libraries take their time
+
+    paths = [os.fspath(path) for path in find_shards(argument, TABLES[name])]
+    return ds.dataset(paths, format="parquet")
+
+
+def reject_counts(argument: str | Path) -> Counter[str]:
+    """Counts the reasons of a table of rejects: a finished output, or a shard."""
+    counts: Counter[str] = Counter()
+    for batch in iter_batches(argument, REJECTS, columns=["reason"], batch_rows=65_536):
+        counts.update(batch.column(0).to_pylist())
+    return counts

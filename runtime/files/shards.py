@@ -1,0 +1,201 @@
+"""Shards of a table: Parquet files that appear atomically, with the contract in their metadata.
+
+File metadata: ``vlmill.table``, ``vlmill.version``, ``vlmill.producer`` (JSON: software, settings
+and whatever identifies the producer), ``vlmill.arrays`` (JSON: dtype and width of each binary
+array), ``vlmill.places`` (JSON: where each binary value lies,
+:mod:`vlmill.runtime.files.value_offsets`) and, of arrays that were looked at, ``vlmill.finite``.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import vlmill
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.files.paths import readable, to_path
+from vlmill.runtime.files.value_offsets import ByteRangesWriter, binary_columns
+from vlmill.schemas.tables import Table, conform, table_of_rows
+
+# Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN,
+# infinite or so large that it overflows (`region_rows.LARGEST`).
+FINITE = "vlmill.finite"
+SOFTWARE = f"vlmill {vlmill.__version__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A finished file of a table, as the manifest lists it; ``bytes`` is the file's size."""
+
+    table: str
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def shard_name(table: Table, index: int, total: int | None) -> str:
+    """Names a shard, as in ``NAME-00000-of-00016.parquet``; ``NAME-0-00000.parquet`` where the
+    number of shards is not known ahead (``total`` None).
+    """
+    if total is None:
+        return f"{table.name}-0-{index:05d}.parquet"
+    if not 0 <= index < total:
+        raise ValueError(f"shard {index} of {total}: the index must be in 0..{total - 1}")
+    return f"{table.name}-{index:05d}-of-{total:05d}.parquet"
+
+
+def file_metadata(
+    spec: Table, producer: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> dict[str, str]:
+    """Returns the key-value metadata of a shard's file."""
+    return {
+        "vlmill.table": spec.name,
+        "vlmill.version": spec.version,
+        "vlmill.producer": json.dumps({"software": SOFTWARE, **producer}, sort_keys=True),
+        "vlmill.arrays": json.dumps(arrays, sort_keys=True),
+    }
+
+
+class ShardWriter:
+    """Writes one shard row group by row group; leaving the ``with`` block makes it appear.
+
+    ``producer`` says what wrote it (settings, fingerprints), ``arrays`` the dtype and width of
+    binary arrays. Memory is bounded by one ``write``. After the block ``shard`` describes the
+    file. On an exception nothing appears. Columns are PLAIN and without statistics where they hold
+    bytes, so that each row's bytes lie contiguously in the file, whose metadata says where, and
+    whether tables alone were written that are marked :data:`FINITE`;
+    ``compression`` is pyarrow's name or "none".
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        spec: Table,
+        index: int,
+        total: int | None,
+        *,
+        producer: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
+        compression: str = "none",
+    ) -> None:
+        self.spec, self.path = spec, to_path(folder) / shard_name(spec, index, total)
+        self._metadata = file_metadata(spec, producer or {}, arrays or {})
+        self._compression = compression
+        self._stack = ExitStack()
+        self._places: ByteRangesWriter | None = None
+        self._rows, self._finite = 0, True
+        self.shard: Shard | None = None
+
+    def __enter__(self) -> "ShardWriter":
+        self._temporary = self._stack.enter_context(atomic_path(self.path))
+        self._stack.push(self._describe)
+        self._sink = self._stack.enter_context(pa.OSFile(str(self._temporary), "wb"))
+        binary = binary_columns(self.spec)
+        plain = [name for name in self.spec.schema.names if name not in binary]
+        self._writer = self._stack.enter_context(
+            pq.ParquetWriter(
+                self._sink,
+                self.spec.schema.with_metadata(self._metadata),
+                compression=self._compression,
+                use_dictionary=[name for name in plain if name != "boxes"],
+                write_statistics=plain,
+            )
+        )
+        if self._compression == "none":
+            self._places = ByteRangesWriter(self._temporary, self.spec)
+        self._stack.push(self._keep_facts)
+        return self
+
+    def _describe(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Reads the file that is about to appear: in a store it would have to come back."""
+        if kind is None:
+            shard = describe_shard(self._temporary, self.spec.name, self._rows)
+            self._described = dataclasses.replace(shard, name=self.path.name)
+
+    def _keep_facts(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        if self._places is not None:
+            self._writer.add_key_value_metadata(self._places.metadata())
+        if self._rows and self._finite:
+            self._writer.add_key_value_metadata({FINITE: "true"})
+
+    def write(self, rows: pa.Table | Sequence[dict[str, Any]]) -> None:
+        """Appends rows as one row group. Raises ValueError for rows that break the contract."""
+        if isinstance(rows, pa.Table):
+            table = conform(rows, self.spec)
+        else:
+            table = table_of_rows(list(rows), self.spec)
+        if table.num_rows:
+            begin = self._sink.tell()
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            if self._places is not None:
+                self._places.add(table, begin, self._sink.tell())
+            self._rows += table.num_rows
+            self._finite &= isinstance(rows, pa.Table) and is_marked_finite(rows.schema.metadata)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if error is None:
+            self.shard = self._described
+
+
+def is_marked_finite(metadata: Mapping[bytes, bytes] | None) -> bool:
+    """Says whether a table's or a shard's metadata say that it is :data:`FINITE`."""
+    return (metadata or {}).get(FINITE.encode()) == b"true"
+
+
+def write_shard(
+    folder: str | Path,
+    spec: Table,
+    rows: pa.Table | Sequence[dict[str, Any]],
+    index: int = 0,
+    total: int = 1,
+    *,
+    producer: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, Any] | None = None,
+    compression: str = "none",
+) -> Shard:
+    """Writes a whole shard at once (:class:`ShardWriter`: without having it in memory)."""
+    writer = ShardWriter(
+        folder, spec, index, total, producer=producer, arrays=arrays, compression=compression
+    )
+    with writer:
+        writer.write(rows)
+    assert writer.shard is not None
+    return writer.shard
+
+
+def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
+    """Describes the shards of a part that an earlier run has finished, the last of which appeared
+    last; none if one is missing or damaged: the part is made again.
+    """
+    entries = list(files)
+    try:
+        if entries and not entries[-1][1].exists():
+            return []
+        return [describe_shard(path, table.name) for table, path in entries]
+    except (OSError, pa.ArrowException):
+        return []
+
+
+def describe_shard(path: Path, table: str, rows: int | None = None) -> Shard:
+    """Size, checksum and row count (read from the footer if not given) of a finished shard."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    rows = pq.read_metadata(readable(path)).num_rows if rows is None else rows
+    return Shard(table=table, name=path.name, rows=rows, bytes=path.stat().st_size, sha256=digest)

@@ -1,0 +1,95 @@
+"""What is asked of a server and what came of it: requests, answers, and the client's settings."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
+from typing import TYPE_CHECKING
+
+from vlmill import __version__
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+if TYPE_CHECKING:  # help texts read this file, without an extra
+    from vlmill.runtime.net.names import Lookup
+
+Network = IPv4Network | IPv6Network
+_CONTACT = re.compile(r"[!-'*-~]{3,200}")  # printable ASCII without spaces and brackets
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """How a client behaves; the defaults are ours unless a source is named.
+
+    Raises InputError for a contact that is none, ValueError for a number that is none.
+    """
+
+    contact: str | None
+    """An e-mail address or a URL that site owners can write to. None only for files that the user
+    has named himself, one by one."""
+    connections: int = 64  # requests in flight at most, over all hosts
+    connect_seconds: float = 10.0  # looking a name up, and then the connection with TLS
+    seconds: float = 60.0  # a whole exchange, from the connection on
+    slow_bytes_per_second: int = 200  # what stays below it for slow_seconds is given up
+    slow_seconds: int = 15
+    max_header_bytes: int = 64 << 10
+    max_bytes: int = 32 << 20  # a body, as sent and as decoded, where a request does not say
+    allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
+    names: "Lookup | None" = None  # in place of DNS: for tests
+    ca_file: str | None = None  # certificates to trust; the system's, else certifi's
+
+    def __post_init__(self) -> None:
+        for name in ("connections", "connect_seconds", "seconds", "slow_seconds", "max_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.contact is not None and not _is_contact(self.contact):
+            raise InputError(
+                f"contact {self.contact!r}: neither an e-mail address nor a URL; site owners write "
+                "there, as to me@example.org"
+            )
+
+
+def _is_contact(text: str) -> bool:
+    is_url = text.startswith(("http://", "https://"))
+    return _CONTACT.fullmatch(text) is not None and (is_url or "@" in text[1:-1])
+
+
+def user_agent(contact: str | None) -> str:
+    """How we introduce ourselves: ``vlmill/0.1.0 (+me@example.org)``, or without contact."""
+    return f"vlmill/{__version__}" if contact is None else f"vlmill/{__version__} (+{contact})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One GET of an http(s) URL; with what an earlier answer said it is a conditional one."""
+
+    url: str
+    etag: str | None = None  # of the earlier answer's ``etag`` header, as it came
+    last_modified: str | None = None  # of its ``last-modified`` header
+    max_bytes: int | None = None  # of the body; the client's own limit where None
+    byte_range: tuple[int, int] | None = None  # start and stop, as of a slice; not empty
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a request: a whole response of any status, or the reason why there is none.
+
+    ``failure`` is None for whole responses (a 404, a 304 and a redirect are such), else one of
+    bad_url, bad_address, unknown_host, no_connection, tls_error, timed_out, headers_too_large,
+    too_large, bad_response and cut_off (``schemas/rejects.py``). What had come before a failure
+    stays readable in ``status``, ``head`` and ``headers``; the body is dropped.
+    """
+
+    request: Request
+    failure: Reason | None = None
+    detail: str | None = None  # what the failure was, for people
+    status: int = 0  # 0 where no status line came
+    head: bytes = b""  # status line and headers as they came, with the empty line
+    headers: Mapping[str, str] = field(default_factory=dict)  # as responses.split_http reads them
+    body: bytes = b""  # as it came, chunks and compression included
+    content: bytes = b""  # the body without its encodings; of a byte range: without chunks
+    address: str | None = None  # the server's IP address
+    started: float = 0.0  # seconds since 1970
+    seconds: float = 0.0  # until the end of the answer
+    http_version: str = "1.1"
+    location: str | None = None  # of a redirect: where to, absolute; None too if it is no URL

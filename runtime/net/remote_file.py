@@ -1,0 +1,257 @@
+"""A file on the web as a seekable file: read by ranges, retried, never of a private address.
+
+:func:`fetch_part` alone talks to the network.
+"""
+
+import io
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from vlmill.runtime.files.seekable import PositionedFile
+from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.exchange import Answer, ClientSettings, Network, Request
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+if TYPE_CHECKING:  # help texts read this file, without an extra
+    from vlmill.runtime.net.client import Client
+
+TRIES = 6
+BACKOFF_S = 1.0  # doubled from try to try
+MOST_WAIT_S = 60.0
+SLOW_S, PART_S = 30, 300.0  # below some bytes a second; a whole part
+REDIRECTS = 5
+FIRST_BYTES, MOST_BYTES = 64 << 10, 8 << 20  # of one request: more, the longer a file is read on
+S3_HOST = "https://{bucket}.s3.amazonaws.com/{key}"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_NO_RANGE = re.compile(r"bytes \*/(\d{1,18})")
+# By process and thread: a fork leaves its parent's alone, which must not be closed there either.
+_clients: dict[tuple[int, int], "Client"] = {}
+
+
+class Unreachable(Exception):
+    """A file on the web cannot be read: the message says which, why and what to do.
+
+    No OSError: who reads archives takes that for damage in their bytes.
+    """
+
+
+class _TryAgain(Exception):
+    """What may be over in a moment; ``wait_s`` is what the server asks for."""
+
+    def __init__(self, why: str, wait_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Bytes of a file, and what the server says of the whole: its size and its version."""
+
+    content: bytes
+    total: int
+    version: str | None
+
+
+def web_url(path: str) -> str:
+    """The URL of a path; that of ``s3://`` is of a bucket that anybody may read.
+
+    ``AWS_ENDPOINT_URL`` names another server than Amazon's. Raises InputError for no URL.
+    """
+    parts = urlsplit(path)
+    if not parts.hostname or (parts.scheme == "s3" and not parts.path.strip("/")):
+        raise InputError(f"{path} is no address of a file; give scheme://host/path")
+    if parts.scheme != "s3":
+        return path
+    bucket, key = parts.netloc, quote(path.removeprefix(f"s3://{parts.netloc}/"), safe="/~=+")
+    endpoint = s3_endpoint()
+    return f"{endpoint}/{bucket}/{key}" if endpoint else S3_HOST.format(bucket=bucket, key=key)
+
+
+def s3_endpoint() -> str:
+    """The server of ``s3://`` that the environment names, or ""."""
+    return next((os.environ[n].rstrip("/") for n in _ENDPOINTS if os.environ.get(n)), "")
+
+
+def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
+    """The networks that a path may lead to beside public ones.
+
+    A server that the user's own environment names may stand anywhere.
+    """
+    networks = parse_networks("--allow-address", allowed)
+    endpoint = urlsplit(s3_endpoint())
+    if not path.startswith("s3://") or not endpoint.hostname:
+        return networks
+    answers = socket.getaddrinfo(endpoint.hostname, None, type=socket.SOCK_STREAM)
+    hosts = {str(where[0]) for *_, where in answers}
+    return networks + parse_networks("AWS_ENDPOINT_URL", sorted(hosts))
+
+
+def fetch_part(url: str, start: int, stop: int, *, allowed: Sequence[Network]) -> Part:
+    """Reads the bytes from ``start`` to before ``stop``, fewer where the file ends.
+
+    Raises Unreachable after some tries, or at once where another try would end as this one.
+    """
+    for number in range(TRIES):
+        try:
+            return _fetch_once(url, start, stop, allowed)
+        except _TryAgain as why:
+            if number == TRIES - 1:
+                raise Unreachable(
+                    f"{url}: {why}, {TRIES} times; the same command continues where it stopped"
+                ) from None
+            time.sleep(max(BACKOFF_S * 2**number, why.wait_s))
+    raise AssertionError("the last try has returned or raised")
+
+
+def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> Part:
+    target = url
+    for _ in range(REDIRECTS + 1):
+        answer = _answer(target, start, stop, tuple(allowed))
+        if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
+            raise Unreachable(f"{url}: {answer.detail}; give a public address")
+        if answer.failure not in (None, Reason.TOO_LARGE):
+            raise _TryAgain(answer.detail or answer.failure)
+        if answer.status not in (301, 302, 303, 307, 308):
+            return _parse_part(url, answer, start, stop)
+        target = answer.location or answer.headers.get("location", "nowhere")
+        if answer.location is None:
+            break
+    raise Unreachable(f"{url}: it leads on to {target}, and so on; give the address of the file")
+
+
+def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> Answer:
+    # The limit is of bytes as sent: chunks take room, and pages of errors.
+    limit = 2 * (stop - start) + FIRST_BYTES
+    request = Request(url=url, byte_range=(start, stop), max_bytes=limit)
+    try:
+        client = _client(allowed)
+        client.start(request)
+        while True:
+            for answer in client.wait(PART_S):
+                if answer.request is request:  # none that an interrupt has left behind
+                    return answer
+    except OSError as error:
+        raise _TryAgain(str(error)) from None
+
+
+def _client(allowed: tuple[Network, ...]) -> "Client":
+    """This thread's client, whose connections are kept; a new one where other networks count."""
+    from vlmill.runtime.net.client import Client
+
+    key = os.getpid(), threading.get_ident()
+    client = _clients.get(key)
+    if client is None or client.settings.allowed != allowed:
+        if client is not None:
+            del _clients[key]
+            client.close()
+        settings = ClientSettings(
+            contact=None, allowed=allowed, seconds=PART_S, slow_seconds=SLOW_S
+        )
+        client = _clients[key] = Client(settings)
+    return client
+
+
+def _parse_part(url: str, answer: Answer, start: int, stop: int) -> Part:
+    status, content_range = answer.status, answer.headers.get("content-range", "")
+    if status in (408, 429) or status >= 500:
+        raise _TryAgain(f"it answers {status}", _parse_retry_after(answer))
+    if status == 416:
+        total_match = _NO_RANGE.fullmatch(content_range)
+        return Part(content=b"", total=int(total_match[1]) if total_match else start, version=None)
+    if status == 200:
+        raise Unreachable(f"{url}: the server gives no ranges; download it, and give the file")
+    match = _RANGE.fullmatch(content_range)
+    if status != 206 or match is None:
+        raise Unreachable(f"{url}: it answers {status}; give another, or see whether it is there")
+    first, last, total = map(int, match.groups())
+    if answer.failure or first != start or not start <= last < stop:
+        raise Unreachable(f"{url}: the server gives other ranges than it is asked for")
+    if len(answer.content) != last - first + 1:
+        raise _TryAgain(f"{len(answer.content)} of {last - first + 1} bytes came")
+    version = answer.headers.get("etag") or answer.headers.get("last-modified")
+    return Part(content=answer.content, total=total, version=version)
+
+
+def _parse_retry_after(answer: Answer) -> float:
+    retry_after = answer.headers.get("retry-after", "")
+    return (
+        min(float(retry_after), MOST_WAIT_S)
+        if retry_after.isascii() and retry_after.isdigit()
+        else 0.0
+    )
+
+
+Fetch = Callable[[int, int], Part]
+
+
+class RangedFile(PositionedFile):
+    """A seekable file over ranges; memory: one part, which grows while reading goes straight on.
+
+    Raises Unreachable where the file changes while it is read.
+    """
+
+    def __init__(self, name: str, fetch: Fetch) -> None:
+        super().__init__()
+        self.name, self._fetch = name, fetch
+        self._start = 0
+        self._size = FIRST_BYTES
+        first = fetch(0, FIRST_BYTES)
+        self._part, self.total, self._version = first.content, first.total, first.version
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to a position; nothing is read for it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.total}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns ``size`` bytes, fewer at the end; all that are left if it is negative."""
+        stop = self.total if size < 0 else min(self._position + size, self.total)
+        parts = []
+        while self._position < stop:
+            begin = self._position - self._start
+            if not 0 <= begin < len(self._part):
+                self._load(stop - self._position)
+                begin = 0
+            piece = self._part[begin : begin + stop - self._position]
+            parts.append(piece)
+            self._position += len(piece)
+        return b"".join(parts)
+
+    def _load(self, num_bytes: int) -> None:
+        straight_on = self._position == self._start + len(self._part)
+        self._size = min(2 * self._size, MOST_BYTES) if straight_on else FIRST_BYTES
+        length = min(max(self._size, num_bytes), MOST_BYTES)
+        part = self._fetch(self._position, min(self._position + length, self.total))
+        if not part.content or (part.total, part.version) != (self.total, self._version):
+            raise Unreachable(f"{self.name} has changed while it was read; run the command again")
+        self._part, self._start = part.content, self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fills a buffer as far as there are bytes."""
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def open_web(path: str, allowed: Sequence[str] = ()) -> RangedFile:
+    """Opens a file on the web: ``https://``, ``http://``, or ``s3://`` without a signature.
+
+    ``allowed`` are networks such as 127.0.0.0/8 that are no public addresses. Raises Unreachable,
+    and InputError for a path that is no address.
+    """
+    url = web_url(path)
+    try:
+        networks = allowed_networks(path, allowed)
+    except OSError as error:
+        raise Unreachable(f"{path}: {s3_endpoint()}: {error}; see AWS_ENDPOINT_URL") from None
+    return RangedFile(path, lambda start, stop: fetch_part(url, start, stop, allowed=networks))

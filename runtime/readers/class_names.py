@@ -1,0 +1,66 @@
+"""Lists of the names of a detector's classes or attributes, in the order of numbers: a text of one
+name a line, or the JSON list that is written beside a table of boxes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmill.runtime.files.paths import to_path
+from vlmill.schemas.errors import InputError
+
+
+def read_names(path: str | Path, flag: str) -> list[list[str]]:
+    """Reads the names of each class: synonyms are separated by commas, the usual one first.
+
+    Blank lines at the end do not count. Raises InputError for a file that cannot be read.
+    """
+    return [[name.strip() for name in line.split(",")] for line in read_lines(path, flag)]
+
+
+def first_names(path: str | None, flag: str) -> list[str]:
+    """Reads the usual name of each class; none without a file. Raises InputError."""
+    return [] if path is None else [names[0] for names in read_names(path, flag)]
+
+
+def read_lines(path: str | Path, flag: str) -> list[str]:
+    """Reads the line of each class. Raises InputError for a file that cannot be read."""
+    file = to_path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+        lines = json.loads(text) if file.suffix == ".json" else text.rstrip().splitlines()
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise ValueError("no list of names")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{flag} {path}: {error}; give a text file of one name a line, or a JSON list"
+        ) from None
+    return lines
+
+
+def require_names(
+    names: Mapping[str, Sequence[object]], producer: Mapping[str, Any], regions: str
+) -> None:
+    """Raises InputError for another number of ``names["classes"]`` or ``["attributes"]`` than the
+    detector of ``regions`` has; the flags have the same names.
+    """
+    for what, class_names in names.items():
+        require_number(class_names, producer, what, flag=f"--{what}", regions=regions)
+
+
+def require_number(
+    names: Sequence[object], producer: Mapping[str, Any], what: str, *, flag: str, regions: str
+) -> None:
+    """Raises InputError for another number of names than the detector of ``regions`` has.
+
+    ``what`` is "classes" or "attributes". Of regions that another program has made the number is
+    not known, and no list is refused.
+    """
+    detector = producer.get("detector")
+    number = detector.get(f"num_{what}") if isinstance(detector, dict) else None
+    if names and isinstance(number, int) and len(names) != number:
+        raise InputError(
+            f"{flag} has {len(names)} names, the detector of {regions} {number} {what}; give its "
+            f"own list of {what}, one a line, without background"
+        )

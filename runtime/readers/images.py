@@ -1,0 +1,130 @@
+"""Random access to the images of an ``images`` table."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.reading import find_shards
+from vlmill.runtime.files.value_offsets import NULL, ByteRanges
+from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
+from vlmill.runtime.readers.row_index import Numbers, RowIndex
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import IMAGES
+
+OPEN_FOOTERS = 64
+CACHED_GROUPS = 1024  # of which it is known where their images lie: 12 bytes a row each
+
+
+class ImageReader:
+    """Reads the encoded bytes of images, by image_id or by row number in the order of the shards.
+
+    ``argument`` is a folder, a file or a glob. The index takes some 100 bytes a image. Files are
+    mapped: an image of a shard that knows their places costs one copy of its bytes, of another the
+    decoding of its row group, of which the last one stays. Sent to another process the reader
+    leaves the ids behind.
+    """
+
+    def __init__(self, argument: str | Path, *, flag: str = "--images") -> None:
+        self.paths, self._flag = find_shards(argument, IMAGES, flag), flag
+        groups: list[tuple[int, int]] = []
+        rows = [0]
+        for shard, path in enumerate(self.paths):
+            metadata = pq.read_metadata(readable(path))
+            for group in range(metadata.num_row_groups):
+                groups.append((shard, group))
+                rows.append(metadata.row_group(group).num_rows)
+        self._groups, self._starts = groups, np.cumsum(rows, dtype=np.int64)
+        self._open()
+        self._index: RowIndex | None = None
+        self._ids  # noqa: B018  # an id that appears twice is found here
+
+    def _open(self) -> None:
+        self._shards = [MappedShard(path) for path in self.paths]
+        self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
+        self._places = lru_cache(maxsize=CACHED_GROUPS)(self._read_byte_ranges)
+        self._group = lru_cache(maxsize=1)(self._read_group)
+
+    def _read_footer(self, shard: int) -> Footer:
+        return read_footer(self.paths[shard])
+
+    def _read_byte_ranges(self, group_index: int) -> ByteRanges | None:
+        shard, group = self._groups[group_index]
+        return self._footer(shard).byte_ranges.find_ranges(group, "bytes")
+
+    def _read_group(self, group_index: int) -> Any:
+        shard, group = self._groups[group_index]
+        return self._footer(shard).file.read_row_group(group, columns=["bytes"]).column(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        unpicklable = ("_shards", "_footer", "_places", "_group", "_index")
+        return {name: value for name, value in self.__dict__.items() if name not in unpicklable}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._index = None
+        self._open()
+
+    @property
+    def _ids(self) -> RowIndex:
+        if self._index is None:
+            self._index = RowIndex(self.paths, IMAGES, self._flag)
+        return self._index
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self._ids
+
+    @property
+    def image_ids(self) -> list[str]:
+        """Returns all ids, in the order of shards and rows."""
+        return self._ids.ids()
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Returns row numbers of images, ``row_index.ABSENT`` for those without a row."""
+        return self._ids.find(image_ids)
+
+    @property
+    def index(self) -> RowIndex:
+        """Returns the index of the ids."""
+        return self._ids
+
+    def group_starts(self) -> Numbers:
+        """The first row of each row group: rows of one group lie together in the file."""
+        return self._starts[:-1]
+
+    def __getitem__(self, image_id: str) -> bytes | None:
+        """An image's bytes, None where the table has none. KeyError if the id is absent."""
+        return self.read_bytes(self._ids.number(image_id))
+
+    def read_bytes(self, number: int) -> bytes | None:
+        """The bytes of row ``number``, None where the table has none. InputError if damaged."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        group_index = int(np.searchsorted(self._starts, number, side="right")) - 1
+        within, shard = number - int(self._starts[group_index]), self._groups[group_index][0]
+        try:
+            byte_ranges = self._places(group_index)
+            if byte_ranges is None:
+                value: bytes | None = self._group(group_index)[within].as_py()
+                return value
+        except InputError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{self.paths[shard]} is damaged: {reason}") from None
+        offset, size = int(byte_ranges.offsets[within]), int(byte_ranges.sizes[within])
+        if size == NULL:
+            return None
+        if not self._shards[shard].holds(offset, size):
+            raise self._shards[shard].misplaced_error(
+                f"image {within} of row group {self._groups[group_index][1]}"
+            )
+        return self._shards[shard].bytes[offset : offset + size].tobytes()

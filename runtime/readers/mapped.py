@@ -1,0 +1,63 @@
+"""A shard is mapped into memory here, as it is first read."""
+
+import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from vlmill.runtime.files.value_offsets import LENGTH_BYTES, ShardByteRanges, length_prefix
+from vlmill.schemas.errors import InputError
+
+
+class Footer(NamedTuple):
+    """A shard's footer has been read: ``file`` reads row groups, ``byte_ranges`` gives their values."""
+
+    file: pq.ParquetFile
+    byte_ranges: ShardByteRanges
+
+
+def read_footer(path: Path) -> Footer:
+    """Opens a shard. Raises InputError where its places cannot be read."""
+    file = pq.ParquetFile(path, memory_map=True)
+    return Footer(file, ShardByteRanges(path, file.metadata))
+
+
+class MappedShard:
+    """A shard of a regions table, mapped into memory as it is first read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes: npt.NDArray[np.uint8] | None = None
+        self._map: mmap.mmap | None = None
+
+    @property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """Returns the whole file."""
+        if self._bytes is None:
+            with open(self.path, "rb") as file:  # of a store: its local copy
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        return self._bytes
+
+    def holds(self, offset: int, size: int) -> bool:
+        """Says whether the length in front of ``offset`` is that of a value of ``size`` bytes."""
+        if not size:
+            return True
+        assert self.bytes is not None and self._map is not None
+        before = self._map[max(0, offset - LENGTH_BYTES) : offset]
+        return offset + size <= len(self._map) and before == length_prefix(size)
+
+    def misplaced_error(self, what: str) -> InputError:
+        """The error for a value that is not where it should be."""
+        return InputError(
+            f"{self.path} is damaged: {what} is not where its metadata says; write the shard again"
+        )
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        """Have the system read these bytes in the background."""
+        assert self.bytes is not None and self._map is not None
+        start = offset - offset % mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_WILLNEED, start, offset + size - start)

@@ -1,0 +1,239 @@
+"""One row group of a regions shard: small columns as arrays, large ones by their place."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vlmill.runtime.files.contract import check_values
+from vlmill.runtime.files.value_offsets import NULL, binary_columns
+from vlmill.runtime.readers.mapped import Footer, MappedShard
+from vlmill.runtime.readers.region_rows import (
+    CLASS_NUMBERS,
+    FEATURE_DTYPES,
+    PER_BOX,
+    RegionRow,
+    are_finite,
+    from_stored,
+    is_in_range,
+)
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import REGIONS, breaks_contract
+
+Array = npt.NDArray[Any]
+BINARY = tuple(binary_columns(REGIONS))
+SMALL = tuple(name for name in REGIONS.schema.names if name not in BINARY)
+# The index of ids has looked at them.
+CHECKED = {name: REGIONS.fields[name] for name in SMALL if name != "image_id"}
+LISTS: dict[str, np.dtype[Any]] = {
+    "class_ids": np.dtype(np.int16),
+    "class_scores": np.dtype(np.float32),
+    "attribute_ids": np.dtype(np.int16),
+    "attribute_scores": np.dtype(np.float32),
+}
+COLUMNS = (*PER_BOX, "global_feature")
+SCORES = ("class_scores", "attribute_scores")
+ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that may not be finite
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _List:
+    """A list column: the values of row i are ``values[starts[i] : starts[i + 1]]``."""
+
+    values: Array
+    starts: list[int]
+    valid: list[bool]
+
+    def __getitem__(self, row: int) -> Array | None:
+        return self.values[self.starts[row] : self.starts[row + 1]] if self.valid[row] else None
+
+
+class RegionGroup:
+    """A row group of shard ``shard_number``, small columns read.
+
+    ``arrays`` is the shard's metadata of binary columns.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[MappedShard],
+        number: int,
+        footer: Footer,
+        group: int,
+        arrays: dict[str, Any],
+    ) -> None:
+        self.shard_number, self._shard, self._arrays = number, shards[number], arrays
+        self._kinds: dict[str, tuple[np.dtype[Any], int]] = {}
+        shard = self._shard
+        try:
+            self._read(footer, group)
+        except InputError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{shard.path} is damaged: {reason}") from None
+
+    def _read(self, footer: Footer, group: int) -> None:
+        self._places: dict[str, tuple[list[int], list[int]]] = {}
+        copied = []
+        for name in BINARY:
+            byte_ranges = footer.byte_ranges.find_ranges(group, name)
+            if byte_ranges is None:
+                copied.append(name)
+            else:
+                self._places[name] = (byte_ranges.offsets.tolist(), byte_ranges.sizes.tolist())
+        columns = [*SMALL, *copied]
+        table = footer.file.read_row_group(group, columns=columns).combine_chunks()
+        arrays = {name: _one_chunk(table, name) for name in columns}
+        if any(breaks_contract(arrays[name], field) for name, field in CHECKED.items()):
+            check_values(self._shard.path, table, REGIONS)
+        self._copied = {name: arrays[name] for name in copied}
+        self.num_rows = table.num_rows
+        self._ids: list[str] = arrays["image_id"].to_pylist()
+        self._sizes = {name: arrays[name].to_pylist() for name in ("width", "height", "num_boxes")}
+        self._lists = {name: _list(arrays[name], kind) for name, kind in LISTS.items()}
+        boxes = arrays["boxes"]
+        corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
+        starts: list[int] = boxes.offsets.to_pylist()
+        if starts and starts[-1] > len(corners):
+            raise ValueError("boxes without corners")
+        self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
+
+    def row(self, number: int, columns: Collection[str] = COLUMNS) -> RegionRow:
+        """Returns row ``number`` of the group: its boxes, and those of the columns asked for.
+
+        Arrays are read-only views where the file allows it.
+        """
+        boxes = self.boxes(number)
+        width, height = self.size(number)
+        arrays: dict[str, Array | None] = {}
+        for name in columns:
+            if name in self._lists:
+                arrays[name] = self._lists[name][number]
+            elif name == "global_feature":
+                # Another width than the regions' where networks of their own give it.
+                like = name if name in self._arrays else "features"
+                stored_rows = self._values(name, like, number, 1)
+                arrays[name] = None if stored_rows is None else stored_rows[0]
+            else:
+                arrays[name] = self._values(name, name, number, len(boxes))
+        return RegionRow(
+            image_id=self._ids[number], width=width, height=height, boxes=boxes, **arrays
+        )
+
+    def is_finite(self, number: int) -> bool:
+        """Says whether all numbers of a row are finite and none overflows: boxes, also as shares of
+        the image's size, scores and arrays. Reads it.
+        """
+        row = self.row(number, SCORES)
+        if min(row.width, row.height) < 1:
+            return False
+        small = (row.boxes, *(getattr(row, name) for name in SCORES))
+        if not all(is_in_range(array) for array in small if array is not None):
+            return False
+        for name in ARRAYS:
+            stored = self.stored_bytes(name, number)
+            like = name if name in self._arrays else "features"
+            if stored is not None and not are_finite(stored, self._dtype(like)):
+                return False
+        return True
+
+    def _dtype(self, name: str) -> str:
+        self._kind(name)  # refuses metadata that lacks it
+        dtype: str = self._arrays[name]["dtype"]
+        return dtype
+
+    def image_id(self, number: int) -> str:
+        """Returns the image_id of a row."""
+        return self._ids[number]
+
+    def size(self, number: int) -> tuple[int, int]:
+        """Returns width and height of a row's image."""
+        return self._sizes["width"][number], self._sizes["height"][number]
+
+    def boxes(self, number: int) -> Array:
+        """Returns a row's boxes, float32 [R, 4]. Raises InputError for another number of them."""
+        boxes, count = self._boxes[number], self._sizes["num_boxes"][number]
+        assert boxes is not None
+        if len(boxes) != count:
+            where = f"{self._shard.path}, {self.image_id(number)}"
+            raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
+        return boxes
+
+    def locate_value(self, name: str, number: int) -> tuple[int, int] | None:
+        """Where in the file the bytes of a binary column lie: offset and size.
+
+        None where they have to be copied out (compressed), or are missing. InputError where the
+        file has no value of that size there.
+        """
+        if name not in self._places:
+            return None
+        offset, size = (numbers[number] for numbers in self._places[name])
+        if size == NULL:
+            return None
+        if not self._shard.holds(offset, size):
+            raise self._shard.misplaced_error(f"{name} of {self.image_id(number)}")
+        return offset, size
+
+    def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
+        """The bytes of a binary column as they are stored; None where they are missing."""
+        if name in self._copied:
+            value = self._copied[name][number]
+            return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
+        location = self.locate_value(name, number)
+        return None if location is None else self._shard.bytes[location[0] : sum(location)]
+
+    def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
+        """A binary column as [count, width] in the type that the metadata gives for ``like``."""
+        data = self.stored_bytes(name, number)
+        if data is None:
+            return None
+        kind, width = self._kind(like)
+        self._check_size(name, like, number, count, len(data))
+        # Not ndarray.view: a file gives its values no alignment.
+        values = np.frombuffer(data, dtype=kind).reshape(count, width)
+        return from_stored(values, self._arrays[like]["dtype"])
+
+    def locate_features(self, number: int) -> tuple[int, int] | None:
+        """Returns :meth:`place` of features. Raises InputError if not as many as boxes."""
+        location = self.locate_value("features", number)
+        if location is not None:
+            count = self._sizes["num_boxes"][number]
+            self._check_size("features", "features", number, count, location[1])
+        return location
+
+    def _check_size(self, name: str, like: str, number: int, count: int, actual: int) -> None:
+        kind, width = self._kind(like)
+        if actual != count * width * kind.itemsize:
+            raise InputError(
+                f"{self._shard.path}, {self.image_id(number)}: {name} has {actual} bytes, {count} "
+                f"boxes x {width} {self._arrays[like]['dtype']} are {count * width * kind.itemsize}"
+            )
+
+    def _kind(self, name: str) -> tuple[np.dtype[Any], int]:
+        if name in self._kinds:
+            return self._kinds[name]
+        try:
+            about = self._arrays[name]
+            kinds = {"uint16": CLASS_NUMBERS} if name == "class_prob_ids" else FEATURE_DTYPES
+            self._kinds[name] = kinds[about["dtype"]], int(about["dim"])
+            return self._kinds[name]
+        except (KeyError, TypeError, ValueError):
+            where = self._shard.path
+            raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
+
+
+def _one_chunk(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _list(array: Any, kind: np.dtype[Any]) -> _List:
+    return _List(
+        values=array.values.to_numpy(zero_copy_only=False).astype(kind, copy=False),
+        starts=array.offsets.to_pylist(),
+        valid=array.is_valid().to_pylist(),
+    )

@@ -1,0 +1,244 @@
+"""The regions table: rows, encoding, and random access by image_id.
+
+R boxes of an image, D feature width, K class probabilities.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from vlmill.runtime.files.contract import read_parquet_footer
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.reading import find_shards, read_array_formats, read_producer
+from vlmill.runtime.files.shards import is_marked_finite
+from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
+from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.region_rows import (
+    PER_BOX,
+    RegionRow,
+    encode_regions,
+    from_stored,
+    region_arrays,
+    to_stored,
+)
+from vlmill.runtime.readers.row_index import ABSENT, Numbers, RowIndex
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import REGIONS
+
+OPEN_FOOTERS = 64
+UNKNOWN = -1  # of a row: whether it is finite
+
+
+class RegionReader:
+    """Reads any row of a regions table, by image_id or by row number in the order of the shards.
+
+    ``argument`` is a folder, a file or a glob. Files are mapped into memory: of shards that know
+    the places of their values features and probabilities are read-only views, without a copy. The
+    index takes about 100 bytes an image; of the other columns, the ``cached_rows`` last used stay
+    in memory (3 kB for 100 boxes). Raises InputError if nothing is found, an id appears twice, or
+    the shards disagree on dtype, width or detector. Sent to another process it leaves the ids
+    behind and finds them again where they are asked for.
+    """
+
+    def __init__(
+        self, argument: str | Path, *, flag: str = "--regions", cached_rows: int = 16_384
+    ) -> None:
+        self.paths, self._flag, self._cached_rows = find_shards(argument, REGIONS, flag), flag, 0
+        self.producer = read_producer(self.paths[0])
+        self.arrays = read_array_formats(self.paths[0])
+        for path in self.paths[1:]:
+            detector = _fingerprint(read_producer(path))
+            if read_array_formats(path) != self.arrays or detector != self.detector_fingerprint:
+                raise InputError(
+                    f"{flag}: {self.paths[0]} and {path} come from different detectors or formats; "
+                    "give shards of one run"
+                )
+        self._limit = cached_rows
+        self._open()
+        counts = []
+        for path in self.paths:
+            metadata = pq.read_metadata(readable(path))
+            counts.append([metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)])
+        self._groups = [(s, g) for s, groups in enumerate(counts) for g in range(len(groups))]
+        # A list: bisect takes a tenth of searchsorted's time for one number.
+        self._starts: list[int] = [0, *accumulate(n for groups in counts for n in groups)]
+        self._marked = [is_marked_finite(read_parquet_footer(path).metadata) for path in self.paths]
+        self._looked_at: npt.NDArray[np.int8] | None = None
+        self._index: RowIndex | None = None
+        self._ids  # noqa: B018  # an id that appears twice is found here
+
+    def _open(self) -> None:
+        self._shards = [MappedShard(path) for path in self.paths]
+        self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
+        self._cache: OrderedDict[int, RegionGroup] = OrderedDict()
+
+    def _read_footer(self, shard: int) -> Footer:
+        return read_footer(self.paths[shard])
+
+    def __getstate__(self) -> dict[str, Any]:
+        unpicklable = ("_shards", "_footer", "_cache", "_index", "_cached_rows", "_looked_at")
+        return {name: value for name, value in self.__dict__.items() if name not in unpicklable}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cached_rows, self._index, self._looked_at = 0, None, None
+        self._open()
+
+    @property
+    def _ids(self) -> RowIndex:
+        if self._index is None:
+            self._index = RowIndex(self.paths, REGIONS, self._flag, ["num_boxes"])
+        return self._index
+
+    @property
+    def flag(self) -> str:
+        """Returns the option that names the table."""
+        return self._flag
+
+    @property
+    def detector_fingerprint(self) -> str | None:
+        """Identifies the detector's weights and conventions; None if the producer gave none."""
+        return _fingerprint(self.producer)
+
+    @property
+    def feature_dim(self) -> int:
+        """Returns D, the width of a region's feature."""
+        try:
+            return int(self.arrays["features"]["dim"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{self.paths[0]}: the metadata lacks the features' width") from None
+
+    @property
+    def image_ids(self) -> list[str]:
+        """Returns all ids, in the order of shards and rows."""
+        return self._ids.ids()
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Returns row numbers of images, :data:`ABSENT` for those that have none."""
+        return self._ids.find(image_ids)
+
+    @property
+    def index(self) -> RowIndex:
+        """Returns the index of the ids."""
+        return self._ids
+
+    def box_counts(self) -> npt.NDArray[np.int32]:
+        """Returns R of each row from the index: no row is read."""
+        return self._ids.counts("num_boxes")
+
+    def num_boxes(self, image_id: str) -> int:
+        """Returns R of an image from the index: its row is not read. Raises KeyError."""
+        return int(self.box_counts()[self._number(image_id)])
+
+    def _number(self, image_id: str) -> int:
+        return self._ids.number(image_id)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self._ids
+
+    def __iter__(self) -> Iterator[RegionRow]:
+        return (self.row(number) for number in range(len(self)))
+
+    def __getitem__(self, image_id: str) -> RegionRow:
+        """Returns the row of a image. Raises KeyError if it has none."""
+        return self.row(self._number(image_id))
+
+    def row(self, number: int) -> RegionRow:
+        """Row ``number``; its arrays are read-only views where the file allows it.
+
+        Raises InputError where the file contradicts itself.
+        """
+        group, within = self.locate_row(number)
+        return group.row(within)
+
+    def locate_value(self, name: str, number: int) -> tuple[int, int, int] | None:
+        """Where a row's bytes of ``features`` or ``class_probs`` lie: shard, offset and size.
+
+        None where they have to be copied out (compressed shards, or those that do not know), or are
+        missing.
+        """
+        group, within = self.locate_row(number)
+        location = group.locate_value(name, within)
+        if location is None:
+            return None
+        return group.shard_number, *location
+
+    def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
+        """A row's bytes of a binary column as they are stored; None where they are missing."""
+        group, within = self.locate_row(number)
+        return group.stored_bytes(name, within)
+
+    def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """Returns the mapped bytes of a :meth:`place`."""
+        return self._shards[shard].bytes[offset : offset + size]
+
+    def read_ahead(self, shard: int, offset: int, size: int) -> None:
+        """Has the system read the bytes of a :meth:`place` in the background."""
+        self._shards[shard].read_ahead(offset, size)
+
+    def is_finite(self, number: int) -> bool:
+        """Says whether all numbers of a row are finite.
+
+        What the shard's writer does not vouch for is read here, each row once.
+        """
+        group = self._find_group(number)
+        if self._marked[self._groups[group][0]]:
+            return True
+        if self._looked_at is None:
+            self._looked_at = np.full(len(self), UNKNOWN, dtype=np.int8)
+        if self._looked_at[number] == UNKNOWN:
+            region_group, within = self.locate_row(number)
+            self._looked_at[number] = region_group.is_finite(within)
+        return bool(self._looked_at[number])
+
+    def group_starts(self) -> Numbers:
+        """Returns the first row of each row group: rows of one group lie together in the file."""
+        return np.array(self._starts[:-1], dtype=np.int64)
+
+    def _find_group(self, number: int) -> int:
+        if not 0 <= number < self._starts[-1]:
+            raise IndexError(f"row {number} of {len(self)}")
+        return bisect_right(self._starts, number) - 1
+
+    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
+        """Returns a row's group and its number in it: for what needs some columns only."""
+        group_index = self._find_group(number)
+        group = self._cache.get(group_index)
+        if group is None:
+            shard, row_group = self._groups[group_index]
+            group = RegionGroup(self._shards, shard, self._footer(shard), row_group, self.arrays)
+            self._cache[group_index] = group
+            self._cached_rows += group.num_rows
+            while self._cached_rows > self._limit and len(self._cache) > 1:
+                self._cached_rows -= self._cache.popitem(last=False)[1].num_rows
+        else:
+            self._cache.move_to_end(group_index)
+        return group, number - self._starts[group_index]
+
+
+def _fingerprint(producer: dict[str, Any]) -> str | None:
+    value = producer.get("detector_fingerprint")
+    return value if isinstance(value, str) else None
+
+
+__all__ = [
+    "ABSENT",
+    "PER_BOX",
+    "RegionReader",
+    "RegionRow",
+    "encode_regions",
+    "from_stored",
+    "region_arrays",
+    "to_stored",
+]

@@ -1,0 +1,170 @@
+"""Rows of a table by image_id."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.runtime.files.contract import check_values
+from vlmill.runtime.files.paths import readable
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.ids import key64
+from vlmill.schemas.names import Difference, composed, difference, extract_core, without_ending
+from vlmill.schemas.tables import Table
+
+ABSENT = -1
+MOST_ALIKE = 64  # ids with the same last part that are compared: a folder's frame_0001 is in all
+IDS_AT_ONCE = 65_536
+Numbers = npt.NDArray[np.int64]
+
+
+class _Keys:
+    """Rows by 64 bits of a text each, 16 bytes a row; several rows may have the same."""
+
+    def __init__(self, texts: Iterable[str], count: int) -> None:
+        unordered = np.fromiter((key64(text) for text in texts), dtype=np.uint64, count=count)
+        self.order = np.argsort(unordered, kind="stable")
+        self.keys = unordered[self.order]
+
+    def find_rows(self, text: str) -> Iterator[int]:
+        """Yields the rows whose key is a text's."""
+        key = np.uint64(key64(text))
+        start = int(np.searchsorted(self.keys, key))
+        for position in range(start, len(self.keys)):
+            if self.keys[position] != key:
+                return
+            yield int(self.order[position])
+
+
+class IdIndex:
+    """Finds the rows of ids: of equal ones, and of those that may name the same image.
+
+    Takes some 16 bytes a row beside the ids, and 32 more once an id has been looked for by name.
+    """
+
+    def __init__(self, ids: pa.LargeStringArray) -> None:
+        self._ids = ids
+        self._exact = _Keys(self._texts(), len(ids))
+
+    @classmethod
+    def from_ids(cls, ids: Sequence[str]) -> "IdIndex":
+        """Returns the index of a list."""
+        return cls(pa.array(ids, pa.large_string()))
+
+    def _texts(self) -> Iterator[str]:
+        for start in range(0, len(self._ids), IDS_AT_ONCE):
+            yield from self._ids.slice(start, IDS_AT_ONCE).to_pylist()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, image_id: object) -> bool:
+        return isinstance(image_id, str) and bool(self.find([image_id])[0] != ABSENT)
+
+    def ids(self) -> list[str]:
+        """Returns all ids."""
+        ids: list[str] = self._ids.to_pylist()
+        return ids
+
+    def get_id(self, row: int) -> str:
+        """Returns the id of a row."""
+        return str(self._ids[row].as_py())
+
+    def number(self, image_id: str) -> int:
+        """Returns the row of an id. Raises KeyError if it has none."""
+        number = int(self.find([image_id])[0])
+        if number == ABSENT:
+            raise KeyError(image_id)
+        return number
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Returns row numbers, :data:`ABSENT` where there is none."""
+        keys = np.fromiter((key64(i) for i in image_ids), dtype=np.uint64, count=len(image_ids))
+        numbers = np.full(len(image_ids), ABSENT, dtype=np.int64)
+        known, order = self._exact.keys, self._exact.order
+        for i, position in enumerate(np.searchsorted(known, keys).tolist()):
+            while position < len(known) and known[position] == keys[i]:
+                if self._ids[int(order[position])].as_py() == image_ids[i]:
+                    numbers[i] = order[position]
+                    break
+                position += 1
+        return numbers
+
+    @cached_property
+    def _bare(self) -> _Keys:
+        return _Keys((without_ending(composed(text)) for text in self._texts()), len(self))
+
+    @cached_property
+    def _cores(self) -> _Keys:
+        return _Keys(map(extract_core, self._texts()), len(self))
+
+    def alike(self, image_id: str) -> dict[str, Difference]:
+        """Returns the ids that may name an id's image, and what only one of the two has.
+
+        Only those that differ least: 46.jpg for 46 rather than train/46. Empty if there is none, or
+        if so many ids end alike that the last part identifies nothing.
+        """
+        rows = list(self._bare.find_rows(without_ending(composed(image_id))))
+        return self._nearest(image_id, rows) or self._nearest(
+            image_id, list(islice(self._cores.find_rows(extract_core(image_id)), MOST_ALIKE + 1))
+        )
+
+    def _nearest(self, image_id: str, rows: Sequence[int]) -> dict[str, Difference]:
+        if len(rows) > MOST_ALIKE:
+            return {}
+        ids = [self.get_id(row) for row in rows]
+        kinds = {
+            candidate: kind
+            for candidate in ids
+            if (kind := difference(image_id, candidate)) is not None
+        }
+        return {candidate: kind for candidate, kind in kinds.items() if kind == min(kinds.values())}
+
+
+class RowIndex(IdIndex):
+    """Holds the ids of a table's rows, in the order of shards and rows, and finds rows by id.
+
+    Takes some 100 bytes a row. ``columns`` are int32 columns that it keeps too. Raises InputError
+    for an id that has two rows, and for values that break the contract of ``spec``.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], spec: Table, flag: str, columns: Sequence[str] = ()
+    ) -> None:
+        tables = [_read(path, spec, ["image_id", *columns]) for path in paths]
+        table = pa.concat_tables(tables)
+        ids = table.column("image_id").cast(pa.large_string()).combine_chunks()
+        if isinstance(ids, pa.ChunkedArray):
+            ids = (
+                pa.concat_arrays(ids.chunks) if ids.num_chunks else pa.array([], pa.large_string())
+            )
+        super().__init__(ids)
+        self._counts = {name: table.column(name).to_numpy() for name in columns}
+        for position in np.flatnonzero(self._exact.keys[1:] == self._exact.keys[:-1]).tolist():
+            row, other = int(self._exact.order[position]), int(self._exact.order[position + 1])
+            if self._ids[row] == self._ids[other]:
+                ends = np.cumsum([part.num_rows for part in tables])
+                path = paths[int(np.searchsorted(ends, other, side="right"))]
+                raise InputError(f"{flag}: {self._ids[other]} has two rows ({path})")
+
+    def counts(self, column: str) -> npt.NDArray[np.int32]:
+        """Returns one of the ``columns``."""
+        counts: npt.NDArray[np.int32] = self._counts[column]
+        return counts
+
+
+def _read(path: Path, spec: Table, columns: Sequence[str]) -> pa.Table:
+    try:
+        table = pq.read_table(readable(path), columns=list(columns), partitioning=None)
+        check_values(path, table, spec)
+        return table
+    except InputError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path} is damaged: {reason}") from None

@@ -1,0 +1,268 @@
+"""Bodies of requests become images and words: one image, a form of files, or JSON."""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from vlmill.runtime.service.refusals import RequestRefused, bad_request
+
+FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
+MOST_FIELDS = 1_000  # besides images
+LONGEST_NAME, LONGEST_TEXT = 200, 20_000
+HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
+# What JSON may have besides what stands in its strings: brackets, commas, quotes, white space.
+# Unbounded, 31 MiB of empty lists became 900 MiB, and of empty objects 1.9 GiB.
+MOST_BESIDE_STRINGS = 65_536
+# A string, or what begins as one: it goes on from where it ended, whatever stands there, so that a
+# body is read once.
+STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestImage:
+    """An image of a request. ``name`` is what its sender calls it; it is never a path here."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(kw_only=True)
+class Form:
+    """What a request has said: its images in order, and the words by field."""
+
+    images: list[RequestImage] = field(default_factory=list)
+    words: dict[str, list[str]] = field(default_factory=dict)
+
+    def get_word(self, name: str) -> str:
+        """Returns the only word of a field. Raises Refused."""
+        words = self.words.get(name, [])
+        if len(words) != 1:
+            raise bad_request(f"field {name}: want it once, got it {len(words)} times")
+        return words[0]
+
+    def image(self) -> RequestImage:
+        """Returns the only image. Raises Refused."""
+        if len(self.images) != 1:
+            raise bad_request(f"want one image, got {len(self.images)}")
+        return self.images[0]
+
+
+def read_form(
+    content_type: str, body: bytes, *, words: Collection[str] = (), most_images: int
+) -> Form:
+    """Reads a body by its type; ``words`` are the fields that there are beside images.
+
+    A part of a form is an image where it has a file's name, whatever its field's; in JSON they are
+    ``images``, in base64. Raises Refused for everything else.
+    """
+    kind, options = parse_options_header(content_type)
+    form = Form()
+    if kind.startswith(b"image/"):
+        form.images.append(RequestImage(name="picture", content=body))
+    elif kind == FORM.encode():
+        boundary = options.get(b"boundary", b"")
+        if not 1 <= len(boundary) <= 70:
+            raise bad_request("multipart: want a boundary of 1 to 70 characters")
+        Parts(form, words, most_images).read(boundary, body)
+    elif kind == JSON.encode():
+        read_json(form, body, words)
+    else:
+        raise RequestRefused(
+            415,
+            "unsupported_type",
+            f"content-type {content_type[:80] or 'is missing'}: send image/*, {FORM} or {JSON}",
+        )
+    require_few(form.images, most_images)
+    return form
+
+
+def require_few(images: Sequence[Any], max_images: int) -> None:
+    """Raises Refused for more images than a request may have."""
+    if len(images) > max_images:
+        raise RequestRefused(
+            413, "too_many_pictures", f"over {max_images} images; send several requests"
+        )
+
+
+class Parts:
+    """Collects the parts of a multipart form."""
+
+    def __init__(self, form: Form, words: Collection[str], most_images: int) -> None:
+        self._form, self._known, self._most = form, words, most_images
+        self._name = self._value = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._content: list[bytes] = []
+        self._is_whole = False
+
+    def read(self, boundary: bytes, body: bytes) -> None:
+        """Reads all parts. Raises Refused for a body that is cut or no form."""
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": self._header_name,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_end,
+                "on_part_data": self._data,
+                "on_part_end": self._end,
+                "on_end": self._whole,
+            },
+            max_header_count=HEADERS_OF_A_PART,
+            max_header_size=HEADER_BYTES,
+        )
+        try:
+            parser.write(body.lstrip(b"\r\n"))  # which the parser skips, too, at 1 MB/s
+            parser.finalize()
+        except FormParserError as error:
+            raise bad_request(f"multipart: {str(error)[:200]}", "bad_form") from None
+        if not self._is_whole:
+            raise bad_request("multipart: the body ends before its last boundary", "bad_form")
+
+    def _begin(self) -> None:
+        self._name = self._value = b""
+        self._headers, self._content = {}, []
+
+    def _header_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._content.append(data[start:end])
+
+    def _whole(self) -> None:
+        self._is_whole = True
+
+    def _end(self) -> None:
+        about = self._headers.get(b"content-disposition", b"").decode(
+            "latin-1"
+        )  # bytes as they are
+        kind, options = parse_options_header(about)
+        name = options.get(b"name")
+        if kind != b"form-data" or name is None:
+            raise bad_request(
+                "multipart: a part has no content-disposition with a name", "bad_form"
+            )
+        content = b"".join(self._content)
+        file = options.get(b"filename")
+        if file is not None:
+            require_image_type(self._headers.get(b"content-type", b"").decode("latin-1"))
+            self._form.images.append(RequestImage(name=plain_name(file), content=content))
+            require_few(self._form.images, self._most)
+            return
+        add_word(self._form, name.decode("utf-8", "replace"), decode_text(content), self._known)
+
+
+def require_image_type(content_type: str) -> None:
+    """Raises Refused for a part that says it is no image."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind and not kind.startswith("image/") and kind != BYTES:
+        raise RequestRefused(
+            415,
+            "unsupported_type",
+            f"a file's content-type is {kind[:80]}; want image/* or {BYTES}",
+        )
+
+
+def plain_name(raw: bytes) -> str:
+    """Returns a file's name. Raises Refused for a path, and for what can be no name."""
+    name = raw.decode("utf-8", "replace")
+    is_path = "/" in name or "\\" in name or name in ("", ".", "..")
+    if is_path or len(name) > LONGEST_NAME or not name.isprintable():
+        raise bad_request(
+            f"a file's name is no plain name of 1 to {LONGEST_NAME} characters", "bad_name"
+        )
+    return name
+
+
+def decode_text(content: bytes) -> str:
+    """Decodes a word. Raises Refused."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise bad_request("a text is not UTF-8", "bad_text") from None
+
+
+def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
+    """Adds a field's word. Raises Refused for a field that there is not, and for too long ones."""
+    if name not in known:
+        there = f"there are {', '.join(sorted(known))}" if known else "there is none"
+        raise bad_request(f"unknown field {name[:80]!r}; {there} beside files", "unknown_field")
+    if len(text) > LONGEST_TEXT:
+        raise RequestRefused(413, "too_long", f"field {name}: over {LONGEST_TEXT} characters")
+    if sum(map(len, form.words.values())) >= MOST_FIELDS:
+        raise RequestRefused(413, "too_many_fields", f"over {MOST_FIELDS} fields")
+    form.words.setdefault(name, []).append(text)
+
+
+def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
+    """Reads a JSON object: ``images`` in base64, and lists of texts or single ones."""
+    try:
+        text = body.decode("utf-8-sig")
+        require_few_values(text)
+        content = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise bad_request("the body is no JSON", "bad_json") from None
+    if not isinstance(content, Mapping):
+        raise bad_request("the body is no JSON object", "bad_json")
+    for name, value in content.items():
+        values = value if isinstance(value, list) else [value]
+        for item in values:
+            if not isinstance(item, str):
+                if name in words and isinstance(item, int) and not isinstance(item, bool):
+                    item = str(item)
+                else:
+                    raise bad_request(
+                        f"field {name[:80]!r}: want text, or a list of it", "bad_json"
+                    )
+            if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
+                raise bad_request(f"field {name[:80]!r}: text with lone surrogates", "bad_text")
+            if name == "pictures":
+                form.images.append(
+                    RequestImage(name=f"image {len(form.images)}", content=decode_base64(item))
+                )
+            else:
+                add_word(form, name, item, words)
+
+
+def require_few_values(text: str) -> None:
+    """Raises Refused for JSON of more values than a request needs, before they take memory: each
+    takes dozens of bytes for two or three of the text.
+    """
+    in_strings = 0  # but one character of each, so that empty ones count
+    for string in STRING.finditer(text):
+        in_strings += string.end() - string.start() - 1
+        if string.end() - in_strings > MOST_BESIDE_STRINGS:
+            break
+    else:
+        if len(text) - in_strings <= MOST_BESIDE_STRINGS:
+            return
+    raise RequestRefused(
+        413,
+        "too_many_fields",
+        f"JSON with over {MOST_BESIDE_STRINGS} characters besides its strings",
+    )
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(word)
+
+
+def decode_base64(text: str) -> bytes:
+    """Decodes base64. Raises Refused."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request("images: not base64", "bad_json") from None

@@ -1,0 +1,72 @@
+"""Images that requests name by URLs, through the client that reaches no address inside."""
+
+from collections.abc import Sequence
+
+from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.client import Client
+from vlmill.runtime.net.exchange import Answer, ClientSettings, Request
+from vlmill.runtime.service.bodies import RequestImage
+from vlmill.runtime.service.refusals import RequestRefused, bad_request
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.schemas.rejects import Reason
+
+MOST_REDIRECTS = 3
+SECONDS = 20.0
+
+
+def client_settings(settings: ServiceSettings) -> ClientSettings:
+    """Says how the client behaves for a service."""
+    return ClientSettings(
+        contact=settings.contact,
+        connections=settings.max_images,
+        connect_seconds=5.0,
+        seconds=min(SECONDS, settings.seconds),
+        max_bytes=settings.max_bytes,
+        allowed=parse_networks("--allow-address", settings.allowed_addresses),
+    )
+
+
+def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[RequestImage]:
+    """Fetches the images, at once; redirects are followed by the same client.
+
+    Raises Refused for one that cannot be had; what it says names no address inside.
+    """
+    contents: dict[int, bytes] = {}
+    with Client(client_settings(settings)) as client:
+        indices: dict[str, list[int]] = {}
+        for index, url in enumerate(urls):
+            indices.setdefault(url, []).append(index)
+        # What is asked, for which of them, after how many redirects.
+        pending = {url: [(url, 0)] for url in indices}
+        for url in indices:
+            client.start(Request(url=url))
+        total = 0
+        while client.num_running:
+            for answer in client.wait(timeout=1.0):
+                for origin, redirects in pending.pop(answer.request.url):
+                    if answer.failure is None and 300 <= answer.status < 400:
+                        if answer.location is None or redirects == MOST_REDIRECTS:
+                            raise bad_request(f"{origin[:200]}: too many redirects", "not_fetched")
+                        if answer.location not in pending:
+                            client.start(Request(url=answer.location))
+                        pending.setdefault(answer.location, []).append((origin, redirects + 1))
+                        continue
+                    require_content(origin, answer)
+                    total += len(answer.content)
+                    if total > settings.max_bytes:
+                        raise RequestRefused(
+                            413, "too_large", f"over {settings.max_bytes} bytes fetched"
+                        )
+                    contents |= dict.fromkeys(indices[origin], answer.content)
+    return [RequestImage(name=url, content=contents[index]) for index, url in enumerate(urls)]
+
+
+def require_content(url: str, answer: Answer) -> None:
+    """Raises Refused unless there is a whole response of status 200."""
+    short = url[:200]
+    if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
+        raise bad_request(f"{short}: no address of the web", "bad_address")
+    if answer.failure is not None:
+        raise bad_request(f"{short}: not fetched ({answer.failure.value})", "not_fetched")
+    if answer.status != 200:
+        raise bad_request(f"{short}: answers with status {answer.status}", "not_fetched")

@@ -1,0 +1,261 @@
+"""What every request passes: its number, its token, its limits, its line in the log.
+
+A layer of plain ASGI around the application, so that it holds for every route. A body is counted as
+it comes, whatever its headers say; reading, computing and sending end at the request's deadline.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import time
+import traceback
+from collections.abc import Awaitable, Callable, MutableMapping
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from vlmill.runtime.service.logs import log
+from vlmill.runtime.service.metrics import Metrics
+from vlmill.runtime.service.refusals import RequestRefused
+from vlmill.runtime.service.settings import ServiceSettings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+OPEN = frozenset(("/", "/page.js", "/page.css", "/healthz", "/readyz", "/openapi.json"))
+DEADLINE, ACCOUNT = "vlmill.deadline", "vlmill.account"
+LINGER_SECONDS = 2.0
+SAFE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Guard:
+    """Wraps an application; ``paths`` are those that metrics name."""
+
+    def __init__(
+        self, app: App, settings: ServiceSettings, metrics: Metrics, paths: frozenset[str]
+    ) -> None:
+        self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
+        self.held_bytes = 0
+        self.is_local = False  # whether only this machine reaches it, and no token is asked for
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        exchange = Exchange(self, scope, receive, send)
+        try:
+            await exchange.run()
+        finally:
+            self.held_bytes -= exchange.num_bytes
+            exchange.note()
+
+
+class Exchange:
+    """Holds one request with its answer."""
+
+    def __init__(
+        self, guard: Guard, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        self.guard, self.scope, self._receive, self._send = guard, scope, receive, send
+        self.settings = guard.settings
+        self.begin = time.monotonic()
+        self.deadline = self.begin + self.settings.seconds
+        self.id = secrets.token_hex(8)
+        self.headers = {name: value for name, value in scope["headers"]}
+        self.num_bytes, self.status = 0, 0
+        self.has_body, self.is_gone, self.has_ended = False, False, False
+        self.trace: str | None = None
+        self.account: dict[str, Any] = {}  # what the endpoint says for the log
+        scope[DEADLINE], scope[ACCOUNT] = self.deadline, self.account
+        scope["vlmill.id"] = self.id
+
+    async def run(self) -> None:
+        """Lets the application answer; answers itself where that fails."""
+        try:
+            self.check()
+            await self.guard.app(self.scope, self.receive, self.send)
+        except RequestRefused as why:
+            await self.refuse(why)
+        except ClientGone:
+            pass  # there is nobody to answer
+        except Exception:
+            self.trace = traceback.format_exc()
+            self.guard.metrics.errors.inc()
+            await self.refuse(
+                RequestRefused(500, "internal_error", "an error of the server; it is logged")
+            )
+
+    def check(self) -> None:
+        """Refuses what the headers alone show to be wrong."""
+        settings = self.settings
+        if self.guard.is_local and not names_no_site(self.headers.get(b"host", b"")):
+            raise RequestRefused(
+                403,
+                "bad_host",
+                "without a token this service answers to addresses and localhost alone: pages of "
+                "the web could ask it by a name of theirs; ask with Host: localhost, or start it "
+                "with a token",
+            )
+        is_open = settings.token is None or self.scope["path"] in OPEN
+        if not is_open and not has_token(
+            self.headers.get(b"authorization", b""), settings.token or ""
+        ):
+            raise RequestRefused(
+                401, "unauthorized", "send the service's token: Authorization: Bearer TOKEN"
+            )
+        length = self.headers.get(b"content-length")
+        size = int(length) if length is not None and length.isdigit() else 0
+        self.require_size(size)
+        if self.guard.held_bytes + size > settings.bytes_in_flight:
+            raise RequestRefused(
+                429, "busy", "too many bytes are being read; come again", retry_after=1
+            )
+
+    def require_size(self, size: int) -> None:
+        """Raises Refused for a body over the limit."""
+        if size > self.settings.max_bytes:
+            raise RequestRefused(
+                413,
+                "too_large",
+                f"the body has over {self.settings.max_bytes} bytes, the most that a request may "
+                "have",
+            )
+
+    async def receive(self) -> Message:
+        """Gives the application a part of the body; counts it, and ends at the deadline."""
+        left = self.deadline - time.monotonic()
+        if self.has_body:  # only the client's leaving can come
+            message = await self._receive()
+            self.is_gone |= message["type"] == "http.disconnect"
+            return message
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.0, left))
+        except TimeoutError:
+            raise RequestRefused(
+                408, "too_slow", f"the body did not come within {self.settings.seconds:g} seconds"
+            ) from None
+        if message["type"] == "http.disconnect":
+            self.is_gone = True
+            raise ClientGone
+        size = len(message.get("body", b""))
+        self.num_bytes += size
+        self.guard.held_bytes += size
+        self.has_body = not message.get("more_body", False)
+        self.require_size(self.num_bytes)
+        if self.guard.held_bytes > self.settings.bytes_in_flight:
+            raise RequestRefused(
+                429, "busy", "too many bytes are being read; come again", retry_after=1
+            )
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Sends a part of the answer; gives up on who does not read it in time."""
+        if self.is_gone:
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            names = {name.lower() for name, _ in message["headers"]}
+            more = [(name, value) for name, value in SAFE_HEADERS if name not in names]
+            message["headers"] = [*message["headers"], *more, (b"x-request-id", self.id.encode())]
+            if not self.is_body_read():
+                message["headers"].append((b"connection", b"close"))
+        left = max(1.0, self.deadline - time.monotonic())
+        try:
+            last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if last and not self.is_body_read():
+                await asyncio.wait_for(self._send({**message, "more_body": True}), left)
+                await self.linger()
+                message = {"type": "http.response.body", "body": b""}
+            await asyncio.wait_for(self._send(message), left)
+            self.has_ended = last
+        except TimeoutError:
+            self.is_gone = True
+
+    def is_body_read(self) -> bool:
+        """Says whether nothing of the body is left to come."""
+        length = self.headers.get(b"content-length", b"0")
+        none = length == b"0" and b"transfer-encoding" not in self.headers
+        return self.has_body or none
+
+    async def linger(self) -> None:
+        """Reads on for a little: closing at once would take the answer from who still sends."""
+        end = time.monotonic() + LINGER_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            try:
+                message = await asyncio.wait_for(self._receive(), left)
+            except TimeoutError:
+                return
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                self.has_body = True
+                return
+
+    async def refuse(self, why: RequestRefused) -> None:
+        """Answers with the refusal, unless an answer has begun."""
+        self.account["reason"] = why.reason
+        if self.status or self.is_gone:
+            return
+        body = json.dumps(why.content(self.id)).encode()
+        fields = {"content-type": "application/json", **why.headers()}
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self.send({"type": "http.response.start", "status": why.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
+    def note(self) -> None:
+        """Counts and logs the request."""
+        seconds = time.monotonic() - self.begin
+        path = self.scope["path"]
+        route = getattr(self.scope.get("route"), "path", path)  # /v1/rows/{number} of /v1/rows/7
+        known = route if route in self.guard.paths else "other"
+        status = "gone" if self.is_gone and not self.has_ended else str(self.status)
+        self.guard.metrics.requests.labels(path=known, status=status).inc()
+        self.guard.metrics.request_seconds.labels(path=known).observe(seconds)
+        client = self.scope.get("client")
+        fields: dict[str, Any] = {
+            "id": self.id,
+            "client": client[0] if client else None,
+            "method": self.scope["method"],
+            "path": path[:200],
+            "status": status,
+            "seconds": round(seconds, 4),
+            "bytes": self.num_bytes,
+            **self.account,
+        }
+        if self.trace is not None:
+            fields["trace"] = self.trace
+        log("request", **fields)
+
+
+class ClientGone(Exception):
+    """Raised where the client has hung up before its request was whole."""
+
+
+def names_no_site(host: bytes) -> bool:
+    """Says whether a Host header has an address or localhost: a name may be a site's of the web,
+    whose pages may then read the answers, once its owner lets it lead to this machine.
+    """
+    try:
+        name = urlsplit(f"//{host.decode('latin-1')}").hostname or "localhost"
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+def has_token(header: bytes, token: str) -> bool:
+    """Says whether an Authorization header bears the token, in a time that does not tell how much
+    of it was right.
+    """
+    scheme, _, credentials = header.partition(b" ")
+    expected, received = (
+        hashlib.sha256(word).digest() for word in (token.encode(), credentials.strip())
+    )
+    return hmac.compare_digest(expected, received) and scheme.lower() == b"bearer"

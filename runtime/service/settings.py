@@ -1,0 +1,190 @@
+"""The limits of a service, and the flags that set them."""
+
+import argparse
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+
+MEBIBYTE = 2**20
+TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
+NAME_FLAGS = ("classes", "attributes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """Says where a service listens, and what it takes on at most."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str | None = None  # what a request has to bear
+    max_bytes: int = 32 * MEBIBYTE  # of a request's body
+    max_images: int = 32  # of a request
+    max_connections: int = 512
+    queue: int = 256  # images, or questions, that wait for a worker
+    batch: int = 1  # of these that a worker is given at once, or what such a batch weighs
+    batch_seconds: float | None = None  # that a batch may take, as far as is known; None: any
+    batch_wait: float = 0.004  # seconds until a batch that is not full goes to an idle worker
+    seconds: float = 60.0  # from the end of a request's headers to the end of its answer
+    header_seconds: float = 10.0  # for the headers alone
+    allow_urls: bool = False
+    contact: str | None = None  # how site owners reach who runs the service
+    allowed_addresses: tuple[str, ...] = ()  # private networks that URLs may lead to: for tests
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_images", "max_connections", "queue", "batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{format_flag(name)} {getattr(self, name)}: want at least 1")
+        for name in ("seconds", "header_seconds"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"--{format_flag(name)} {getattr(self, name)}: must be above 0")
+        if self.batch_wait < 0:
+            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: want 0 or more")
+        if self.max_images > self.queue:
+            raise InputError(
+                f"--queue {self.queue}: must hold a request's images, up to --max-images "
+                f"{self.max_images}"
+            )
+        if not 0 <= self.port < 65_536:
+            raise InputError(f"--port {self.port}: give 0 (any free one) to 65535")
+        if self.allow_urls and self.contact is None:
+            raise InputError(
+                "--allow-urls: give --contact too, an e-mail address or a URL that site owners can "
+                "write to"
+            )
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """How many bytes of bodies are held at once, over all requests."""
+        return 16 * self.max_bytes
+
+
+def format_flag(name: str) -> str:
+    """Spells a field as the flag that sets it."""
+    return name.replace("_", "-")
+
+
+def add_service_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of :class:`ServiceSettings`."""
+    usual = ServiceSettings()
+    serving = parser.add_argument_group("serving")
+    add = serving.add_argument
+    add("--host", default=usual.host, help="to listen at (default: %(default)s, this machine only)")
+    add("--port", type=int, default=usual.port, help="0: a free one (default: %(default)s)")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a file with the token that requests must bear; without, VLMILL_TOKEN counts, and "
+        "without both anyone may ask",
+    )
+    add("--allow-urls", action="store_true", help="fetch images that requests name by URLs")
+    add(
+        "--contact",
+        metavar="ADDRESS",
+        help="with --allow-urls: an e-mail address or a URL that site owners can write to",
+    )
+    add("--allow-address", action="append", default=[], metavar="CIDR", help=argparse.SUPPRESS)
+    limits = parser.add_argument_group("limits")
+    add = limits.add_argument
+    add(
+        "--max-bytes",
+        type=int,
+        default=usual.max_bytes,
+        metavar="N",
+        help="of a request; 16 times as many are held at once (default: %(default)s)",
+    )
+    add(
+        "--max-images",
+        type=int,
+        default=usual.max_images,
+        metavar="N",
+        help="of a request (default: %(default)s)",
+    )
+    add(
+        "--max-connections",
+        type=int,
+        default=usual.max_connections,
+        metavar="N",
+        help="more are answered with 503 (default: %(default)s)",
+    )
+    add(
+        "--queue",
+        type=int,
+        default=usual.queue,
+        metavar="N",
+        help="images that wait at most; then requests get 429 (default: %(default)s)",
+    )
+    add(
+        "--batch-wait",
+        type=float,
+        default=1_000 * usual.batch_wait,
+        metavar="MS",
+        help="milliseconds that a batch waits for more requests (default: %(default)g)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=usual.seconds,
+        metavar="S",
+        help="for a request, its waiting included (default: %(default)g)",
+    )
+
+
+def add_name_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the names that a service's page shows."""
+    names = parser.add_argument_group("names, for the page")
+    for what in NAME_FLAGS:
+        names.add_argument(f"--{what}", metavar="FILE", help=f"names of all {what}, one a line")
+
+
+def read_name_lists(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Reads the flags of :func:`add_name_arguments`. Raises InputError."""
+    from vlmill.runtime.readers.class_names import first_names
+
+    return {what: first_names(getattr(arguments, what), f"--{what}") for what in NAME_FLAGS}
+
+
+def read_service_settings(
+    arguments: argparse.Namespace, *, batch: int, batch_seconds: float | None = None
+) -> ServiceSettings:
+    """Reads the flags of :func:`add_service_arguments`. Raises InputError."""
+    return ServiceSettings(
+        host=arguments.host,
+        port=arguments.port,
+        token=read_token(arguments.token_file),
+        max_bytes=arguments.max_bytes,
+        max_images=arguments.max_images,
+        max_connections=arguments.max_connections,
+        queue=arguments.queue,
+        batch=batch,
+        batch_seconds=batch_seconds,
+        batch_wait=arguments.batch_wait / 1_000,
+        seconds=arguments.seconds,
+        header_seconds=min(ServiceSettings.header_seconds, arguments.seconds),
+        allow_urls=arguments.allow_urls,
+        contact=arguments.contact,
+        allowed_addresses=tuple(arguments.allow_address),
+    )
+
+
+def read_token(file: Path | None) -> str | None:
+    """Reads the token of a file, else of VLMILL_TOKEN; None without both. Raises InputError."""
+    if file is None:
+        text, where = os.environ.get("VLMILL_TOKEN"), "VLMILL_TOKEN"
+        if text is None:
+            return None
+    else:
+        where = f"--token-file {file}"
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise InputError(f"{where}: {error.strerror}; give a readable file") from None
+    token = text.strip()
+    if not token:
+        raise InputError(f"{where} is empty: put a token there, or leave it out to ask for none")
+    if not TOKEN.fullmatch(token):
+        raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
+    return token

@@ -1,0 +1,274 @@
+"""The application that every service is: its endpoints come on top of these.
+
+``/`` is the page, ``/healthz`` says that the front process answers, ``/readyz`` that a worker can
+compute and that no stop was asked for, ``/metrics`` what was counted, ``/v1/about`` what is served.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from vlmill import __version__
+from vlmill.runtime.service.bodies import Form, RequestImage, read_form, require_few
+from vlmill.runtime.service.fetching import fetch_images
+from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, Guard
+from vlmill.runtime.service.logs import log
+from vlmill.runtime.service.metrics import Metrics, resident_bytes
+from vlmill.runtime.service.queue import BatchQueue, Item
+from vlmill.runtime.service.refusals import RequestRefused, bad_request
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.runtime.service.workers import Plan, Watcher, Worker
+
+PAGE_TYPES = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+PAGE_RULES = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+FETCHERS = 8
+URLS = "urls"  # the field that names images
+
+
+@dataclass(kw_only=True)
+class Shell:
+    """Holds what endpoints need: they read a request, ask the workers, and answer."""
+
+    settings: ServiceSettings
+    metrics: Metrics = field(default_factory=Metrics)
+    workers: list[Worker] = field(default_factory=list)
+    is_draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.queue = BatchQueue(self.settings.queue)
+        self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetching")
+        watch = self.metrics.watch
+        watch("queue_items", "Images or questions that wait.", lambda: len(self.queue))
+        watch("queue_limit", "How many may wait.", lambda: self.settings.queue)
+        watch("workers", "Workers.", lambda: len(self.workers))
+        watch("workers_ready", "Workers that can compute.", lambda: self.num_ready)
+        watch(
+            "resident_bytes",
+            "Memory of all processes.",
+            lambda: resident_bytes(w.process.pid for w in self.workers if w.process is not None),
+        )
+
+    @property
+    def num_ready(self) -> int:
+        """How many workers can compute."""
+        return sum(worker.is_ready for worker in self.workers)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the first worker said of itself."""
+        return self.workers[0].about
+
+    def start(self, plans: Sequence[Plan]) -> None:
+        """Starts the workers, and returns when all are ready. Raises InputError or OSError."""
+        watcher = Watcher(batch_computed=self.metrics.computed, event=self._event)
+        for plan in plans:
+            self.workers.append(Worker(plan, self.queue, self.settings, watcher))
+        try:
+            connections = [worker.start() for worker in self.workers]
+            for worker, connection in zip(self.workers, connections, strict=True):
+                worker.welcome(connection)
+            for worker, connection in zip(self.workers, connections, strict=True):
+                worker.feed(connection)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends the workers; what still waits is refused."""
+        for worker in self.workers:
+            worker.stop()
+        for item in self.queue.drain():
+            if item.future.set_running_or_notify_cancel():
+                item.future.set_exception(
+                    RequestRefused(503, "stopping", "the service is stopping")
+                )
+
+    def _event(self, name: str, fields: Mapping[str, Any]) -> None:
+        if name == "worker_started":
+            self.metrics.restarts.inc()
+        if name == "error":
+            self.metrics.errors.inc()
+        log(name, **fields)
+
+    async def form(self, request: Request, *, words: Sequence[str] = ()) -> Form:
+        """Reads a request's body; images that it names by URLs are fetched. Raises Refused."""
+        require_query(request, ())
+        body = await request.body()
+        content_type = request.headers.get("content-type", "")
+        settings = self.settings
+        form = await asyncio.to_thread(
+            read_form,
+            content_type,
+            body,
+            words=(*words, URLS),
+            most_images=settings.max_images,
+        )
+        urls = form.words.pop(URLS, [])
+        if urls:
+            form.images += await self._fetched(urls)
+            require_few(form.images, settings.max_images)
+        account(request)["pictures"] = len(form.images)
+        return form
+
+    async def _fetched(self, urls: Sequence[str]) -> list[RequestImage]:
+        if not self.settings.allow_urls:
+            raise RequestRefused(403, "urls_off", "this service fetches no URLs; send the images")
+        require_few(urls, self.settings.max_images)
+        # Threads of their own: slow servers elsewhere must not take those that read and encode.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._fetchers, fetch_images, urls, self.settings)
+
+    async def ask(self, request: Request, payloads: Sequence[Any], *, weight: int = 1) -> list[Any]:
+        """Lets the workers compute, and gives their results in order; each weighs ``weight``.
+
+        Raises Refused where the queue is full, where they are late, and where a worker was lost.
+        """
+        items = [Item(payload=payload, weight=weight) for payload in payloads]
+        if not items:
+            return []
+        if not self.queue.put(items):
+            raise RequestRefused(
+                429, "busy", "too much is waiting; come again later", retry_after=self.wait_seconds
+            )
+        loop = asyncio.get_running_loop()
+        results = asyncio.gather(*(asyncio.wrap_future(item.future) for item in items))
+        # Of one that is given up nobody asks why, which asyncio would report as an error.
+        results.add_done_callback(lambda done: done.cancelled() or done.exception())
+        gone = loop.create_task(hung_up(request))
+        try:
+            left = request.scope[DEADLINE] - loop.time()
+            either: set[asyncio.Future[Any]] = {results, gone}
+            await asyncio.wait(either, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            if results.done():
+                return list(results.result())
+            if gone.done():
+                raise RequestRefused(503, "gone", "the client has hung up")
+            raise RequestRefused(
+                503,
+                "too_slow",
+                f"not computed within {self.settings.seconds:g} seconds; come again later",
+                retry_after=self.wait_seconds,
+            )
+        finally:
+            gone.cancel()
+            for item in items:
+                item.future.cancel()
+            if not results.done():
+                results.cancel()
+
+    @property
+    def wait_seconds(self) -> int:
+        """In how many seconds what waits now will have been computed."""
+        each = max((worker.seconds_per_weight for worker in self.workers), default=0.0)
+        return max(1, min(60, math.ceil(each * self.queue.weight / max(1, self.num_ready))))
+
+
+async def hung_up(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def account(request: Request) -> dict[str, Any]:
+    """What the log will say of a request, besides what it says of all."""
+    noted: dict[str, Any] = request.scope[ACCOUNT]
+    return noted
+
+
+def require_query(request: Request, known: Sequence[str]) -> None:
+    """Raises Refused for a parameter that there is not, or that comes twice."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in known or names.count(name) > 1:
+            there = f"there are {', '.join(known)}" if known else "there is none"
+            raise bad_request(f"unknown or repeated parameter {name[:80]!r}; {there}")
+
+
+def new_application(
+    shell: Shell, title: str, description: str, about: Callable[[], Mapping[str, Any]]
+) -> FastAPI:
+    """Makes the application with the paths that all services have."""
+    application = FastAPI(
+        title=title,
+        description=description,
+        version=__version__,
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever host the request names
+    )
+
+    @application.exception_handler(RequestRefused)
+    async def refused(request: Request, why: Exception) -> Response:
+        assert isinstance(why, RequestRefused)
+        account(request)["reason"] = why.reason
+        content = why.content(request.scope["vlmill.id"])
+        return JSONResponse(content, status_code=why.status, headers=why.headers())
+
+    @application.exception_handler(HTTPException)
+    async def other(request: Request, why: Exception) -> Response:
+        assert isinstance(why, HTTPException)
+        messages = {404: "there is no such path", 405: "this path takes another method"}
+        message = messages.get(why.status_code, "the request cannot be answered")
+        refusal = RequestRefused(why.status_code, "bad_request", message)
+        content = refusal.content(request.scope["vlmill.id"])
+        return JSONResponse(content, status_code=why.status_code, headers=why.headers)
+
+    @application.exception_handler(Exception)  # which the guard logs
+    async def failed(request: Request, why: Exception) -> Response:
+        return await refused(
+            request, RequestRefused(500, "internal_error", "an error of the server; it is logged")
+        )
+
+    @application.get("/healthz", summary="Whether the process answers")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @application.get("/readyz", summary="Whether requests will be computed")
+    async def readyz() -> Response:
+        if shell.is_draining:
+            return JSONResponse({"status": "stopping"}, status_code=503)
+        if shell.workers and not shell.num_ready:
+            return JSONResponse({"status": "no worker is ready"}, status_code=503)
+        return JSONResponse({"status": "ready"})
+
+    @application.get("/metrics", summary="Counts in Prometheus's text format")
+    async def metrics() -> Response:
+        return Response(shell.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @application.get("/v1/about", summary="What is served")
+    async def served() -> dict[str, Any]:
+        return dict(about())
+
+    for name, kind in PAGE_TYPES.items():
+        add_page(application, name, kind)
+    return application
+
+
+def add_page(application: FastAPI, name: str, kind: str) -> None:
+    """Serves one of the page's files."""
+    content = resources.files("vlmill.runtime.service").joinpath(name).read_bytes()
+    headers = {"content-security-policy": PAGE_RULES}
+
+    async def page() -> Response:
+        return Response(content, media_type=kind, headers=headers)
+
+    path = "/" if kind == "text/html" else f"/{name}"
+    application.add_api_route(path, page, methods=["GET"], include_in_schema=False)
+
+
+def guard_application(shell: Shell, application: FastAPI) -> Guard:
+    """Puts the limits around a finished application."""
+    paths = {getattr(route, "path", "") for route in application.routes}
+    return Guard(application, shell.settings, shell.metrics, frozenset(paths))

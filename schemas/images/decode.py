@@ -1,0 +1,208 @@
+"""Bytes become upright pixels here, within bounds: for mining, extraction, training, evaluation.
+
+Everything that can be wrong with an image ends in a ``Rejected`` with a reason of the closed list.
+"""
+
+import functools
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError, features
+
+from vlmill.schemas.images.formats import format_name, other_name
+from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
+from vlmill.schemas.rejects import Reason, Rejected
+
+# Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
+# needs the extra `heif`, AVIF a pillow that was built with it.
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "HEIF")
+_HEIF = ("HEIC", "HEIF")
+_NEW_SUBFILE_TYPE, _DNG_VERSION = 254, 50706  # tags of a TIFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What an image may cost; all of it is looked at before anything is decoded.
+
+    ``max_bytes`` null: whoever read the bytes has bounded them. ``formats`` null: any header that
+    pillow knows is read, so that the format can be named; what is decoded is then up to the caller.
+    """
+
+    max_pixels: int
+    max_bytes: int | None
+    formats: tuple[str, ...] | None = FORMATS
+
+
+class UprightImage(NamedTuple):
+    """A decoded image, RGB and upright, and the ``orientation`` in which it was stored."""
+
+    image: Image.Image
+    orientation: int
+
+
+def decode(data: bytes, bounds: Bounds) -> UprightImage:
+    """Decodes the first frame, upright.
+
+    Grey, palette and CMYK images are converted, 16 bits are cut to the upper 8, alpha is dropped:
+    what OpenCV's reader gives the original detectors. Raises Rejected.
+    """
+    with open_image(data, bounds) as image:
+        return upright(image, bounds)
+
+
+@contextmanager
+def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
+    """Opens an image: its header has been read, not its pixels. Raises Rejected.
+
+    What pillow raises while it is used is raised as Rejected, too.
+    """
+    if not data:
+        raise Rejected(Reason.EMPTY, "no bytes")
+    if bounds.max_bytes is not None and len(data) > bounds.max_bytes:
+        raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, limit {bounds.max_bytes}")
+    Image.init()  # pillow would otherwise know only the formats that it has met
+    name = format_name(data)
+    if name in _HEIF:
+        register_heif()
+    formats = bounds.formats and [
+        image_format for image_format in bounds.formats if image_format in Image.OPEN
+    ]
+    try:
+        with QUIET, Image.open(io.BytesIO(data), formats=formats) as image:
+            check_photograph(image, name)
+            yield image
+    except Rejected:
+        raise
+    except Image.DecompressionBombError as error:
+        raise Rejected(Reason.TOO_LARGE, str(error)) from None
+    except UnidentifiedImageError:
+        raise describe_unidentified(data, name, bounds) from None
+    except Exception as error:
+        # Decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, ... on damaged
+        # input, and no list of them is complete.
+        raise Rejected(Reason.UNREADABLE_IMAGE, f"{type(error).__name__}: {error}") from None
+
+
+@functools.cache
+def register_heif() -> None:
+    """Lets pillow open HEIC and HEIF files, if the extra `heif` is installed."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return  # such a file is then rejected with the name of the extra
+    register_heif_opener()
+
+
+def check_photograph(image: Image.Image, name: str | None) -> None:
+    """Raises Rejected for a camera's raw file: as a TIFF it would be its thumbnail."""
+    if image.format != "TIFF":
+        return
+    tags: dict[int, object] = image.tag_v2  # type: ignore[attr-defined] # of TiffImageFile
+    subfile = tags.get(_NEW_SUBFILE_TYPE, 0)
+    if name != "TIFF" and name is not None:
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, name)
+    if _DNG_VERSION in tags:
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, "camera raw (DNG)")
+    if isinstance(subfile, int) and subfile & 1:
+        detail = "camera raw, or another TIFF of a thumbnail"
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, detail)
+
+
+def describe_unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
+    """Returns why no decoder takes a file whose bytes begin like the format ``name``, or None."""
+    known = ", ".join(bounds.formats or ("the formats that pillow knows",))
+    if name in _HEIF and "HEIF" not in Image.OPEN:
+        remedy = "run pip install -e '.[heif]' in vlmill's checkout to read it"
+        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{name}: {remedy}")
+    if name == "AVIF" and not features.check("avif"):
+        return Rejected(Reason.UNSUPPORTED_FORMAT, "AVIF: this pillow was built without it")
+    decoder = "HEIF" if name in _HEIF else name
+    if decoder in FORMATS and decoder in (bounds.formats or FORMATS):
+        return Rejected(Reason.UNREADABLE_IMAGE, f"begins like {name}; its header is damaged")
+    if description := name or other_name(data):
+        return Rejected(Reason.UNSUPPORTED_FORMAT, f"{description}: none of {known}")
+    return Rejected(Reason.UNSUPPORTED_FORMAT, f"none of {known}")
+
+
+def upright(image: Image.Image, bounds: Bounds) -> UprightImage:
+    """Decodes an opened image, upright. Raises Rejected."""
+    stored, left = load(image, bounds)
+    return UprightImage(image=turn_upright(to_rgb(image), left), orientation=stored)
+
+
+def check_size(image: Image.Image, bounds: Bounds) -> None:
+    """Refuses by the header alone: decoding is what would cost the memory. Raises Rejected."""
+    if image.width * image.height > bounds.max_pixels:
+        raise Rejected(
+            Reason.TOO_LARGE,
+            f"{image.width} x {image.height} pixels, limit {bounds.max_pixels} altogether",
+        )
+
+
+def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
+    """Decodes an opened image; gives the orientation that it is stored in and what is left of it.
+
+    They differ where pillow has turned the image itself: of a TIFF nothing is left. Raises
+    Rejected.
+    """
+    check_size(image, bounds)
+    before = read_orientation(image)
+    image.load()
+    if image.format == "TIFF":
+        return before, read_orientation(image)
+    stored = read_orientation(image)  # a PNG may say it behind the pixels
+    return stored, stored
+
+
+def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
+    """Returns an opened image's upright width and height; decodes it, so that it is whole.
+
+    Raises Rejected.
+    """
+    _, left = load(image, bounds)
+    return turn_size(image.width, image.height, left)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Converts any mode to RGB. Raises Rejected for floating-point pixels: of unknown range."""
+    if image.mode.startswith("I"):  # 16-bit grey, held in 16 or 32 bits
+        grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, "pixels are floating-point numbers")
+    return image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")
+
+
+class Quiet:
+    """Pillow's warnings about oddities of files are silent while any thread is inside.
+
+    Among threads ``warnings.catch_warnings`` alone would leave its filters behind: the first that
+    enters has to be the last that leaves.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._caught = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._caught = warnings.catch_warnings()
+                self._caught.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL\.")
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._caught.__exit__(None, None, None)
+
+
+QUIET = Quiet()

@@ -1,0 +1,245 @@
+"""``train-vl serve`` gives the numbers of ``vlmill.load``, the answers of ``train-vl search``."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.inference.load.test_load import photographs, save
+from tests.inference.search.test_embed import Shop
+from tests.serving import Served, form, served
+from tests.train.tasks.questions import tiny, world
+
+import vlmill
+from vlmill.inference.load.model import Pretrained
+from vlmill.inference.load.region_weights import measure_region_effects, without
+from vlmill.inference.service.app import answer_question, search_question
+from vlmill.inference.service.command import checkpoint_place
+from vlmill.inference.service.computing import make_methods, open_model
+from vlmill.inference.service.questions import ModelOptions, NoAnswer, Question
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.service.bodies import Form, RequestImage
+from vlmill.runtime.service.client import ServiceClient, ServiceError
+from vlmill.runtime.service.refusals import RequestRefused
+from vlmill.schemas.errors import InputError
+from vlmill.train.cli import main
+from vlmill.train.tasks.finetuning.job import finetune
+
+__all__ = ["photographs"]  # a fixture
+TEXTS = ["a dog", "two red kites"]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    shop = Shop(tmp_path_factory.mktemp("shop"))
+    assert shop.embed() == 0
+    index = str(shop.folder / "index")
+    assert main(["search", "--vectors", str(shop.vectors), "--save-index", index]) == 0
+    return shop
+
+
+@pytest.fixture(scope="module")
+def model(shop: Shop) -> Pretrained:
+    return vlmill.load(shop.folder / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def images(shop: Shop) -> list[bytes]:
+    reader = ImageReader(shop.folder / "images")
+    return [reader[name] or b"" for name in list(reader.image_ids)[:3]]
+
+
+@pytest.fixture(scope="module")
+def service(shop: Shop) -> Iterator[Served]:
+    words = ["-m", "vlmill.train.cli", "serve", "--port", "0"]
+    words += ["--checkpoint", str(shop.folder / "checkpoint")]
+    words += ["--images", str(shop.folder / "images")]
+    with served([*words, "--index", str(shop.folder / "index")]) as running:
+        yield running
+        assert running.count("vlmill_errors_total") == 0
+        assert running.stop() == 0
+
+
+@pytest.mark.slow
+def test_the_numbers_are_those_of_load(
+    service: Served, model: Pretrained, images: list[bytes]
+) -> None:
+    client = ServiceClient(service.url)
+    np.testing.assert_array_equal(
+        np.array(client.score(images, TEXTS), dtype=np.float32), model.score(images, TEXTS)
+    )
+    vectors = client.embed(images, TEXTS)
+    found = {name: np.array(rows, dtype=np.float32) for name, rows in vectors.items()}
+    np.testing.assert_array_equal(found["pictures"], model.encode_images(images))
+    np.testing.assert_array_equal(found["texts"], model.encode_texts(TEXTS))
+    assert client.embed(texts=["a dog"])["pictures"] == []
+
+
+@pytest.mark.slow
+def test_a_search_is_that_of_the_command(
+    service: Served, shop: Shop, capsys: pytest.CaptureFixture[str], images: list[bytes]
+) -> None:
+    client = ServiceClient(service.url)
+    index = str(shop.folder / "index")
+    assert main(["search", "--index", index, "--text", "a dog", "--top", "3"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    answers = client.search(text="a dog", top=3)
+    assert answers == json.loads(line)["answers"]
+    for row in answers:
+        assert service.ask("GET", f"/v1/picture?image_id={row['image_id']}").status == 200
+    assert len(client.search(image=images[0], top=2)) == 2
+
+
+@pytest.mark.slow
+def test_what_cannot_be_answered_is_said(service: Served, images: list[bytes]) -> None:
+    client = ServiceClient(service.url)
+    assert client.score([b"no picture", images[0]], ["a dog"])[0] == [None]
+    assert client.embed([b"no picture"])["pictures"] == [None]
+    with pytest.raises(ServiceError, match="404 no_such_method"):
+        client.answer(images[0], "what?")
+    with pytest.raises(ServiceError, match="422 no_text"):
+        client.search(text="  ")
+    with pytest.raises(ServiceError, match=r"422 .*cannot be read"):
+        client.search(image=b"no picture")
+    body, kind = form([("a.jpg", images[0])])
+    assert service.post("/v1/score", body, kind).json()["reason"] == "bad_request"
+    about = service.ask("GET", "/v1/about").json()
+    assert about["methods"] == ["embed", "score", "search"] and not about["random"]
+    document = service.ask("GET", "/openapi.json").json()
+    assert {"/v1/score", "/v1/embed", "/v1/search", "/v1/answer"} <= document["paths"].keys()
+
+
+def test_questions_are_read_or_refused() -> None:
+    image = RequestImage(name="a", content=b"x")
+    question = search_question(Form(words={"text": ["a dog"], "top": ["3"]}))
+    assert (question.texts, question.top) == (["a dog"], 3)
+    for words, images in (
+        ({"text": ["a", "b"]}, []),
+        ({"text": ["a"]}, [image]),
+        ({"text": ["a"], "top": ["0"]}, []),
+        ({"text": ["a"], "top": ["-1"]}, []),
+        ({"text": ["a"], "top": ["1e3"]}, []),
+        ({"text": ["a"], "top": ["99999"]}, []),
+    ):
+        with pytest.raises(RequestRefused):
+            search_question(Form(words=words, images=images))
+    asked = answer_question(Form(words={"question": ["what?"]}, images=[image]))
+    assert (asked.images, asked.texts) == ([b"x"], ["what?"])
+    with pytest.raises(RequestRefused):
+        answer_question(Form(words={"question": ["what?"]}))
+
+
+def test_a_checkpoint_serves_what_it_has_heads_for(
+    shop: Shop, model: Pretrained, tmp_path: Path
+) -> None:
+    assert make_methods(model, None).keys() == {"score", "embed"}
+    with pytest.raises(InputError, match="index"):
+        open_model(
+            ModelOptions(checkpoint=shop.folder / "checkpoint", index=tmp_path / "none"), "cpu"
+        )
+    opened = open_model(ModelOptions(checkpoint=shop.folder / "checkpoint"), "cpu")
+    (said,) = opened.compute([Question(method="embed", texts=TEXTS)])
+    assert len(said["texts"]) == 2
+
+
+def test_what_loading_warns_of_is_in_the_log(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_model(ModelOptions(checkpoint=save(tmp_path / "c", "imagebert", photographs)), "cpu")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["note"]
+    assert "has random weights: its regions mean nothing" in lines[0]["message"]
+
+
+def test_a_checkpoint_may_lie_in_a_store_or_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    assert str(checkpoint_place("s3://bucket/run")) == "s3://bucket/run"
+    assert main(["serve", "--checkpoint", "hf://kites"]) == 2
+    assert "hf://kites: want hf://owner/name" in capsys.readouterr().err
+
+
+def test_questions_of_a_batch_are_answered_each_by_itself(
+    shop: Shop, model: Pretrained, images: list[bytes]
+) -> None:
+    options = ModelOptions(checkpoint=shop.folder / "checkpoint", index=shop.folder / "index")
+    batch = [
+        Question(method="embed", images=images[:2], texts=["a dog"]),
+        Question(method="search", texts=["two red kites"], top=2),
+        Question(method="embed", texts=["two red kites"]),
+        Question(method="search", texts=[" "]),
+        Question(method="search", images=[images[0]], top=3),
+        Question(method="search", images=[b"no picture"]),
+        Question(method="score", images=images[1:], texts=TEXTS),
+    ]
+    opened = open_model(options, "cpu")
+    together = opened.compute(batch)
+    for said, question in zip(together, batch, strict=True):
+        (alone,) = opened.compute([question])
+        if isinstance(alone, NoAnswer):
+            assert said == alone
+        elif question.method == "search":
+            assert [row["image_id"] for row in said["answers"]] == [
+                row["image_id"] for row in alone["answers"]
+            ]
+            assert len(said["answers"]) == question.top
+        else:
+            for name, rows in alone.items():
+                np.testing.assert_allclose(said[name], rows, atol=1e-6)
+    assert sum(isinstance(said, NoAnswer) for said in together) == 2
+
+
+@pytest.mark.slow
+def test_questions_about_images_are_answered(tmp_path: Path) -> None:
+    inputs = world(tmp_path)
+    finetune(tiny("vqa-vlmo-small", "steps=2"), inputs, tmp_path / "run")
+    assert inputs.images is not None
+    reader = ImageReader(inputs.images)
+    opened = open_model(ModelOptions(checkpoint=tmp_path / "run"), "cpu")
+    assert opened.about["methods"] == ["answer"]
+    asked = [
+        (reader["picture-3"] or b"", "what is left of number 1?"),
+        (b"no picture", "what is left?"),
+        (reader["picture-4"] or b"", " "),
+        (reader["picture-5"] or b"", "what is left of number 2?"),
+    ]
+    said = opened.compute([Question(method="answer", images=[p], texts=[t]) for p, t in asked])
+    model = vlmill.load(tmp_path / "run")
+    assert said[0] == {"answer": model.answer(*asked[0])}
+    assert said[3] == {"answer": model.answer(*asked[3])}
+    assert all(isinstance(one, NoAnswer) and one.reason == "unreadable" for one in said[1:3])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the detector of:UserWarning")
+def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
+    """The score is that of the full image, and a loss is the difference to one region less."""
+    checkpoint = save(tmp_path / "vilbert", "vilbert", photographs)
+    opened = open_model(ModelOptions(checkpoint=checkpoint), "cpu")
+    assert opened.about["methods"] == ["attend", "score"]
+    image = (photographs / "picture-0.jpg").read_bytes()
+    asked = Question(method="attend", images=[image], texts=["a dog"])
+    bad = Question(method="attend", images=[b"no picture"], texts=["a dog"])
+    said, refused = opened.compute([asked, bad])
+    assert isinstance(refused, NoAnswer)
+    model = vlmill.load(checkpoint)
+    (scores,) = model.score([image], ["a dog"])
+    np.testing.assert_allclose(said["score"], scores[0], atol=1e-5)
+    count = said["regions"][0]["num_boxes"]
+    assert count == len(said["losses"]) > 1 and np.isfinite(said["losses"]).all()
+    assert len(set(said["losses"])) > 1
+    other = (photographs / "picture-1.jpg").read_bytes()
+    batch = [
+        Question(method="score", images=[image, b"no picture"], texts=["a dog", " "]),
+        asked,
+        Question(method="score", images=[other], texts=["two red kites"]),
+    ]
+    both, between, one = opened.compute(batch)  # each as if it were alone
+    assert between["losses"] == said["losses"]
+    assert both["scores"] == [[float(scores[0]), None], [None, None]]
+    assert one["scores"] == model.score([other], ["two red kites"]).tolist()
+    found = measure_region_effects(model, image, "a dog")
+    less = without(found.row, 1)
+    assert len(less.boxes) == count - 1
+    np.testing.assert_array_equal(less.boxes[1:], found.row.boxes[2:])
+    np.testing.assert_array_equal(less.features[0], found.row.features[0])  # type: ignore[index]
+    assert less.class_ids is not None and len(less.class_ids) == count - 1

@@ -1,0 +1,109 @@
+"""Lists go to buckets as a whole, and URLs between buckets once."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.fetching.entries import UrlEntry
+from vlmill.pipelines.web.fetching.hosts import assign_bucket
+from vlmill.pipelines.web.fetching.lines import Line
+from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.pipelines.web.fetching.warc import part_name
+from vlmill.pipelines.web.fetching.work import Fetching, distribute, pull_all, retry_failed
+from vlmill.runtime.files.atomic import write_bytes
+from vlmill.runtime.files.paths import to_path
+from vlmill.schemas.rejects import Reason
+
+LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Fetching:
+    return Fetching(
+        output=str(tmp_path), buckets=3, policy=PolitenessPolicy(contact="me@example.org")
+    )
+
+
+def lines(*urls: str) -> Iterator[Line]:
+    for url in urls:
+        yield url, UrlEntry(url=url, source="fetch_listed")
+    yield "x", Drop(Reason.BAD_URL, "no scheme")
+
+
+def urls_of(job: Fetching, bucket: int) -> set[str]:
+    with job.journal(bucket) as journal:
+        return {url for (url,) in journal.rows("SELECT url FROM urls")}
+
+
+def test_every_url_goes_to_the_bucket_of_its_host(job: Fetching) -> None:
+    distribute(job, lines(*LISTED))
+    parts = [urls_of(job, bucket) for bucket in range(3)]
+    assert set.union(*parts) == set(LISTED) and sum(map(len, parts)) == len(LISTED)
+    assert all(assign_bucket(url[7:12], 3) == b for b, part in enumerate(parts) for url in part)
+
+
+def test_a_list_is_spread_once_and_whole(job: Fetching) -> None:
+    def fails() -> Iterator[Line]:
+        yield from lines("http://a.org/1")
+        raise OSError("the list has gone")
+
+    leftover = job.folder.parent / ".tmp-1-buckets"
+    leftover.mkdir(parents=True)
+    with pytest.raises(OSError, match="the list has gone"):
+        distribute(job, fails())
+    assert not job.folder.exists() and not leftover.exists()
+    distribute(job, lines(*LISTED))
+    distribute(job, lines("http://other.org/"))
+    assert "http://other.org/" not in set.union(*(urls_of(job, b) for b in range(3)))
+
+
+def test_what_was_sent_arrives_before_the_next_round(job: Fetching) -> None:
+    distribute(job, lines())
+    assert pull_all(job) == []
+    with job.journal(0) as journal:
+        journal.outbox.send(2, UrlEntry(url="http://z.org/", source="fetch_redirects", hops=1))
+        journal.commit()
+    assert pull_all(job) == [2] == pull_all(job)
+    assert urls_of(job, 2) == {"http://z.org/"}
+    assert retry_failed(job, 1) == 0
+
+
+def test_journals_that_a_store_has_kept_at_different_times_lose_nothing(
+    tmp_path: Path, bucket: str
+) -> None:
+    """The kept journal of bucket 0 does not know of a URL that bucket 1 has pulled from it."""
+
+    def sends(job: Fetching, url: str) -> None:
+        with job.journal(0) as journal:
+            journal.outbox.send(1, UrlEntry(url=url, source="fetch_redirects", hops=1))
+            journal.commit()
+
+    def keeps(job: Fetching, bucket: int) -> None:
+        with job.journal(bucket) as journal:
+            journal.keep()
+
+    manners = PolitenessPolicy(contact="me@example.org")
+    first = Fetching(output=f"{bucket}/out", buckets=2, policy=manners, local=str(tmp_path / "a"))
+    distribute(first, lines(*LISTED))
+    sends(first, "http://z.org/1")
+    keeps(first, 0)
+    sends(first, "http://z.org/2")
+    pull_all(first)
+    keeps(first, 1)
+    # A part whose records no journal lists: its run was killed before it could say so.
+    write_bytes(f"{bucket}/out/{part_name(1, 0)}", b"lost")
+    second = replace(first, local=str(tmp_path / "b"))
+    distribute(second, lines("http://other.org/"))
+    assert not to_path(f"{bucket}/out/{part_name(1, 0)}").exists()
+    sends(second, "http://z.org/3")
+    pull_all(second)
+    sent = {f"http://z.org/{number}" for number in (1, 2, 3)}
+    assert urls_of(second, 0) | urls_of(second, 1) == {*LISTED, *sent}
+    assert sent <= urls_of(second, 1)
+    with second.journal(1) as journal:
+        waits = {last_at for (last_at,) in journal.rows("SELECT last_at FROM hosts WHERE waiting")}
+    assert min(waits) > time.time() - 60  # any host may just have been asked

@@ -1,0 +1,79 @@
+import io
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
+from vlmill.schemas.ids import compute_image_id
+from vlmill.schemas.rejects import Reason
+
+Make = Callable[..., bytes]
+
+
+def examine(data: bytes, side: int = 300, pixels: int = 1_000_000) -> ImageFacts | Reason:
+    found = examine_image(data, min_side_px=side, max_pixels=pixels)
+    return found.reason if isinstance(found, Drop) else found
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_facts_of_a_good_image(image: Make, format: str) -> None:
+    data = image(301, 302, format=format)
+    assert examine(data) == ImageFacts(
+        image_id=compute_image_id(data), width=301, height=302, format=format.lower()
+    )
+
+
+def test_both_sides_must_be_above_the_limit(image: Make) -> None:
+    assert examine(image(300, 400)) == Reason.TOO_SMALL
+    assert examine(image(400, 300)) == Reason.TOO_SMALL
+
+
+def test_reasons(image: Make) -> None:
+    assert examine(image(1001, 1000)) == Reason.TOO_LARGE
+    assert examine(image(400, 400, format="BMP")) == Reason.UNSUPPORTED_FORMAT
+    assert examine(b"<svg xmlns='http://www.w3.org/2000/svg'/>") == Reason.UNSUPPORTED_FORMAT
+    assert examine(image(400, 400)[:-600]) == Reason.UNREADABLE_IMAGE
+    assert examine(b"") == Reason.UNREADABLE_IMAGE
+    assert examine(b"<html>503</html>") == Reason.UNREADABLE_IMAGE
+
+
+def test_an_animation_goes() -> None:
+    frames = [Image.new("L", (400, 400), grey) for grey in (10, 200)]
+    out = io.BytesIO()
+    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:])
+    assert examine(out.getvalue()) == Reason.ANIMATED
+
+
+def test_huge_dimensions_in_a_header_cost_nothing() -> None:
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (60_000).to_bytes(4, "big") * 2
+    header += b"\x08\x02\0\0\0" + b"\0\0\0\0"
+    assert examine(header) in (Reason.TOO_LARGE, Reason.UNREADABLE_IMAGE)
+
+
+REASONS = {
+    Reason.UNREADABLE_IMAGE,
+    Reason.UNSUPPORTED_FORMAT,
+    Reason.TOO_SMALL,
+    Reason.TOO_LARGE,
+    Reason.ANIMATED,
+}
+
+
+@given(st.integers(0, 5_000), st.binary(min_size=1, max_size=8))
+def test_damage_gives_facts_or_a_reason(position: int, patch: bytes) -> None:
+    out = io.BytesIO()
+    Image.linear_gradient("L").resize((310, 310)).save(out, "PNG")
+    data = bytearray(out.getvalue())
+    data[position % len(data) : position % len(data) + len(patch)] = patch
+    found = examine(bytes(data))
+    if isinstance(found, ImageFacts):
+        assert found.image_id == compute_image_id(bytes(data))
+        assert found.format == "png"
+        assert min(found.width, found.height) > 300
+        assert found.width * found.height <= 1_000_000
+    else:
+        assert found in REASONS

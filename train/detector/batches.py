@@ -1,0 +1,237 @@
+"""Images and their boxes become the batches of a run, the same for any number of workers.
+
+The order, the mirroring and the size of an image follow from (seed, epoch, image) alone, so a
+run that goes on forms the batches that it would have formed.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from vlmill.extract.config import InputLimits
+from vlmill.extract.images.decode import Pixels, decode
+from vlmill.extract.images.resize import network_input
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.schemas.rejects import Reason, Rejected
+from vlmill.train.detector.examples import Example
+from vlmill.train.detector.settings import TrainingSettings
+from vlmill.train.detector.step import Batch, Truth
+
+MIRROR, SIZE, ORDER = 1, 2, 3  # what a number is drawn for
+MOST_FURTHER = 100  # images that are tried where none of a step's can be used
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """Says which example is seen how."""
+
+    example: int
+    short_side: int
+    mirrored: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedImage:
+    """Holds an image as the network takes it, or why there is none."""
+
+    image_id: str
+    image: Float[Tensor, "3 H W"] | None
+    truth: Truth | None
+    scale: float = 1.0
+    reject: tuple[Reason, str] | None = None  # why, and the details
+
+
+def padded_batch(
+    image_ids: Sequence[str],
+    images: Sequence[Float[Tensor, "3 H W"]],
+    truths: Sequence[Truth],
+    scales: Sequence[float],
+    config: DetectorConfig,
+) -> Batch:
+    """Puts images of several sizes into one tensor; ``scales`` are their resize factors."""
+    sizes = [(image.shape[1], image.shape[2]) for image in images]
+    height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
+    padded = [F.pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in images]
+    return Batch(
+        image_ids=tuple(image_ids),
+        images=torch.stack(padded),
+        sizes=tuple(sizes),
+        min_sides=torch.tensor([config.min_input_size(scale) for scale in scales]),
+        truths=tuple(truths),
+    )
+
+
+def make_generator(*numbers: int) -> np.random.Generator:
+    """Returns random numbers that follow from these alone."""
+    return np.random.default_rng(numbers)
+
+
+def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) -> list[list[int]]:
+    """Deals an epoch's examples into steps of only wide or only tall images, in random order.
+
+    Grouped so, batches need little padding (Detectron2's aspect ratio grouping). What is left of
+    both groups at the end of an epoch fills one mixed step, the rest is left for other epochs.
+    """
+    order = make_generator(seed, ORDER, epoch).permutation(len(wide)).tolist()
+    open_groups: dict[bool, list[int]] = {True: [], False: []}
+    steps = []
+    for example in order:
+        group = open_groups[wide[example]]
+        group.append(example)
+        if len(group) == batch_size:
+            steps.append(group.copy())
+            group.clear()
+    left = open_groups[True] + open_groups[False]
+    steps += [left[start : start + batch_size] for start in range(0, len(left), batch_size)]
+    return [step for step in steps if len(step) == batch_size] or [
+        repeat_examples(order, batch_size)
+    ]
+
+
+def repeat_examples(order: Sequence[int], count: int) -> list[int]:
+    """Fills a step from fewer examples than it wants."""
+    return [order[index % len(order)] for index in range(count)]
+
+
+def visits_from(
+    wide: Sequence[bool], settings: TrainingSettings, done: int
+) -> Iterator[list[Visit]]:
+    """Yields the visits of the steps after ``done``, epoch after epoch without an end."""
+    step, epoch = 0, 0
+    while True:
+        groups = epoch_order(wide, settings.seed, epoch, settings.batch_size)
+        for group in groups[max(done - step, 0) :]:
+            yield [make_visit(example, epoch, settings) for example in group]
+        step, epoch = step + len(groups), epoch + 1
+
+
+def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
+    """Draws how an example is seen in an epoch."""
+    side = make_generator(settings.seed, SIZE, epoch, example).integers(len(settings.short_sides))
+    mirrored = make_generator(settings.seed, MIRROR, epoch, example).random() < settings.flip
+    return Visit(
+        example=example, short_side=settings.short_sides[int(side)], mirrored=bool(mirrored)
+    )
+
+
+def decode_example(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
+    """Decodes an example's image; Rejected where there is none, or one of another size."""
+    if data is None:
+        raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes of it")
+    pixels = decode(data, limits)
+    height, width = pixels.shape[:2]
+    if (width, height) != (example.width, example.height):
+        raise Rejected(
+            Reason.BAD_BOXES,
+            f"the image is {width} x {height}, its boxes are of {example.width} x {example.height}",
+        )
+    return pixels
+
+
+def load_example(
+    example: Example, data: bytes | None, visit: Visit, settings: TrainingSettings
+) -> LoadedImage:
+    """Decodes, mirrors and resizes an image with its boxes; says why where it cannot."""
+    config = settings.detector
+    limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
+    try:
+        pixels = decode_example(example, data, limits)
+        if visit.mirrored:
+            pixels = np.ascontiguousarray(pixels[:, ::-1])
+        resized = network_input(pixels, config, limits)
+    except Rejected as why:
+        return LoadedImage(
+            image_id=example.image_id, image=None, truth=None, reject=(why.reason, str(why))
+        )
+    boxes = torch.from_numpy(example.boxes.copy())
+    if visit.mirrored:
+        boxes[:, [0, 2]] = example.width - boxes[:, [2, 0]]
+    boxes = boxes * torch.tensor(resized.factors * 2)
+    boxes[:, 2:] -= config.box_offset
+    truth = Truth(
+        boxes=boxes,
+        classes=torch.from_numpy(example.classes),
+        attributes=torch.from_numpy(example.attributes),
+    )
+    return LoadedImage(
+        image_id=example.image_id, image=resized.tensor[0], truth=truth, scale=resized.scale
+    )
+
+
+class Images(Dataset[list[LoadedImage]]):
+    """Loads the images of single steps: a list of visits is an index."""
+
+    def __init__(
+        self, examples: Sequence[Example], images: ImageReader, settings: TrainingSettings
+    ) -> None:
+        self.examples, self.images, self.settings = examples, images, settings
+
+    def __getitem__(self, visits: list[Visit]) -> list[LoadedImage]:
+        """Loads a step's images; where none of them can be used, further ones up to the first
+        that can: with one image a process, a run would end at a broken one.
+        """
+        loaded_images = [self.load(visit) for visit in visits]
+        while not any(image.image is not None for image in loaded_images) and len(
+            loaded_images
+        ) < self.max_attempts(visits):
+            following = (visits[-1].example + 1 + len(loaded_images) - len(visits)) % len(
+                self.examples
+            )
+            loaded_images.append(self.load(dataclasses.replace(visits[-1], example=following)))
+        return loaded_images
+
+    def max_attempts(self, visits: Sequence[Visit]) -> int:
+        """Says how many images are tried at most for a step."""
+        return len(visits) + min(MOST_FURTHER, len(self.examples) - 1)
+
+    def load(self, visit: Visit) -> LoadedImage:
+        example = self.examples[visit.example]
+        return load_example(example, self.images.read_bytes(example.row), visit, self.settings)
+
+
+def step_images(
+    images: Images,
+    settings: TrainingSettings,
+    *,
+    done: int,
+    rank: int = 0,
+    processes: int = 1,
+) -> Iterator[list[LoadedImage]]:
+    """Yields what this process sees of each step after ``done``: every ``processes``-th image."""
+    wide = [example.width > example.height for example in images.examples]
+    visits = (group[rank::processes] for group in visits_from(wide, settings, done))
+    if not settings.workers:
+        yield from map(images.__getitem__, visits)
+        return
+    loader = DataLoader(
+        images,
+        sampler=Endless(visits),
+        batch_size=None,
+        num_workers=settings.workers,
+        multiprocessing_context="forkserver",
+        collate_fn=as_it_is,
+    )
+    yield from loader
+
+
+class Endless:
+    """Gives the indices of a stream to a loader."""
+
+    def __init__(self, visits: Iterator[list[Visit]]) -> None:
+        self.visits = visits
+
+    def __iter__(self) -> Iterator[list[Visit]]:
+        return self.visits
+
+
+def as_it_is(loaded: list[LoadedImage]) -> list[LoadedImage]:
+    """Passes a step's images on."""
+    return loaded

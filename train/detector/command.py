@@ -1,0 +1,149 @@
+"""``extract-rois train``: its arguments, and what they mean."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmill.extract.config import DETECTOR, require_weights
+from vlmill.runtime.console.command import add_lock_seconds, path_or_url
+from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.readers.class_names import read_lines
+from vlmill.runtime.settings.plain_fields import from_plain, override, read_yaml
+from vlmill.schemas.errors import InputError
+from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
+from vlmill.train.detector.settings import TrainingSettings
+
+CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # beside a table that `manifest` wrote
+EXAMPLES = """examples:
+  python -m vlmill.pipelines.manifest vg-detector --input vg/ --output vg-boxes/
+  extract-rois train --boxes vg-boxes/ --images vg-boxes/ --init R-101.pkl --output detector/
+  extract-rois train --recipe small --boxes mine/ --images mine/ --output detector/ steps=1200
+  extract-rois train --config mine.yaml --boxes mine/ --images mine/ --output s3://bucket/detector
+  torchrun --nproc-per-node 8 -m vlmill.extract.cli train --boxes vg-boxes/ --images vg-boxes/ \\
+      --init R-101.pkl --output detector/ precision=bf16
+  extract-rois run images/ --weights detector/ --output regions/
+
+The output is DIR/model.safetensors with DIR/detector.json, which --weights of `run` takes as they
+are, DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html of the rows of the split
+`val`, and DIR/rejects-*.parquet. The same command on the same --output goes on after a kill, with
+the same losses bit for bit on the same machine. Boxes outside their image are cut, those without
+an area, of an unknown class or around a crowd are left out; each is counted. An image without a
+box is a negative. A loss that is not finite stops the run with its step and images.
+The rows of --boxes are kept in memory, the images are not. With --dry-run it tells what it would
+cost, and writes nothing. An --output in a store is filled at each checkpoint, from one process."""
+
+
+def add_train(train: argparse.ArgumentParser) -> None:
+    """Arguments of ``extract-rois train``."""
+    train.description = "Trains a Faster R-CNN with attributes on annotated boxes."
+    train.add_argument("assignments", nargs="*", metavar="field=value", help="of the recipe")
+    train.add_argument(
+        "--boxes", required=True, metavar="TABLE", help="the boxes that `manifest` wrote"
+    )
+    train.add_argument(
+        "--images", required=True, metavar="TABLE", help="the images, a table of images"
+    )
+    train.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
+    train.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        help="vg-r101-c4: Visual Genome as MILVLG trains it; vg-r101-caffe: by the original's "
+        "rules; coco-r101-c4: Detectron2's; tao-r101: 33 classes of goods; small: minutes on a CPU "
+        f"(default: {DEFAULT_RECIPE}; `extract-rois recipes` says more)",
+    )
+    train.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of --recipe")
+    train.add_argument(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="what it starts from: an ImageNet ResNet in torchvision's, Detectron2's or MSRA's "
+        "layout, a published detector, or the --output of another training; rows of classes are "
+        "taken by their names where both are known",
+    )
+    for flag, names in (("--classes", CLASSES), ("--attributes", ATTRIBUTES)):
+        train.add_argument(
+            flag,
+            type=Path,
+            metavar="FILE",
+            help="their names, one a line or a JSON list (default: "
+            f"{names} beside --boxes, else numbers)",
+        )
+    train.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    add_lock_seconds(train)
+    add_cost_arguments(train)
+
+
+def command_train(arguments: argparse.Namespace) -> int:
+    """``extract-rois train``."""
+    settings = read_settings(arguments.recipe, arguments.config, arguments.assignments)
+    require_one_process(arguments.output)
+    if arguments.init is not None:
+        require_weights(arguments.init, "--init")
+    classes = read_vocabulary(arguments.classes, arguments.boxes, CLASSES, "--classes")
+    attributes = read_vocabulary(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.train.detector.examples import count_classes
+    from vlmill.train.detector.job import TrainJob
+    from vlmill.train.detector.loop import NonFiniteLoss
+    from vlmill.train.detector.run import train
+    from vlmill.train.detector.settings import for_classes
+    from vlmill.train.detector.start import Names
+
+    num_classes, num_attributes = count_classes(arguments.boxes)
+    if not settings.detector.num_attributes:
+        attributes, num_attributes = [], 0
+    settings = for_classes(settings, len(classes) or num_classes, len(attributes) or num_attributes)
+    job = TrainJob(
+        boxes=str(named_from(arguments.output, arguments.boxes)),
+        images=str(named_from(arguments.output, arguments.images)),
+        output=arguments.output,
+        settings=settings,
+        names=Names(classes=classes, attributes=attributes),
+        init=arguments.init,
+    )
+    if arguments.dry_run:
+        from vlmill.train.detector.cost import estimate_run
+
+        return print_estimate(estimate_run(job), arguments.output)
+    try:
+        with mirror_output(arguments.output, last=DETECTOR) as output:
+            job = dataclasses.replace(job, output=output)
+            print(as_given(train(job, fresh=arguments.fresh, force=arguments.force)))
+    except NonFiniteLoss as error:
+        print(f"{arguments.output}: diverged at {error}")
+        return 1
+    return 0
+
+
+def read_settings(
+    recipe: str | None, config: str | None, assignments: Sequence[str]
+) -> TrainingSettings:
+    """Returns a recipe, or that of a file, with other fields; ``recipe=NAME`` among them names
+    another recipe.
+    """
+    recipe_names = [text.partition("=")[2] for text in assignments if text.startswith("recipe=")]
+    fields = [text for text in assignments if not text.startswith("recipe=")]
+    if config is None:
+        return override(find_recipe([recipe or DEFAULT_RECIPE, *recipe_names][-1]), fields)
+    if recipe is not None or recipe_names:
+        raise InputError(f"--config {config}: give it, or a recipe's name, not both")
+    return override(from_plain(TrainingSettings, read_yaml(config)), fields)
+
+
+def read_vocabulary(names_file: Path | None, boxes: str, name: str, flag: str) -> list[str]:
+    """Reads a vocabulary: a line a class, synonyms divided by commas; none where there is none.
+
+    Raises InputError for a file that cannot be read or has an empty line.
+    """
+    table = to_path(boxes)
+    path = names_file or (table if table.is_dir() else table.parent) / name
+    if names_file is None and not path.is_file():
+        return []
+    lines = read_lines(path, flag)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise InputError(f"{flag} {path}: line {number} is empty; a line is a class")
+    return [line.strip().lower() for line in lines]

@@ -1,0 +1,64 @@
+"""A detector's training as it is asked for: what it reads, what decides its output."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from vlmill.extract.config import MODEL, saved_folder
+from vlmill.runtime.console.process_group import open_accelerator
+from vlmill.runtime.files.digests import file_input, table_input
+from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.settings.plain_fields import flatten, to_plain
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import BOXES, IMAGES
+from vlmill.train.detector.settings import NO_EFFECT, TrainingSettings
+from vlmill.train.detector.start import Names
+
+JOB = "extract-rois train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """Says what is trained on what, and where it goes."""
+
+    boxes: str
+    images: str
+    output: Path
+    settings: TrainingSettings  # with the vocabularies' sizes
+    names: Names
+    init: Path | None = None
+
+    def inputs(self) -> list[Input]:
+        """Records what the run reads."""
+        inputs = [
+            table_input("--boxes", self.boxes, BOXES),
+            table_input("--images", self.images, IMAGES),
+        ]
+        if self.init is not None:
+            folder = saved_folder(self.init)
+            inputs.append(file_input("--init", self.init if folder is None else folder / MODEL))
+        return inputs
+
+    def plan(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        """Returns what decides the output: the fields, and the inputs by content."""
+        flat = flatten(to_plain(self.settings))
+        fields = {k: v for k, v in flat.items() if k.split(".")[0] not in NO_EFFECT}
+        return fields | {
+            "inputs": {item.flag: item.digest for item in inputs},
+            "classes": list(self.names.classes),
+            "attributes": list(self.names.attributes),
+        }
+
+
+def make_accelerator(settings: TrainingSettings) -> Accelerator:
+    """Opens devices and processes. Raises InputError for batches that cannot be dealt out."""
+    accelerator = open_accelerator(settings.precision)
+    if settings.batch_size % accelerator.num_processes:
+        raise InputError(
+            f"batch_size={settings.batch_size} is no multiple of {accelerator.num_processes} "
+            "processes; change one"
+        )
+    return accelerator
