@@ -32,8 +32,8 @@ from proof.side_by_side import failed
 from proof.tables import WorldTables
 from proof.task_runs import finished, results, run_all
 from published import AblationTable, all_tables
+from published.chart import image
 from published.compare import Lines, compared, comparisons, lines_by_label
-from published.image import image
 from published.page import page
 from published.runs import RowJob, jobs_of, write_tables
 from shell import parse_form, result_line

@@ -86,7 +86,8 @@ def choose_batch_size(arguments: argparse.Namespace) -> int:
     if arguments.backend == "detectron2":
         if requested not in (None, 1):
             raise InputError(
-                f"--batch-size {requested}: --backend detectron2 takes one image at a time; leave it "
+                f"--batch-size {requested}: --backend detectron2 takes one image at a time; leave "
+                "it "
                 "out"
             )
         return 1

@@ -10,13 +10,13 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 from PIL import Image
-from vlmill.extract.images.named import find_file_id, find_similar_id
-from vlmill.schemas.images.drawing import Corners, draw_boxes
 
 from vlmill.extract.config import PAGE, InputLimits
 from vlmill.extract.images.decode import decode
+from vlmill.extract.images.id_matching import find_file_id, find_similar_id
 from vlmill.extract.images.plan import FILE, InputImage, plan_images
 from vlmill.extract.images.reader import InputReader
+from vlmill.runtime.console.drawing import Corners, draw_boxes
 from vlmill.runtime.console.report import Section, image_uri, template, write_page
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.readers.class_names import require_names

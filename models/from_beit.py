@@ -105,7 +105,8 @@ def _refuse_other_networks(
                 "layer_scale=0.1 (the values are the checkpoint's)"
             )
         raise ValueError(
-            f"{published_name} has no place in VLMo: the checkpoint is of another network than BEiT or "
+            f"{published_name} has no place in VLMo: the checkpoint is of another network than "
+            "BEiT or "
             "ViT; start from one without it"
         )
 

@@ -245,7 +245,8 @@ class PixelInputs(TextInputs):
             or tuple(self.token_mask.shape) != token_shape
         ):
             raise ValueError(
-                f"tokens has shape {token_shape} and token_mask {tuple(self.token_mask.shape)}, want "
+                f"tokens has shape {token_shape} and token_mask {tuple(self.token_mask.shape)}, "
+                "want "
                 f"[pairs, tokens] twice, beside pixels {shape}"
             )
         _check_pairs(self.tokens)

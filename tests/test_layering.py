@@ -1,6 +1,7 @@
 """Which folder may import which, and which room of a folder which other."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -8,14 +9,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"schemas", "models", "extract", "pipelines", "train"}
+OURS = {"schemas", "runtime", "models", "extract", "train", "inference", "pipelines"}
+COMMAND_LINES = ("extract/cli.py", "train/cli.py")
 HEAVY = {"torch", "torchvision", "apache_beam", "accelerate", "tokenizers", "faiss", "sklearn"}
 MAY_IMPORT: dict[str, set[str]] = {
     "schemas": set(),
-    "models": {"torch", "torchvision"},
-    "extract": {"schemas", "models", "torch", "torchvision", "accelerate"},
-    "pipelines": {"schemas", "apache_beam", "sklearn"},
-    "train": {"schemas", "models", "torch", "accelerate", "tokenizers", "faiss"},
+    "runtime": {"schemas"},
+    "models": {"schemas", "torch", "torchvision"},
+    "extract": {"schemas", "runtime", "models", "torch", "torchvision", "accelerate"},
+    "train": {
+        *("schemas", "runtime", "models", "extract"),
+        *("torch", "accelerate", "tokenizers", "faiss"),
+    },
+    "inference": {
+        *("schemas", "runtime", "models", "extract", "train"),
+        *("torch", "accelerate", "tokenizers", "faiss"),
+    },
+    "pipelines": {"schemas", "runtime", "apache_beam", "sklearn"},
 }
 # What runs networks brings them to Beam: one job the engine of extraction.
 EXCEPTIONS: dict[str, set[str]] = {
@@ -31,28 +41,34 @@ EXCEPTIONS: dict[str, set[str]] = {
     # How their processes are brought together, and whether one of them was asked to stop.
     "runtime/console/process_group.py": {"accelerate", "torch"},
     "runtime/console/stopping.py": {"accelerate", "torch"},
+    # RoIAlign with gradients.
+    "train/detector/losses.py": {"torchvision"},
     # Distances of vectors, and the unpickler of strangers' files.
     "pipelines/nearest_images/search.py": {"faiss"},
     "pipelines/nearest_images/published.py": {"models"},
     "pipelines/manifest/sets/refcoco.py": {"models"},
-    # `vlmill.load` takes raw images to their regions.
-    "inference/load/detector.py": {"extract"},
+    # The two command lines are the top floor, above all folders.
+    **dict.fromkeys(COMMAND_LINES, OURS),
 }
 
 # The rooms of a folder, floor by floor from the bottom: a room may import what lies on the floors
 # below its own, and no other room of its floor. A file beside the rooms is a room of its own.
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
-        "errors ids names plain_yaml processes",
-        "plain_fields extras",
+        "errors ids names",
         "tables rejects answers labels splits",
-        "files images",
+        "images",
+        "__init__",
+    ),
+    "runtime": (
+        "processes settings extras",
+        "files",
         "readers console net",
         "service",
         "__init__",
     ),
     "models": (
-        "checks config_checks places convert detector",
+        "checks config_checks positions convert detector",
         "inputs",
         "outputs",
         "layers/cpu",
@@ -66,35 +82,41 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "extract": (
         "config",
-        "images whole",
+        "images image_level",
         "detect formats",
-        "run show verify compare train",
+        "run show verify compare",
         "service",
         "flags from_flags",
         "extraction",
         "cli",
         "__init__",
     ),
-    "pipelines": (
-        "rules counting",
-        "launch",
-        "texts",
-        "pages filters",
-        "archives choice",
-        "fetching",
-        "web_pairs hard_negatives nearest_images manifest regions crawl fit_image_filter "
-        "fit_scorer tables",
-        "__init__",
-    ),
     "train": (
         "recipes",
         "devices loading",
         "optim objectives checkpoints",
-        "run convert show",
+        "run detector",
         "tasks",
-        "pretrained",
-        "service",
         "cli",
+        "__init__",
+    ),
+    "inference": (
+        "input_checks",
+        "hub search convert show",
+        "load",
+        "push service",
+        "__init__",
+    ),
+    "pipelines": (
+        "rules counting",
+        "launch",
+        "web/texts",
+        "web/pages filters",
+        "web/archives web/choice",
+        "web/fetching",
+        "web",
+        "web_pairs hard_negatives nearest_images manifest regions crawl fit_image_filter "
+        "fit_scorer tables",
         "__init__",
     ),
 }
@@ -106,14 +128,24 @@ DOORS: dict[str, dict[str, set[str]]] = {
     },
     "pipelines": {
         "launch": {
-            *("web_pairs", "hard_negatives", "manifest", "regions", "crawl", "fetching"),
+            *("web_pairs", "hard_negatives", "manifest", "regions", "crawl", "web/fetching"),
             "tables",
         }
     },
 }
 # What breaks the order of the floors today, with the reason: (file, room that it imports).
-OPEN: dict[tuple[str, str], str] = {}
-NESTED = {"layers/cpu"}  # rooms inside rooms
+OPEN: dict[tuple[str, str], str] = {
+    ("train/recipes/variants.py", "run"): "a variant's row names its start by a string",
+    ("train/recipes/variants.py", "objectives"): "a variant's row names its losses by a string",
+    ("train/recipes/tasks.py", "tasks"): "a task's row names its parts by strings",
+}
+NESTED = {  # rooms inside rooms
+    "layers/cpu",
+    *(f"web/{room}" for room in ("archives", "choice", "fetching", "pages", "texts")),
+}
+
+
+DOTTED = re.compile(r"vlmill(\.\w+)+")  # a module in a string: some table imports it later
 
 
 def imports(source: str, name: str) -> Iterator[tuple[int, str]]:
@@ -123,7 +155,9 @@ def imports(source: str, name: str) -> Iterator[tuple[int, str]]:
 
 
 def modules(source: str, name: str) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import of a file; of ours also the name, which may be a module."""
+    """(line, module) of every import of a file, by a string too; of ours also the name, which
+    may be a module.
+    """
     for node in ast.walk(ast.parse(source, name)):
         match node:
             case ast.Import(names=aliases):
@@ -135,6 +169,8 @@ def modules(source: str, name: str) -> Iterator[tuple[int, str]]:
                 found = [f"{module}.{a.name}" for a in aliases] if ours else [module]
             case ast.ImportFrom(level=level) if level:
                 found = ["a relative import"]
+            case ast.Constant(value=str(text)) if DOTTED.fullmatch(text):
+                found = [text]
             case _:
                 continue
         for module in found:
@@ -235,9 +271,9 @@ def test_imports_follow_the_layers(folder: str) -> None:
         ("schemas", "import torch"),
         ("models", "from vlmill.train import cli"),
         ("models", "from vlmill import train"),
-        ("models", "import vlmill.schemas.ids"),
+        ("models", "import vlmill.runtime.files"),
         ("extract", "def f():\n    import apache_beam.io"),
-        ("train", "from vlmill.extract.run.job import run"),
+        ("train", "from vlmill.inference.load.model import load_pretrained"),
         ("pipelines", "from ..schemas import ids"),
     ],
 )
@@ -249,7 +285,8 @@ def test_no_circles_between_folders() -> None:
     ours = {folder: allowed & OURS for folder, allowed in MAY_IMPORT.items()}
     for name, more in EXCEPTIONS.items():
         assert (ROOT / name).is_file()
-        ours[name.split("/")[0]] |= more & OURS
+        if name not in COMMAND_LINES:
+            ours[name.split("/")[0]] |= more & OURS
     assert ours.keys() == OURS
     assert not circle(ours)
 
@@ -303,6 +340,7 @@ def test_what_is_open_is_needed() -> None:
         ("train/loading/x.py", "from vlmill.train.objectives.losses import IGNORED"),
         ("train/new_room/x.py", "import math"),
         ("train/x.py", "import math"),
+        ("train/recipes/x.py", "LATER = 'vlmill.train.tasks.vqa.task'"),
     ],
 )
 def test_the_check_of_rooms_finds_what_it_must(name: str, source: str) -> None:
@@ -326,7 +364,7 @@ def test_the_check_of_rooms_lets_pass_what_it_may(name: str, source: str) -> Non
 def test_no_circles_between_rooms(folder: str) -> None:
     needs: dict[str, set[str]] = {}
     for name, text in files_of(folder).items():
-        rooms = {room for _, room in entered(folder, text, name)}
+        rooms = {room for _, room in entered(folder, text, name) if (name, room) not in OPEN}
         needs.setdefault(room_of(name), set()).update(rooms)
     assert not circle(needs), " <- ".join(circle(needs))
 
@@ -336,11 +374,16 @@ def test_no_circles_between_files() -> None:
     names = {module_named(name): name for name in texts}
     needs: dict[str, set[str]] = {}
     for name, text in texts.items():
-        found = [module for _, module in modules(text, name)]
+        found = [m for _, m in modules(text, name) if (name, room_of_module(m)) not in OPEN]
         whole = {names.get(m) or names.get(m.rpartition(".")[0]) for m in found}
         needs[name] = {other for other in whole if other}
     assert sum(map(len, needs.values())) > len(needs)
     assert not circle(needs), " <- ".join(circle(needs))
+
+
+def room_of_module(module: str) -> str:
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 else ""
 
 
 def module_named(path: str) -> str:

@@ -12,10 +12,11 @@ from html import escape
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
-from vlmill.schemas.images.drawing import draw_boxes
 from worlds import Detector, World, make_scenes
 from worlds.images import draw
 from worlds.writing import rng_of_scene
+
+from vlmill.runtime.console.drawing import draw_boxes
 
 HERE = Path(__file__).parent
 NUMBER, SIDE, GAP, MARGIN = 28, 384, 12, 32

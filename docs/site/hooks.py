@@ -228,7 +228,8 @@ def model_cards_page() -> str:
 def cards_section(title: str, recipes: Sequence[RunSettings]) -> str:
     """A table of recipes: what each makes, of how many parameters, from what."""
     rows = [
-        f"| `{one.name}` | {one.about} | {compute_cost(one).parameters / 1e6:,.1f} | {describe_stages(one)} "
+        f"| `{one.name}` | {one.about} | {compute_cost(one).parameters / 1e6:,.1f} | "
+        f"{describe_stages(one)} "
         f"| {one.needs or '–'} |"
         for one in recipes
     ]

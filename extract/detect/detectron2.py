@@ -150,7 +150,8 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> N
             mismatch = f"{mismatch}; {other}" if mismatch else other
     if mismatch:
         raise InputError(
-            f"--weights {path}: they do not fit --config: {mismatch}; give the configuration that they "
+            f"--weights {path}: they do not fit --config: {mismatch}; give the configuration that "
+            "they "
             "were trained with"
         )
     model.load_state_dict({key: value for key, value in state.items() if key in expected})

@@ -189,7 +189,8 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     want = {key: tensor for key, tensor in expected.items() if key in tensors or COUNTER not in key}
     if mismatch := misfits(want, tensors):
         raise InputError(
-            f"--global-weights {path} is no {name} of torchvision's: {mismatch}; give the files in the "
+            f"--global-weights {path} is no {name} of torchvision's: {mismatch}; give the files "
+            "in the "
             "order of --global-cnn"
         )
     model.load_state_dict(tensors, strict=False)  # counters may be absent; the rest was compared

@@ -49,7 +49,8 @@ def only_of_pairs(
     }
     if pair_ids and not names:
         raise InputError(
-            f"--pairs {pairs}: none of its {len(pair_ids)} images is among the {len(ids)} of INPUT: "
+            f"--pairs {pairs}: none of its {len(pair_ids)} images is among the {len(ids)} of "
+            "INPUT: "
             f"{join.samples(list(pair_ids))}; give the images of these pairs (--ids says what the "
             "id of a file is)"
         )

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from vlmill.extract.images.named import find_file_id, find_similar_id
 
 from vlmill.extract.images.box_json import FORMS, box_entries
+from vlmill.extract.images.id_matching import find_file_id, find_similar_id
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.readers.row_index import IdIndex
 from vlmill.schemas.errors import InputError

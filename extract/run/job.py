@@ -124,9 +124,9 @@ def run(
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
     Of a ``share`` only its own, while others may make theirs, and the rows are theirs unless all
-    are there. ``worker_settings`` changes the speed, and no byte. Memory is bounded by the images under way,
-    the rows that wait to be written and the ids seen so far, not by the images' bytes. Raises
-    InputError if the output holds a run with other settings.
+    are there. ``worker_settings`` changes the speed, and no byte. Memory is bounded by the images
+    under way, the rows that wait to be written and the ids seen so far, not by the images' bytes.
+    Raises InputError if the output holds a run with other settings.
     """
     settings = job.settings()
     if prepare(job, settings, fresh, share) is State.FINISHED:
@@ -245,8 +245,8 @@ def write_part(
     progress: Progress,
     background: Background,
 ) -> PartWriter:
-    """Queues one part's shards. ``earlier_images``: the ids that have rows already, with their images;
-    grows.
+    """Queues one part's shards. ``earlier_images``: the ids that have rows already, with their
+    images; grows.
     """
     writer = PartWriter(
         background,

@@ -83,7 +83,8 @@ def require_safe(location: HubLocation, sizes: Mapping[str, int | None]) -> None
         )
     if missing := [name for name in (SETTINGS, MODEL, VOCABULARY) if name not in sizes]:
         raise InputError(
-            f"{location} has no {missing[0]}: it is no checkpoint of vlmill; give one that `train-vl "
+            f"{location} has no {missing[0]}: it is no checkpoint of vlmill; give one that "
+            "`train-vl "
             "push` has sent, or download a published one and use `train-vl convert`"
         )
     for name, max_bytes in FILES.items():
@@ -148,7 +149,8 @@ def _find_cached(location: HubLocation, cache: Path, error: Exception) -> Path:
         )
     except OSError:
         raise InputError(
-            f"{location}: the hub cannot be reached ({_in_short(error)}), and {cache} has nothing of "
+            f"{location}: the hub cannot be reached ({_in_short(error)}), and {cache} has nothing "
+            "of "
             "it; try again with a network, or copy the cache from where there is one and name it "
             "by HF_HUB_CACHE"
         ) from None

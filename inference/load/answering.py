@@ -71,7 +71,8 @@ def answer_questions(
     """
     if answer_task.labels is None and answer_task.loaded.task is None:
         raise InputError(
-            f"checkpoint {answer_task.loaded.path} does not say its answers, as a converted one does "
+            f"checkpoint {answer_task.loaded.path} does not say its answers, as a converted one "
+            "does "
             "not; give labels=FILE, its own list in its own order, a line each"
         )
     rows = [

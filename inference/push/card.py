@@ -29,10 +29,10 @@ CALLS = {
 class CardFacts:
     """Holds what a card says beside the checkpoint's own record.
 
-    ``location`` is where it will lie (``hf://owner/name``), ``call`` the method of :data:`CALLS` that
-    it serves, None for weights that only training takes; ``recipe`` its YAML. ``figures`` are the
-    numbers of evaluations by the names of their files. ``has_detector``: its file lies beside; None
-    for a model that reads no regions.
+    ``location`` is where it will lie (``hf://owner/name``), ``call`` the method of :data:`CALLS`
+    that it serves, None for weights that only training takes; ``recipe`` its YAML. ``figures`` are
+    the numbers of evaluations by the names of their files. ``has_detector``: its file lies beside;
+    None for a model that reads no regions.
     """
 
     location: str

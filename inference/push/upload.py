@@ -212,7 +212,8 @@ def commit_files(
         there = api.list_repo_files(location.repo)
         if pickles := find_pickles(there):
             raise InputError(
-                f"{location} holds {pickles[0]}, a pickle, with which nothing of it is loaded; delete "
+                f"{location} holds {pickles[0]}, a pickle, with which nothing of it is loaded; "
+                "delete "
                 "it there, or give another repository"
             )
         operations: list[Any] = [

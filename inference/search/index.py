@@ -40,8 +40,8 @@ MEASURED, MEASURED_TOP = 1_000, 10
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Holds ``scores`` float32 [Q, K] falling, and ``positions`` int64 [Q, K] in the index; -1 where
-    an approximate index has no more.
+    """Holds ``scores`` float32 [Q, K] falling, and ``positions`` int64 [Q, K] in the index; -1
+    where an approximate index has no more.
     """
 
     scores: NDArray[np.float32]

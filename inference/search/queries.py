@@ -37,7 +37,8 @@ QUERIES = 1_024  # searched at once
 class Query:
     """Holds what is asked, by its kind and name; ``error`` says why there is no ``vector`` [P].
 
-    ``row_key`` names the vector's own row (kind, id), which is no answer; ``content`` is an image's.
+    ``row_key`` names the vector's own row (kind, id), which is no answer; ``content`` is an
+    image's.
     """
 
     kind: str
@@ -143,7 +144,8 @@ def load_query_encoder(
             checkpoint = find_checkpoint(checkpoint_name)
         except InputError:
             raise InputError(
-                f"--checkpoint is missing: the vectors name {checkpoint_name}, which holds none seen from "
+                f"--checkpoint is missing: the vectors name {checkpoint_name}, which holds none "
+                "seen from "
                 "this folder; give --checkpoint DIR, the one that made them"
             ) from None
     return make_query_encoder(index, load_checkpoint(checkpoint), device, flag=flag)

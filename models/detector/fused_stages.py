@@ -136,7 +136,9 @@ def split_grids(
 
 
 def interleave(grids: Int64[Tensor, "S G G"], dilation: int) -> Int64[Tensor, "V P P"]:
-    """Puts each ``dilation`` x ``dilation`` grids in the place of a region; the last ones fill it up."""
+    """Puts each ``dilation`` x ``dilation`` grids in the place of a region; the last ones fill it
+    up.
+    """
     count, side, _ = grids.shape
     missing = -count % dilation**2
     padded = torch.cat((grids, grids[-1:].expand(missing, -1, -1)))

@@ -242,8 +242,8 @@ class VlBertVcr(nn.Module):
     ) -> VcrOutput:
         """Encodes all choices; the regions' vectors are computed once a image.
 
-        ``category_regions``: the sequences, counted choice by choice, and the rows of their regions whose
-        categories are asked; all real ones without.
+        ``category_regions``: the sequences, counted choice by choice, and the rows of their regions
+        whose categories are asked; all real ones without.
         """
         choices = inputs.tokens.shape[1]
         vectors = self.body.embed_regions(

@@ -79,7 +79,8 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig
     for name in sorted(model_state.keys() & resized.keys()):
         if model_state[name].shape != resized[name].shape:
             raise ValueError(
-                f"{name} is {list(model_state[name].shape)} here and {list(resized[name].shape)} in the "
+                f"{name} is {list(model_state[name].shape)} here and {list(resized[name].shape)} "
+                "in the "
                 "checkpoint; give a configuration with the checkpoint's sizes"
             )
     return list(model.load_state_dict(resized, strict=False).missing_keys)

@@ -143,7 +143,8 @@ def _read_table(path: Path, column: str | None, follow: int) -> Iterator[Line]:
         if column is None or column not in names:
             column_list = ", ".join(names)[:200]
             raise InputError(
-                f"--urls {path}: no column {column or 'url'}; name one of {column_list} by --url-column"
+                f"--urls {path}: no column {column or 'url'}; name one of {column_list} by "
+                "--url-column"
             )
         for (url,) in _rows(path, [column]):
             if isinstance(url, str) and url.strip():

@@ -48,7 +48,8 @@ def write_report(
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{sum(summary.outcomes.values())} URLs, {sum(summary.records.values())} responses",
+        subtitle=f"{sum(summary.outcomes.values())} URLs, "
+        f"{sum(summary.records.values())} responses",
     )
 
 

@@ -47,7 +47,8 @@ def read_backbone(path: str | Path, *, flag: str = "--backbone") -> dict[str, np
 def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, source: str) -> ResNet:
     """Builds the network of these weights, in evaluation mode.
 
-    Raises InputError, beginning with ``source``, for weights that are of no ResNet of torchvision's.
+    Raises InputError, beginning with ``source``, for weights that are of no ResNet of
+    torchvision's.
     """
     depths = [0, 0, 0, 0]
     for name in weights:

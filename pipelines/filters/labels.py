@@ -59,7 +59,8 @@ def _check_classes(labels: Mapping[str, bool], argument: str) -> None:
 
 
 def require_rows(labels: Mapping[str, bool], rows: Mapping[str, object], argument: str) -> None:
-    """Raises InputError if some labelled id has no row; ``argument`` names where rows were looked for.
+    """Raises InputError if some labelled id has no row; ``argument`` names where rows were looked
+    for.
 
     Nothing is fitted on the rest: ids that do not meet are mostly of another table altogether.
     """

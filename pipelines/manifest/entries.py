@@ -97,8 +97,8 @@ class Reading:
     the table of images is written if one of them is there, if ``--images`` is given, or if
     ``own_images``. ``repeated_bytes``: images may be placeholders, the same bytes under many
     ids. ``tables`` narrows those of the data set; ``files`` are small files to write
-    beside the tables, by their names; ``messages`` are lines to tell; ``resolved`` are the options as
-    they were resolved from the files (a column that was found by its name).
+    beside the tables, by their names; ``messages`` are lines to tell; ``resolved`` are the options
+    as they were resolved from the files (a column that was found by its name).
     """
 
     sources: tuple[Source, ...]

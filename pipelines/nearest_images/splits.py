@@ -61,7 +61,8 @@ def read_splits(pairs: str, regions: RegionReader) -> Splits:
                 numbers[row] = number if numbers[row] in (NONE, number) else SEVERAL
     if np.all(numbers == NONE):
         raise InputError(
-            f"--pairs {pairs}: no pair is of an image of --regions ({join.samples(sample_ids)}); give "
+            f"--pairs {pairs}: no pair is of an image of --regions ({join.samples(sample_ids)}); "
+            "give "
             "tables of the same images"
         )
     return Splits(names=list(names), numbers=numbers, note=join.summary())

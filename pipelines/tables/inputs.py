@@ -105,7 +105,8 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
         other = read_producer(path)
         if read_array_formats(path) != arrays:
             raise InputError(
-                f"{path} stores its arrays as {read_array_formats(path)}, {paths[0]} as {arrays}; write "
+                f"{path} stores its arrays as {read_array_formats(path)}, {paths[0]} as {arrays}; "
+                "write "
                 "them alike before they are joined"
             )
         key = "detector_fingerprint"

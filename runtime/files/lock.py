@@ -155,7 +155,8 @@ def _take_lock(path: Path, display_name: str, operation: int) -> int:
             holder = _holder(descriptor)
             os.close(descriptor)
             raise InputError(
-                f"{display_name} is being written by {holder}; wait until it has ended, or give another"
+                f"{display_name} is being written by {holder}; wait until it has ended, or give "
+                "another"
             ) from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
@@ -183,13 +184,15 @@ def _open_lock_file(path: Path, display_name: str) -> int:
             continue
         except (FileExistsError, NotADirectoryError):
             raise InputError(
-                f"{display_name} cannot be written, as {_find_obstacle(path.parent)} is a file; give another"
+                f"{display_name} cannot be written, as {_find_obstacle(path.parent)} is a file; "
+                "give another"
             ) from None
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
             raise InputError(
-                f"{display_name} cannot be written ({error.strerror}: {error.filename}); give a place "
+                f"{display_name} cannot be written ({error.strerror}: {error.filename}); give a "
+                "place "
                 "that you may write to"
             ) from None
     raise InputError(f"{display_name} cannot be written: no folder can be made there; give another")

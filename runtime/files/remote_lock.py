@@ -97,13 +97,15 @@ class _Lock:
                 return
             if age < self.seconds:
                 raise InputError(
-                    f"{self.said} is being written by {describe_holder(holder)}; wait until it has ended "
+                    f"{self.said} is being written by {describe_holder(holder)}; wait until it "
+                    "has ended "
                     f"(its lock was renewed {age:.0f} s ago and counts for {self.seconds:.0f} s), "
                     "or give another"
                 )
             if self._put(version):
                 print(
-                    f"note: {self.said}: took over the lock of {describe_holder(holder)}, which has not "
+                    f"note: {self.said}: took over the lock of {describe_holder(holder)}, which "
+                    "has not "
                     f"renewed it for {age:.0f} s",
                     file=sys.stderr,
                 )

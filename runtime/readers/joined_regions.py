@@ -33,8 +33,10 @@ class JoinedRegions(RegionReader):
         prints = [reader.detector_fingerprint for reader in (self, self.annotated)]
         if detected_format != annotated_format or (None not in prints and prints[0] != prints[1]):
             raise InputError(
-                f"{ANNOTATED} {annotated} has features {annotated_format} of detector {prints[1]}, --regions "
-                f"{detected} {detected_format} of {prints[0]}; extract both with one detector and one --dtype"
+                f"{ANNOTATED} {annotated} has features {annotated_format} of detector "
+                f"{prints[1]}, --regions "
+                f"{detected} {detected_format} of {prints[0]}; extract both with one detector and "
+                "one --dtype"
             )
 
     def __getstate__(self) -> dict[str, Any]:

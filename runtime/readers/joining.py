@@ -61,7 +61,8 @@ class Join:
         name, *further_names = alike
         if further_names:
             raise InputError(
-                f"{self._asking}: {image_id} may be {name} or {further_names[0]} of {self._holding}; call "
+                f"{self._asking}: {image_id} may be {name} or {further_names[0]} of "
+                f"{self._holding}; call "
                 "images by the same ids in both"
             )
         row = self._index.number(name)

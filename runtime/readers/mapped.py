@@ -13,7 +13,9 @@ from vlmill.schemas.errors import InputError
 
 
 class Footer(NamedTuple):
-    """A shard's footer has been read: ``file`` reads row groups, ``byte_ranges`` gives their values."""
+    """A shard's footer has been read: ``file`` reads row groups, ``byte_ranges`` gives their
+    values.
+    """
 
     file: pq.ParquetFile
     byte_ranges: ShardByteRanges

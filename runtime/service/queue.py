@@ -51,7 +51,8 @@ class BatchQueue:
     def take(
         self, max_weight: int, wait: float, *, ahead: Callable[[], bool], ended: Callable[[], bool]
     ) -> list[Item]:
-        """Waits for an item, then up to ``wait`` seconds for a weight of ``max_weight``, and takes them.
+        """Waits for an item, then up to ``wait`` seconds for a weight of ``max_weight``, and takes
+        them.
 
         One that weighs more is a batch by itself. Who computes already, which ``ahead()`` says,
         gets only a batch of ``max_weight``, and only what those that do not compute leave. Returns

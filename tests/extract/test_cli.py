@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from tests.object_stores import upload_folder
-from vlmill.schemas.images.drawing import find_free_box
 
 from vlmill.extract.cli import command, parser
 from vlmill.extract.config import CUDA_BATCH_SIZE
@@ -18,6 +17,7 @@ from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.random_weights import randomise
 from vlmill.runtime.console.command import run_command
+from vlmill.runtime.console.drawing import find_free_box
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import RegionReader

@@ -112,7 +112,8 @@ def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings)
     if not usable:
         why = "; ".join(f"{image.image_id}: {image.reject}" for image in loaded_images[:4])
         raise InputError(
-            f"--images: none of {len(loaded_images)} images of a step can be used ({why}); mend the table"
+            f"--images: none of {len(loaded_images)} images of a step can be used ({why}); mend "
+            "the table"
         )
     return padded_batch(
         [image.image_id for image in usable],
@@ -151,7 +152,8 @@ def format_divergence(step: int, losses: dict[str, float], norm: float, batch: B
     """Says where a run has diverged, and what to look at."""
     losses_text = ", ".join(f"{name} {value:g}" for name, value in losses.items())
     return (
-        f"step {step}: {losses_text}, gradient norm {norm:g}; no update was made. Images of the step: "
+        f"step {step}: {losses_text}, gradient norm {norm:g}; no update was made. Images of the "
+        "step: "
         f"{', '.join(batch.image_ids[:16])}. Look at their boxes, or lower solver.lr (0.02 is for "
         "16 images a step: scale it with batch_size) or lengthen solver.warmup"
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from vlmill.schemas.images.drawing import Corners, draw_boxes
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import decode
+from vlmill.runtime.console.drawing import Corners, draw_boxes
 from vlmill.runtime.console.report import (
     Section,
     html_table,

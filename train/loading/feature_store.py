@@ -49,8 +49,8 @@ class StoredFeatures:
 def stored_features(
     group: RegionGroup, row_number: int, num_regions: int, order: Ids | None = None
 ) -> StoredFeatures:
-    """Finds the features of row ``row_number`` of a group. Raises InputError if the row has none and
-    ``num_regions`` are asked for.
+    """Finds the features of row ``row_number`` of a group. Raises InputError if the row has none
+    and ``num_regions`` are asked for.
     """
     if not num_regions:
         return StoredFeatures(num_regions=0, location=None, copied=np.empty(0, np.uint8))

@@ -140,8 +140,8 @@ def fill(
     *,
     region_offset: int = 0,
 ) -> None:
-    """Copies each image's features into ``features`` [B, R, D], after ``region_offset`` rows; the rest is
-    set to zero.
+    """Copies each image's features into ``features`` [B, R, D], after ``region_offset`` rows; the
+    rest is set to zero.
     """
     kind = torch.int16 if features.element_size() == 2 else torch.int32
     flat = features.view(kind).numpy().view(np.uint8).reshape(len(features), -1)

@@ -22,7 +22,8 @@ from vlmill.train.recipes.parts import Feeding
 def count_shown(
     num_detected: int, num_annotated: int, max_regions: int, *, detected_first: bool = False
 ) -> tuple[int, int]:
-    """Returns how many regions of either kind are shown among ``max_regions``; the last ones of each go.
+    """Returns how many regions of either kind are shown among ``max_regions``; the last ones of
+    each go.
 
     Annotated ones have the right of way, but with ``detected_first`` (ViLBERT's code for VCR, and
     for RefCOCO+).
@@ -66,8 +67,8 @@ def joined_regions(
     with_annotated: bool = True,
     mirrored: bool = False,
 ) -> SampledRegions:
-    """Takes the detected regions of row ``row_number`` and, ``with_annotated``, the image's annotated
-    ones behind them.
+    """Takes the detected regions of row ``row_number`` and, ``with_annotated``, the image's
+    annotated ones behind them.
 
     Those that are not shown are read behind both, as they count for the full image. Nothing is
     masked, and no class comes along: the two tables' classes may be different lists. Raises
@@ -108,7 +109,8 @@ def require_same_size(detected: RegionRow, annotated: RegionRow) -> None:
     detected_size, annotated_size = ((row.width, row.height) for row in (detected, annotated))
     if detected_size != annotated_size:
         raise InputError(
-            f"--annotated-regions: {annotated.image_id} is {annotated_size[0]} x {annotated_size[1]} pixels, in "
+            f"--annotated-regions: {annotated.image_id} is {annotated_size[0]} x "
+            f"{annotated_size[1]} pixels, in "
             f"--regions {detected_size[0]} x {detected_size[1]}; extract both from the same image"
         )
 

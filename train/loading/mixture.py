@@ -27,8 +27,8 @@ Counts = npt.NDArray[np.uint16]
 class SourcePairs:
     """The pairs of a source that a stage mixes with others.
 
-    ``positions`` int64 [N] are theirs among the stage's rows, rising, ``keys`` [N] the hashes of their
-    ids. ``images`` int64 [N], those of an image side by side.
+    ``positions`` int64 [N] are theirs among the stage's rows, rising, ``keys`` [N] the hashes of
+    their ids. ``images`` int64 [N], those of an image side by side.
     """
 
     rule: MixedSource

@@ -280,5 +280,7 @@ def kept_lengths(tokens: int, regions: int, longest: int = LONGEST) -> tuple[int
 
 
 def select_tokens(count: int, num_kept: int) -> Ids:
-    """The places of the ``num_kept`` of ``count`` tokens: the first ones, and the last, the [SEP]."""
+    """The places of the ``num_kept`` of ``count`` tokens: the first ones, and the last, the
+    [SEP].
+    """
     return np.append(np.arange(num_kept - 1), count - 1).astype(np.int64)

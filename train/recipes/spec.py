@@ -310,6 +310,7 @@ class Recipe(RunSettings):
                 f"{kind} in stage {name}" for kind, name in sorted(kinds.items())
             )
             raise ValueError(
-                f"feeding.region_targets is {kinds_text}: one head cannot number classes both with and "
+                f"feeding.region_targets is {kinds_text}: one head cannot number classes both "
+                "with and "
                 "without background; set the same in all stages"
             )

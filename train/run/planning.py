@@ -50,7 +50,8 @@ def plan_stages(
         for index, mixed in enumerate(stage.mixture):
             if mixed.source not in visits.keys() | texts.keys():
                 raise InputError(
-                    f"stages.{number}.mixture.{index}.source={mixed.source}: stage {stage.name} has "
+                    f"stages.{number}.mixture.{index}.source={mixed.source}: stage {stage.name} "
+                    "has "
                     f"no pair of it in {flag} (there are: {format_visits(visits | texts)}); name "
                     "one of those"
                 )

@@ -48,7 +48,8 @@ def require_same_ids(predicted: Set[K], labelled: Set[K], source: str) -> None:
     descriptions = [f"{_ids(ids)} {what}" for what, ids in faults.items() if ids]
     if descriptions:
         raise InputError(
-            f"{source}: {'; '.join(descriptions)}; predict each of the {len(labelled)} examples once"
+            f"{source}: {'; '.join(descriptions)}; predict each of the {len(labelled)} examples "
+            "once"
         )
 
 

@@ -86,7 +86,8 @@ def tsv_images(source: Source) -> Iterator[AnnotatedImage]:
     _, header = next(rows, (0, []))
     if isinstance(header, Drop) or not set(COLUMNS) <= set(header):
         raise InputError(
-            f"{source.display_name}: the first line must name the columns {', '.join(COLUMNS)} (and "
+            f"{source.display_name}: the first line must name the columns {', '.join(COLUMNS)} "
+            "(and "
             "attributes, split), divided by tabs"
         )
     images: dict[str, AnnotatedImage] = {}

@@ -62,7 +62,8 @@ def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) ->
         _check_type(schema, split, "--split-column", display_name, numbers=bool(labels))
         if args.split is not None and args.split_column is None:
             raise InputError(
-                f"--split {args.split}: {display_name} has the column {split}, which gives each row's "
+                f"--split {args.split}: {display_name} has the column {split}, which gives each "
+                "row's "
                 f"split; add --split-column {split} (then only rows where it is empty are "
                 f"{args.split}) or --no-split-column (then all are)"
             )
@@ -79,7 +80,8 @@ def _check_type(
         expected = "text or whole numbers" if numbers else "text, or a class label with its names"
         remedy = " or --no-split-column" if flag == "--split-column" else ""
         raise InputError(
-            f"{display_name}: the column {name} is {kind}; want {expected}: name another one, {flag} NAME"
+            f"{display_name}: the column {name} is {kind}; want {expected}: name another one, "
+            f"{flag} NAME"
             f"{remedy}"
         )
 
@@ -123,7 +125,8 @@ def split_of_name(source: Source) -> str | None:
     splits = {word.lower(): word for word in known if word is not None}
     if len(splits) > 1:
         raise InputError(
-            f"{source.display_name}: its name has the splits {' and '.join(splits.values())}; say which "
+            f"{source.display_name}: its name has the splits {' and '.join(splits.values())}; say "
+            "which "
             "its rows are of, --split NAME, or name a column, --split-column NAME"
         )
     return next(iter(splits.values()), None)

@@ -50,7 +50,8 @@ def _open_split(
     ids = folder.find(f"{split}_ids.txt")
     if ids is None:
         raise InputError(
-            f"{captions.display_name} has captions without ids; put {split}_ids.txt beside it, which says "
+            f"{captions.display_name} has captions without ids; put {split}_ids.txt beside it, "
+            "which says "
             "of which image each five lines are"
         )
     id_lines = [line if isinstance(line, Drop) else line.strip() for _, line in read_lines(ids)]
@@ -63,7 +64,8 @@ def _open_split(
         id_lines = id_lines[::NUM_CAPTIONS]
     if count != NUM_CAPTIONS * len(id_lines):
         raise InputError(
-            f"{captions.display_name} has {count} lines and {ids.display_name} {len(id_lines)} images, want "
+            f"{captions.display_name} has {count} lines and {ids.display_name} {len(id_lines)} "
+            "images, want "
             f"{NUM_CAPTIONS} lines for each: fetch both again"
         )
     image_names = [_name(id_line, names, ids) for id_line in id_lines]
@@ -81,7 +83,8 @@ def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str
     if len(line) <= len(str(NUM_PLACES)) and int(line) < NUM_PLACES:
         if names is None:
             raise InputError(
-                f"{ids.display_name}: {line} is a place in Karpathy's file; put {MAPPING}, which has the "
+                f"{ids.display_name}: {line} is a place in Karpathy's file; put {MAPPING}, which "
+                "has the "
                 "names, or dataset_flickr30k.json itself into the folder"
             )
         return Drop(Reason.BAD_REFERENCE, f"image {line} is not in {MAPPING}")

@@ -35,8 +35,8 @@ _WEB = ("http://", "https://")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnJob:
-    """What decides the output. ``column_indices`` are the columns of text, image, id and split; the last
-    two may be absent. ``rows`` and ``digest`` are those of the whole file.
+    """What decides the output. ``column_indices`` are the columns of text, image, id and split; the
+    last two may be absent. ``rows`` and ``digest`` are those of the whole file.
     """
 
     table: TableFile

@@ -58,7 +58,8 @@ def format_no_image_warning(counts: list[Count], output: Path) -> str:
     parts = filter(None, (first["reason"], first["detail"])) if first else ()
     why = f" ({': '.join(parts)})" if first else ""
     return (
-        f"warning: the table of images is empty: none of the {num_images} named images could be read"
+        f"warning: the table of images is empty: none of the {num_images} named images could be "
+        "read"
         f"{why}; name the folder that holds them, --images DIR"
     )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from vlmill.schemas.images.drawing import Corners, draw_boxes
 
 from vlmill.pipelines.manifest.report import first_images, first_rows, spread_shards
+from vlmill.runtime.console.drawing import Corners, draw_boxes
 from vlmill.runtime.console.report import image_cards, image_uri
 from vlmill.schemas.images.decode import Bounds, open_image, upright
 from vlmill.schemas.rejects import Rejected

@@ -32,7 +32,8 @@ def format_fetch_counts(counts: Mapping[str, Any], published: int) -> str:
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in failed.items())
     summary = f"fetched: {counts['fetched']:,} images of {counts['urls']:,} URLs"
     published_note = f" ({published:,} rows are published)" if published else ""
-    return f"{summary}{published_note}; {sum(failed.values()):,} failed{f': {reasons}' if reasons else ''}"
+    failures = f"{sum(failed.values()):,} failed{f': {reasons}' if reasons else ''}"
+    return f"{summary}{published_note}; {failures}"
 
 
 def make_fetch_rows(counts: Mapping[str, Any]) -> Sequence[Sequence[str]]:

@@ -58,8 +58,8 @@ def numbered_columns(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def text_columns(names: Sequence[str], requested: str | None, display_name: str) -> tuple[str, ...]:
-    """Returns the column of texts, or the numbered ones: those of ``requested``, or the only ones with
-    a usual name. Raises InputError as :func:`guessed` does.
+    """Returns the column of texts, or the numbered ones: those of ``requested``, or the only ones
+    with a usual name. Raises InputError as :func:`guessed` does.
     """
     numbered = {s: c for s, c in numbered_columns(names).items() if s not in names}
     column = guess_column([*names, *numbered], TEXTS, requested, "--text-column", display_name)
@@ -69,8 +69,8 @@ def text_columns(names: Sequence[str], requested: str | None, display_name: str)
 def split_column(
     names: Sequence[str], requested: str | None, excluded: Sequence[str], display_name: str
 ) -> str | None:
-    """Returns the column of splits: ``requested``, or the one called split in any case, unless it is
-    one of ``excluded``; None where there is none.
+    """Returns the column of splits: ``requested``, or the one called split in any case, unless it
+    is one of ``excluded``; None where there is none.
 
     Raises InputError for a given column that is not there, and where several are called so.
     """
@@ -79,7 +79,8 @@ def split_column(
     matches = [name for name in names if name.lower() == "split" and name not in excluded]
     if len(matches) > 1:
         raise InputError(
-            f"{display_name} has the columns {', '.join(matches)}; say which it is, --split-column NAME, or "
+            f"{display_name} has the columns {', '.join(matches)}; say which it is, "
+            "--split-column NAME, or "
             "--no-split-column"
         )
     return matches[0] if matches else None

@@ -126,7 +126,9 @@ def _remedy(table: TableFile, name: str, names: list[str]) -> str:
 
 
 def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
-    """The fields at ``column_indices`` of every row, or why a row has none. Memory: a batch of rows."""
+    """The fields at ``column_indices`` of every row, or why a row has none. Memory: a batch of
+    rows.
+    """
     if table.format == "parquet":
         yield from _parquet_rows(table.path, column_indices)
         return

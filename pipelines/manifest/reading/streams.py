@@ -87,7 +87,8 @@ class _Text:
         """What to raise where the file is no JSON."""
         position = self._used + self.at
         return InputError(
-            f"{self.source.display_name} is broken or cut at character {position}: {why}; fetch it again"
+            f"{self.source.display_name} is broken or cut at character {position}: {why}; fetch "
+            "it again"
         )
 
 
@@ -181,7 +182,8 @@ class JsonLists:
 
     def _other_layout(self, layout: str) -> InputError:
         return InputError(
-            f"{self.source.display_name} is of another layout: it has not {layout}; is it another version "
+            f"{self.source.display_name} is of another layout: it has not {layout}; is it another "
+            "version "
             "of the file?"
         )
 

@@ -41,7 +41,8 @@ def ends(path: Path, endings: Sequence[str]) -> bool:
 
 
 class Bounded(io.RawIOBase):
-    """Counts what comes out of a file, at most ``max_bytes`` bytes; ``display_name`` names it for a user.
+    """Counts what comes out of a file, at most ``max_bytes`` bytes; ``display_name`` names it for a
+    user.
 
     Raises InputError for more, and for damage.
     """

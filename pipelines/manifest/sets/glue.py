@@ -233,7 +233,8 @@ def read_columns(task: Task, split: str, source: Source) -> tuple[str, ...]:
     if missing := [name for name in required_columns(task, split) if name not in names]:
         there = ", ".join(names)[:200] or "none"
         raise InputError(
-            f"{source.display_name} has no column {', '.join(missing)} (it has {there}); is it the task's "
+            f"{source.display_name} has no column {', '.join(missing)} (it has {there}); is it "
+            "the task's "
             "file of GLUE?"
         )
     source.remarks.check(names, COLUMNS)

@@ -59,7 +59,8 @@ def check_columns(source: Source) -> None:
     file = JsonLists(source=source)
     if file.is_list():
         raise InputError(
-            f"{source.display_name} is a list of objects; the published file is one object with the lists "
+            f"{source.display_name} is a list of objects; the published file is one object with "
+            "the lists "
             f"{', '.join(LISTS)} (a list made for img2dataset: read its output by `webdataset`)"
         )
     names = (*LISTS, *(name for name in file.members() if name == USERS))
@@ -76,7 +77,8 @@ def check_lines(urls: Source, captions: Source) -> None:
     counts = [sum(1 for _ in read_lines(source)) for source in (urls, captions)]
     if counts[0] != counts[1]:
         raise InputError(
-            f"{urls.display_name} has {counts[0]} lines and {captions.display_name} {counts[1]}: line i of one no "
+            f"{urls.display_name} has {counts[0]} lines and {captions.display_name} {counts[1]}: "
+            "line i of one no "
             "longer belongs to line i of the other; fetch both again"
         )
 

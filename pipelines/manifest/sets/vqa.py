@@ -199,7 +199,8 @@ def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source])
         examples = ", ".join(repr(label[:40]) for label in labels[:3])
         answer = next(published_answers(annotated))
         raise InputError(
-            f"--labels {path}: none of its {len(labels)} labels ({examples}, ...) is an answer to one "
+            f"--labels {path}: none of its {len(labels)} labels ({examples}, ...) is an answer to "
+            "one "
             f"of the {questions} questions here (such as {answer[:40]!r}); give the classifier's "
             "list of answers, a label a line or JSON"
         )

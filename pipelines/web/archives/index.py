@@ -60,7 +60,8 @@ class Index:
 def read_index(paths: Sequence[Path], argument: str) -> Index:
     """Reads whole indexes. Memory: 20 bytes a record, and the names of the archives.
 
-    Raises InputError, beginning with ``argument``, for what is no index, and for one without a record.
+    Raises InputError, beginning with ``argument``, for what is no index, and for one without a
+    record.
     """
     names: dict[str, int] = {}
     numbers, offsets, lengths = array("i"), array("q"), array("q")

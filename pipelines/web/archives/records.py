@@ -54,8 +54,9 @@ class Gap:
 class StoredRecords:
     """Iterates over the records and gaps of an archive, from ``start`` on.
 
-    ``is_selected`` says of which (offset, record) the content is read, if that is at most ``max_bytes``.
-    Raises BrokenArchive at the end, if nothing is readable behind a damaged place or at all.
+    ``is_selected`` says of which (offset, record) the content is read, if that is at most
+    ``max_bytes``. Raises BrokenArchive at the end, if nothing is readable behind a damaged place or
+    at all.
     """
 
     def __init__(

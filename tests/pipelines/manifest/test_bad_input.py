@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, Files, list[str], tuple[Table, str], list[str]]] = {
     "images that come twice": (
         "coco",
         {COCO_FILE: {
-            "images": [coco_image(1), coco_image(1), coco_image(1, "b.jpg"), "none", coco_image(-3)],
+            "images": [*[coco_image(1)] * 2, coco_image(1, "b.jpg"), "none", coco_image(-3)],
             "annotations": [caption(1, 1)],
         }},
         ["duplicate", "id_conflict", "bad_row", "bad_row"],

@@ -195,7 +195,8 @@ def refuse_rejected(rejected: list[dict[str, Any]], accepted: int) -> None:
     counts = Counter(str(row["reason"]) for row in rejected)
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
     raise InputError(
-        f"--examples: {len(rejected)} of {len(rejected) + accepted} cannot be answered ({reasons}): "
+        f"--examples: {len(rejected)} of {len(rejected) + accepted} cannot be answered "
+        f"({reasons}): "
         f"{names}{more}; give what they lack, or --missing skip for figures of the others"
     )
 

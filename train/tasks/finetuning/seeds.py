@@ -44,9 +44,11 @@ def finetune_seeds(
     publish(output, find_checkpoint(folders[best]))
     write_json(output / SEEDS, {"seeds": values, "best": best, **summary})
     summary_text = (
-        f"mean {summary['mean']:.4f}, standard deviation {summary['std']:.4f}" if summary else ""
+        f"mean {summary['mean']:.4f}, standard deviation {summary['std']:.4f}"
+        if summary
+        else "none was validated"
     )
-    return f"{output}: {len(folders)} seeds, {summary_text or 'none was validated'}; the best is {best}"
+    return f"{output}: {len(folders)} seeds, {summary_text}; the best is {best}"
 
 
 def compute_spread(values: dict[int, float]) -> dict[str, Any]:

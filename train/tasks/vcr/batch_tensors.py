@@ -67,8 +67,8 @@ def choice_tensors(
 
 
 def asked_regions(categories: Ids, region_flags: Flags, choices: int) -> dict[str, Tensor]:
-    """Where the regions that are ``region_flags`` [B, R] stand in the sequences of all choices, and their
-    categories.
+    """Where the regions that are ``region_flags`` [B, R] stand in the sequences of all choices, and
+    their categories.
     """
     sequences, rows = np.repeat(region_flags, choices, axis=0).nonzero()
     return {

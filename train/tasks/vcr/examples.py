@@ -145,7 +145,8 @@ def find_region_fault(
         return None
     return (
         Reason.BAD_REFERENCE,
-        f"--annotated-regions has {len(region_boxes)} regions, not at the boxes of the {len(boxes)} "
+        f"--annotated-regions has {len(region_boxes)} regions, not at the boxes of the "
+        f"{len(boxes)} "
         "objects; extract them with --boxes and this table",
     )
 

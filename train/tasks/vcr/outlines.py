@@ -37,7 +37,8 @@ def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
             raise ValueError(f"segms: a polygon of object {number} has no points")
         if (max_points := max(map(len, polygons), default=0)) > MAX_CORNERS:
             raise ValueError(
-                f"segms: a polygon of object {number} has {max_points} points, want at most {MAX_CORNERS}"
+                f"segms: a polygon of object {number} has {max_points} points, want at most "
+                f"{MAX_CORNERS}"
             )
     return list(outlines)
 

@@ -41,7 +41,8 @@ def select_answers(
         checkpoint_labels = list(init.task.labels)
         if given_labels is not None and given_labels != checkpoint_labels:
             raise InputError(
-                f"--labels {labels}: the checkpoint {init.path} has a list of its own, {len(checkpoint_labels)} "
+                f"--labels {labels}: the checkpoint {init.path} has a list of its own, "
+                f"{len(checkpoint_labels)} "
                 "answers; leave --labels out"
             )
         return checkpoint_labels
