@@ -256,7 +256,7 @@ def measure(
 
 
 def report(name: str, best: Sequence[Round], gemm: float) -> float:
-    """Prints the parts, summed over the images; returns CPU seconds a image."""
+    """Prints the parts, summed over the images; returns CPU seconds an image."""
     count = len(best)
     total = sum(r.total for r in best)
     for part in best[0].seconds:

@@ -102,7 +102,7 @@ def search_question(form: Form) -> Question:
 
 
 def answer_question(form: Form) -> Question:
-    """Reads what is asked about a image. Raises Refused."""
+    """Reads what is asked about an image. Raises Refused."""
     image = form.image()
     return Question(method=ANSWER, images=[image.content], texts=[form.get_word("question")])
 
