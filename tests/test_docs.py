@@ -223,11 +223,7 @@ def test_the_tree_on_the_page_on_code_is_there() -> None:
         for path in (rooms[-1], *(rooms[-1] / word for word in words)):
             assert path.is_dir() or path.with_suffix(".py").is_file(), path
             shown.add(path)
-    inside = {
-        p.parent
-        for folder in PACKAGES
-        for p in (ROOT / folder).rglob("*.py")
-    }
+    inside = {p.parent for folder in PACKAGES for p in (ROOT / folder).rglob("*.py")}
     assert inside <= shown, inside - shown
 
 

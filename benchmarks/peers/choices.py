@@ -120,7 +120,7 @@ def text_of(length: int, objects: int, rng: np.random.Generator) -> tuple[str, l
 
 
 def boxes_of(count: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """So many boxes [count, 4], with an area, of a image."""
+    """So many boxes [count, 4], with an area, of an image."""
     start = rng.random((count, 2)) * (SIDE_PX / 2)
     size = 8 + rng.random((count, 2)) * (SIDE_PX / 2 - 8)
     return np.concatenate([start, start + size], axis=1).astype(np.float32)

@@ -7,7 +7,7 @@ heads of pretraining computed. VL-BERT, which has no such loop, reads pairs in b
 padded to the longest, as its loader pads them. PyTorch's norm has the place of apex's.
 
 Each writes its weights into a folder before anything else, and after each pass its scores: log odds
-[I, T] that a caption belongs to a image.
+[I, T] that a caption belongs to an image.
 """
 
 import importlib

@@ -14,7 +14,7 @@ from vlmill.train.loading.sample import select_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Holds a text [T] beside a image. To be guessed are the ``masked`` [T] tokens, which the
+    """Holds a text [T] beside an image. To be guessed are the ``masked`` [T] tokens, which the
     model sees as [MASK], or the class of ``region``, hidden with all that overlap with it.
     """
 

@@ -36,7 +36,7 @@ class Shown(Protocol):
         ...
 
     def has(self, image_id: str) -> bool:
-        """Says whether there is something to be seen of a image."""
+        """Says whether there is something to be seen of an image."""
         ...
 
     @property

@@ -50,7 +50,7 @@ def page(tables: Sequence[AblationTable], by_table: ByTable) -> str:
 
 
 def summary(tables: Sequence[AblationTable], by_table: ByTable) -> str:
-    """How many changes agree, table by table, and all of them in a image."""
+    """How many changes agree, table by table, and all of them in an image."""
     rows = ["## What agrees\n", "| table | agree | within error | differ | to be measured |"]
     rows.append("|---|---|---|---|---|")
     for table in tables:

@@ -75,7 +75,7 @@ def with_missing_boxes(
     """Returns the plan, and as missing the entries of a box file for which it has no image.
 
     An entry that is called like a SHA-256 may belong to any file, and is not counted here. Raises
-    InputError where no entry names a image.
+    InputError where no entry names an image.
     """
     met = {boxes.find_key(p.image_id, p.path) for p in plan}
     absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]

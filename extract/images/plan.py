@@ -2,7 +2,7 @@
 tables.
 
 The arguments are resolved once into a plan, a list of images in a fixed order; bytes are read
-when an image's turn comes. A plan takes about 400 bytes a image.
+when an image's turn comes. A plan takes about 400 bytes an image.
 """
 
 import dataclasses

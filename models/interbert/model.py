@@ -97,7 +97,7 @@ class InterBert(PairHeads):
         *,
         for_captions: bool = True,
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of a image.
+        """Embeds regions as the layers take them, once for all texts of an image.
 
         [choice] ``modality_segments`` act beside captions alone: texts of two parts (VCR) use the
         segments for these.

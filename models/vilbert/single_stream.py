@@ -89,7 +89,7 @@ class SingleStream(PairHeads):
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of a image."""
+        """Embeds regions as the layers take them, once for all texts of an image."""
         embedded: Float[Tensor, "B R H"] = self.region_embedding(
             features, locations, self.region_type.weight[IMAGE_TYPE]
         )

@@ -240,7 +240,7 @@ class VlBertVcr(nn.Module):
         category_regions: tuple[Int[Tensor, " L"], Int[Tensor, " L"]] | None = None,
         pack: bool = True,
     ) -> VcrOutput:
-        """Encodes all choices; the regions' vectors are computed once a image.
+        """Encodes all choices; the regions' vectors are computed once an image.
 
         ``category_regions``: the sequences, counted choice by choice, and the rows of their regions
         whose categories are asked; all real ones without.

@@ -69,7 +69,7 @@ def read_splits(pairs: str, regions: RegionReader) -> Splits:
 
 
 def _columns(pairs: str) -> Iterator[tuple[list[str], list[str | None]]]:
-    """Yields image_id and split of pairs that have a image."""
+    """Yields image_id and split of pairs that have an image."""
     columns = ["image_id", "split"]
     for batch in iter_batches(pairs, PAIRS, columns=columns, batch_rows=65_536, flag="--pairs"):
         imaged = batch.filter(batch.column("image_id").is_valid())

@@ -24,7 +24,7 @@ CACHED_GROUPS = 1024  # of which it is known where their images lie: 12 bytes a 
 class ImageReader:
     """Reads the encoded bytes of images, by image_id or by row number in the order of the shards.
 
-    ``argument`` is a folder, a file or a glob. The index takes some 100 bytes a image. Files are
+    ``argument`` is a folder, a file or a glob. The index takes some 100 bytes an image. Files are
     mapped: an image of a shard that knows their places costs one copy of its bytes, of another the
     decoding of its row group, of which the last one stays. Sent to another process the reader
     leaves the ids behind.

@@ -151,7 +151,7 @@ class RegionReader:
         return (self.row(number) for number in range(len(self)))
 
     def __getitem__(self, image_id: str) -> RegionRow:
-        """Returns the row of a image. Raises KeyError if it has none."""
+        """Returns the row of an image. Raises KeyError if it has none."""
         return self.row(self._number(image_id))
 
     def row(self, number: int) -> RegionRow:

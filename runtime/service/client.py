@@ -89,7 +89,7 @@ class ServiceClient:
         return answers
 
     def answer(self, image: ImageSource, question: str) -> str:
-        """Returns the answer to a question about a image."""
+        """Returns the answer to a question about an image."""
         words = {"question": [question]}
         return str(self.request_json("/v1/answer", [image], words)["answer"])
 

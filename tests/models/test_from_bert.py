@@ -57,7 +57,7 @@ def tiny_imagebert(**changes: Any) -> ImageBert:
 
 
 def imagebert_text(model: ImageBert, tokens: Tensor, mask: Tensor) -> Tensor:
-    """The last hidden states of texts without a image."""
+    """The last hidden states of texts without an image."""
     regions = torch.zeros(len(tokens), 0, model.config.width)
     return model.encode(tokens, mask, regions, torch.zeros(len(tokens), 0, dtype=torch.bool)).text
 

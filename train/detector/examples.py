@@ -1,6 +1,6 @@
 """The rows of a table of boxes become examples: checked, cleaned, and counted where they are not.
 
-M boxes of a image. Boxes are (x1, y1, x2, y2) in pixels of the upright image, x2 and y2
+M boxes of an image. Boxes are (x1, y1, x2, y2) in pixels of the upright image, x2 and y2
 exclusive.
 """
 

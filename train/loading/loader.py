@@ -17,7 +17,7 @@ from vlmill.train.loading.stage_batches import StageBatches
 # Batches that are assembled or wait. One is enough, as plans wait as well; and the fewer blocks of
 # memory go round, the more of them the cache holds: five of 13 MB take a quarter longer than two.
 AHEAD = 1
-# Plans that a worker sends at once: a message of its own for each would cost 8 us a image.
+# Plans that a worker sends at once: a message of its own for each would cost 8 us an image.
 TOGETHER = 8
 GRACE_S = 60  # that a worker stays after it was told to end: a step, and a checkpoint saved
 

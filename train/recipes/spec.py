@@ -36,7 +36,7 @@ class TrainingStage:
     # The parameters that are trained: their names hold one of these. All if empty.
     trained: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
-    # Sources that are visited more or less often, or with fewer captions of a image.
+    # Sources that are visited more or less often, or with fewer captions of an image.
     mixture: tuple[MixedSource, ...] = ()
     # The splits that it trains on and validates on, whatever their case; pairs without a split
     # count as train. If empty: by the table of names (`vlmill.schemas.splits`).

@@ -35,7 +35,7 @@ class TaskBatches(StageBatches):
     """The batches of a task.
 
     In ``training`` images are mirrored, cropped and augmented as the stage's feeding says; else
-    they are whole. A ``blind`` model is shown none of a image.
+    they are whole. A ``blind`` model is shown none of an image.
     """
 
     task: LearntTask

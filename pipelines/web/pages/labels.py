@@ -9,7 +9,7 @@ _MAX_CHARS = 2_000
 
 
 class Labels:
-    """Finds what ``aria-label``, ``aria-labelledby`` and a drawing's title say of a image."""
+    """Finds what ``aria-label``, ``aria-labelledby`` and a drawing's title say of an image."""
 
     def __init__(self, tree: LexborHTMLParser) -> None:
         self._tree = tree

@@ -10,7 +10,7 @@ from vlmill.pipelines.web.texts.words import word_set
 
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
 _STYLE_SIDE = re.compile(r"(?:^|;)\s*(width|height)\s*:\s*(\d{1,5})(?:\.\d*)?px")
-# Classes that the wide-spread content systems give to the text under a image.
+# Classes that the wide-spread content systems give to the text under an image.
 _CAPTION_CLASS = re.compile(r"(?:^|[\s_-])(?:\w*caption\w*|gallerytext|cutline|legend)(?:$|[\s_-])")
 # Whole class names: "sidebar" is a side bar, "content-sidebar-wrap" wraps the page's content.
 _FURNITURE_CLASSES = word_set(

@@ -1,4 +1,4 @@
-"""Files of every published layout, opened as they are and run on a image."""
+"""Files of every published layout, opened as they are and run on an image."""
 
 import pickle
 from collections.abc import Callable

@@ -45,7 +45,7 @@ TEXTS = ["a dog", "two cats"]
 
 @pytest.fixture(autouse=True)
 def small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A detector's own size is that of photographs, which takes seconds a image."""
+    """A detector's own size is that of photographs, which takes seconds an image."""
     limits = InputLimits(short_side=48, long_side=80)
     config = partial(ExtractConfig, limits=limits)
     monkeypatch.setattr("vlmill.inference.load.detector.ExtractConfig", config)

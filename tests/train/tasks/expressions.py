@@ -32,7 +32,7 @@ NUM_IMAGES = 8
 
 
 def order_of(number: int) -> list[int]:
-    """Which kind is at which place of a image."""
+    """Which kind is at which place of an image."""
     return [int(place) for place in np.random.default_rng(number).permutation(3)]
 
 

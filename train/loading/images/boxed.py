@@ -76,7 +76,7 @@ def padded_images(
 
 
 def make_image_regions(tensors: Mapping[str, Tensor]) -> ImageRegions | None:
-    """Of pairs alone; less VL-BERT's mean colour, which is what lies outside a image."""
+    """Of pairs alone; less VL-BERT's mean colour, which is what lies outside an image."""
     if "pictures" not in tensors:
         return None
     images, sizes = tensors["pictures"].float(), tensors["image_sizes"]

@@ -5,7 +5,7 @@ each region's last vector. Loss: each region's binary cross-entropy with whether
 the named box by half (or, in ViLBERT's code, by how much). Metric: how often the region with the
 highest logit overlaps enough.
 
-B expressions, R regions, the full image in row 0, N of a image.
+B expressions, R regions, the full image in row 0, N of an image.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What retrieval is, however its model reads a text and a image."""
+"""What retrieval is, however its model reads a text and an image."""
 
 import pyarrow as pa
 
