@@ -60,7 +60,7 @@ def rows(numbers: range) -> Iterator[RegionRow]:
         rng = np.random.default_rng(number)
         corners = rng.random((BOXES, 2, 2)) * (640, 480)
         yield RegionRow(
-            image_id=f"picture-{number}",
+            image_id=f"image-{number}",
             width=640,
             height=480,
             boxes=np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32),
@@ -107,7 +107,7 @@ def read_lmdb(folder: Path, batches: list[list[int]]) -> Iterator[torch.Tensor]:
             locations = np.zeros((len(numbers), BOXES, 5), dtype=np.float32)
             for i, number in enumerate(numbers):
                 with store.begin() as transaction:
-                    stored = transaction.get(f"picture-{number}".encode())
+                    stored = transaction.get(f"image-{number}".encode())
                 assert stored is not None
                 record = pickle.loads(stored)  # of our own making, above
                 count, size = int(record["num_boxes"]), (record["image_w"], record["image_h"])
@@ -127,7 +127,7 @@ def prepared(folder: Path, images: int, batch_size: int) -> PretrainBatches:
     rng = np.random.default_rng(0)
     captions = [" ".join(rng.choice(WORDS, 10)) for _ in range(images)]
     empty = dict.fromkeys(PAIRS.schema.names)
-    ids = [f"picture-{number}" for number in range(images)]
+    ids = [f"image-{number}" for number in range(images)]
     pairs = [
         {**empty, "pair_id": compute_pair_id(i, text), "image_id": i, "text": text}
         for i, text in zip(ids, captions, strict=True)

@@ -155,10 +155,9 @@ class Plain:
     """Makes rows in this process as `extract-rois run` does."""
 
     def __init__(self, flags: Sequence[str], images: Sequence[bytes], folder: Path) -> None:
-        from vlmill.extract.images.plan import plan_images
-
         from vlmill.extract.cli import parser
         from vlmill.extract.from_flags import make_config, make_detector
+        from vlmill.extract.images.plan import plan_images
         from vlmill.extract.run.job import Job
 
         for number, content in enumerate(images):

@@ -159,11 +159,11 @@ def add_show(show: argparse.ArgumentParser) -> None:
         help="per image (default: %(default)s)",
     )
     show.add_argument(
-        "--images",
+        "--max-images",
         type=int_at_least(0),
         default=50,
         metavar="N",
-        help="at most (default: %(default)s)",
+        help="images to draw (default: %(default)s)",
     )
 
 
@@ -232,7 +232,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         arguments.output,
         names=names,
         max_boxes=arguments.boxes,
-        max_images=arguments.images,
+        max_images=arguments.max_images,
     )
     print(f"{arguments.output}: {summary}")
     return 0 if drawn else 1

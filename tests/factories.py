@@ -43,7 +43,7 @@ def write_images(folder: Path, count: int) -> str:
         data = io.BytesIO()
         colour = np.array([20 * number, 255 - 20 * number, 100], np.uint8)
         Image.fromarray(np.tile(colour, (30, 40, 1))).save(data, "PNG")
-        rows.append({**empty, "image_id": f"picture-{number}", "bytes": data.getvalue()})
+        rows.append({**empty, "image_id": f"image-{number}", "bytes": data.getvalue()})
     write_shard(folder, IMAGES, rows)
     return str(folder)
 
@@ -56,7 +56,7 @@ def write_photographs(folder: Path, count: int, *, cut: Sequence[int] = ()) -> s
         Image.fromarray(random.integers(0, 255, (48, 64, 3), np.uint8)).save(data, "JPEG")
         content = data.getvalue()[: len(data.getvalue()) // 2 if number in cut else None]
         empty = dict.fromkeys(IMAGES.schema.names)
-        rows.append({**empty, "image_id": f"picture-{number}", "bytes": content})
+        rows.append({**empty, "image_id": f"image-{number}", "bytes": content})
     write_shard(folder, IMAGES, rows)
     return str(folder)
 
@@ -77,7 +77,7 @@ class Tables:
 
     def write(self, count: int = 12) -> Inputs:
         """``count`` pairs of different images and texts, with regions."""
-        images = [f"picture-{i}" for i in range(count)]
+        images = [f"image-{i}" for i in range(count)]
         self.write_pairs([(name, caption(i)) for i, name in enumerate(images)])
         self.write_regions(images)
         return Inputs(pairs=self.pairs, regions=self.regions)

@@ -57,7 +57,7 @@ def write_tables(folder: Path, sizes: TableSizes) -> Inputs:
     words = vocabulary(sizes.vocabulary)
     vocab = folder / "vocab.txt"
     vocab.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    names = [f"picture-{number}" for number in range(sizes.pairs)]
+    names = [f"image-{number}" for number in range(sizes.pairs)]
     of_pairs = [*names, *[None] * sizes.texts]
     captions = [caption(words, rng, sizes.longest) for _ in of_pairs]
     write_pairs(folder / "pairs", of_pairs, captions)

@@ -48,7 +48,7 @@ def random_captions(lengths: Sequence[int]) -> tuple[NDArray[np.int64], ...]:
 
 def names(count: int) -> list[str]:
     """The images' ids."""
-    return [f"picture-{number}" for number in range(count)]
+    return [f"image-{number}" for number in range(count)]
 
 
 def write_regions(folder: Path, counts: Sequence[int]) -> str:

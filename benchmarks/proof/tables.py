@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from proof.arms import Arm
-from vlmill.pipelines.nearest_images import command as nearest_images
 from worlds import Detector, World, make_scenes, oracles, write_noisy_pairs, write_world
 from worlds.expressions import write_boxes
 from worlds.scenes import Split
 
 from vlmill.pipelines.hard_negatives import command as hard_negatives
+from vlmill.pipelines.nearest_images import command as nearest_images
 from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions

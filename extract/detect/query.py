@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from vlmill.extract.images.resize import NetworkInput, PixelInput
 
 

@@ -9,6 +9,9 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Frames
 from vlmill.extract.images.resize import (
     NetworkInput,
     PixelInput,
@@ -16,9 +19,6 @@ from vlmill.extract.images.resize import (
     interpolate,
     sample_positions,
 )
-
-from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.selection import Frames
 from vlmill.models.detector.boxes import constants
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.inputs import sent

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from vlmill.extract.images.given_boxes import GivenBoxes, require_inside
-from vlmill.extract.images.plan import InputImage
-from vlmill.schemas.images.orientation import turn_boxes
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
@@ -23,7 +20,10 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.rows import Outcome, as_stored
+from vlmill.extract.images.given_boxes import GivenBoxes, require_inside
+from vlmill.extract.images.plan import InputImage
 from vlmill.extract.run.workers import PreparedImage
+from vlmill.schemas.images.orientation import turn_boxes
 from vlmill.schemas.rejects import Reason, Rejected
 
 

@@ -136,7 +136,7 @@ def encoder_links(encoder: nn.Module, module: str = "encoder") -> list[Link]:
         keymap += block_links(
             f"{module}.layers.{number}",
             f"transformer.blocks.{number}",
-            {name: EXPERTS[name] for name in config.experts_of(number)},
+            {name: EXPERTS[name] for name in config.list_experts(number)},
             scaled=config.layer_scale is not None,
         )
     return keymap

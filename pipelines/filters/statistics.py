@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, to_rgb
 
 MAX_PIXELS = 50_000_000  # of an image that a filter or a scorer looks at

@@ -65,7 +65,7 @@ def test_features_that_are_not_finite_stop_before_an_update(
     changed = change_recipe(recipe, ["stages.0.negative_share=0", f"workers={workers}"])
     assert run(changed, tables, "--regions", tables.regions) == 2
     line = last_line(capsys)
-    assert "picture-3: features or boxes are not finite, or above 1e+10; extract" in line
+    assert "image-3: features or boxes are not finite, or above 1e+10; extract" in line
 
 
 @pytest.mark.parametrize("variant", ["vilbert", "vl-bert", "imagebert", "interbert"])
@@ -88,7 +88,7 @@ def test_a_bad_number_costs_its_image_alone(
     assert run(made, tables, "--regions", tables.regions) == 0
     assert "2 steps on 5 pairs; 3 rejected (3 not_finite)" in capsys.readouterr().out
     rejects = read_table(tables.folder / "run", REJECTS).to_pylist()
-    named = {"picture-1", "picture-3", "picture-5"}
+    named = {"image-1", "image-3", "image-5"}
     assert {(row["reason"], row["detail"]) for row in rejects} == {("not_finite", n) for n in named}
 
 
@@ -96,16 +96,16 @@ def test_statistics_are_those_of_accepted_training_pairs_alone(
     tables: Tables, tmp_path: Path
 ) -> None:
     """Neither rejected images, nor those of other splits or beyond the share, count."""
-    rows = [(f"picture-{i}", f"{caption(i)} and {i} birds" if i != 2 else "") for i in range(8)]
+    rows = [(f"image-{i}", f"{caption(i)} and {i} birds" if i != 2 else "") for i in range(8)]
     splits = {"split": [*["train"] * 5, "val", "test", "test"]}
     tables.write_pairs(rows, splits)
-    tables.write_regions([f"picture-{i}" for i in range(10)], empty=("picture-4",))
+    tables.write_regions([f"image-{i}" for i in range(10)], empty=("image-4",))
     made = tiny_recipe("imagebert-small", "steps=0")
     pretrain(made, Inputs(pairs=tables.pairs, regions=tables.regions), tmp_path / "run")
     embedding = load_checkpoint(tmp_path / "run").model.region_embedding.feature
     reader = RegionReader(tables.regions)
     mean, std = feature_statistics(reader, np.array([0, 1, 3]))
-    features = np.concatenate([load_features(reader[f"picture-{i}"], 100) for i in (0, 1, 3)])
+    features = np.concatenate([load_features(reader[f"image-{i}"], 100) for i in (0, 1, 3)])
     torch.testing.assert_close(mean, torch.from_numpy(features.mean(0)))
     torch.manual_seed(made.seed)
     fresh = VARIANTS["imagebert"].model(load_checkpoint(tmp_path / "run").config)
@@ -142,13 +142,13 @@ def test_a_image_that_cannot_be_decoded_is_a_reject_and_the_run_goes_on(
     out = tables.folder / "run"
     assert run(small, tables, "--images", images) == 2
     said = last_line(capsys)
-    assert "1 of the run's 12 images cannot be decoded (picture-5), more than max_bad=0.01" in said
+    assert "1 of the run's 12 images cannot be decoded (image-5), more than max_bad=0.01" in said
     # The same run goes on where more may be bad.
     assert run(change_recipe(small, ["max_bad=0.1"]), tables, "--images", images) == 0
     assert "on 11 pairs; 1 rejected (1 unreadable_image)" in capsys.readouterr().out
     (row,) = read_table(out, REJECTS).to_pylist()
     assert (row["stage"], row["reason"]) == ("pretrain", "unreadable_image")
-    assert row["detail"].startswith("picture-5: OSError: ") and "truncated" in row["detail"]
+    assert row["detail"].startswith("image-5: OSError: ") and "truncated" in row["detail"]
     assert verify_folder(out) == [] and not (out / "undecodable.jsonl").exists()
     counts = [count for _, count in losses(out)]
     assert counts == sorted(counts) and counts[-1] == 1 and len(counts) == 6
@@ -183,8 +183,8 @@ def test_regions_of_images_that_cannot_be_decoded_are_left_out_with_them(
     images = write_photographs(tables.folder / "photographs", 12, cut=[2])
     batches = end_to_end_batches(tables, images, tmp_path / "prepared", tiny())
     made = [batches[index] for index in range(6)]
-    assert {one.image_id for batch in made for one in batch.undecodable} == {"picture-2"}
+    assert {one.image_id for batch in made for one in batch.undecodable} == {"image-2"}
     for at, batch in enumerate(made):
-        assert len(set(batch.image_ids)) == 4 and "picture-2" not in batch.image_ids
+        assert len(set(batch.image_ids)) == 4 and "image-2" not in batch.image_ids
         for name, tensor in batches[at].tensors.items():
             assert torch.equal(batch.tensors[name], tensor), name

@@ -55,11 +55,11 @@ def tiny(*changes: str) -> Recipe:
 
 def write_rows(tables: Tables) -> str:
     """Twelve pairs and two texts alone; regions of all images, images of all but the last."""
-    rows: list[tuple[str | None, str]] = [(f"picture-{i}", f"{i} cats in a row") for i in range(12)]
+    rows: list[tuple[str | None, str]] = [(f"image-{i}", f"{i} cats in a row") for i in range(12)]
     rows += [(None, text) for text in TEXTS]
     sources = {"source": ["cc"] * 12 + ["books", "wikipedia"]}
     tables.write_pairs(rows, sources)  # type: ignore[arg-type]
-    tables.write_regions([f"picture-{i}" for i in range(12)])
+    tables.write_regions([f"image-{i}" for i in range(12)])
     return write_images(tables.folder / "images", 11)
 
 
@@ -206,7 +206,7 @@ def test_boxes_and_pixels_are_of_one_image(tables: Tables, tmp_path: Path, flip:
     number = int(batch_image(made, 0))
     blue, _, red = (found.images[0, :, 0, 0] + torch.tensor(MEAN_BGR)).tolist()
     assert (round(blue), round(red)) == (100, 20 * number)
-    row = made.regions[f"picture-{number}"]  # type: ignore[index]
+    row = made.regions[f"image-{number}"]  # type: ignore[index]
     left = row.boxes[0, 0] * 48 / 200
     if flip:
         left = 47 - row.boxes[0, 2] * 48 / 200
@@ -219,4 +219,4 @@ def test_boxes_and_pixels_are_of_one_image(tables: Tables, tmp_path: Path, flip:
 def batch_image(made: PretrainBatches, place: int) -> str:
     """The number in the name of the image of a pair of batch 0."""
     visit = made.order.batch(0)[place]
-    return made.table.image_id(visit.row).removeprefix("picture-")
+    return made.table.image_id(visit.row).removeprefix("image-")

@@ -32,7 +32,7 @@ from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 if TYPE_CHECKING:
     from tests.factories import Tables
 
-NAMES = tuple(f"picture-{i}" for i in range(12))
+NAMES = tuple(f"image-{i}" for i in range(12))
 
 
 def extracted(folder: Path, *flags: str) -> tuple[str, list[str]]:
@@ -98,14 +98,14 @@ def test_a_image_without_is_named(tables: Tables, stage: Stage) -> None:
     tables.write()
     tables.write_regions(list(NAMES), whole=NAMES[:-1])
     batches = make(tables, stage)
-    with pytest.raises(InputError, match=r"picture-11 has no global_feature.*--global-feature"):
+    with pytest.raises(InputError, match=r"image-11 has no global_feature.*--global-feature"):
         for index in range(3):
             batches[index]
 
 
 @pytest.mark.parametrize(
     ("whole", "widths", "said"),
-    [((), "[16]", "picture-0 has no global_feature"), (NAMES, "[9,9]", "16 wide, .* takes 18")],
+    [((), "[16]", "image-0 has no global_feature"), (NAMES, "[9,9]", "16 wide, .* takes 18")],
 )
 def test_a_table_that_does_not_fit_is_refused_at_the_start(
     tables: Tables, recipe: Recipe, tmp_path: Path, whole: tuple[str, ...], widths: str, said: str
@@ -158,7 +158,7 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
     tables.write_regions(list(NAMES))
     capsys.readouterr()
     assert main([*evaluate, "--output", str(tmp_path / "other")]) == 2
-    assert "picture-0 has no global_feature" in capsys.readouterr().err
+    assert "image-0 has no global_feature" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -98,12 +98,12 @@ def write_tables(tables: Tables) -> list[str]:
     rows: list[tuple[str | None, str]] = []
     sources = []
     for source in SOURCES:
-        rows += [(f"picture-{i}", f"{i} cats of {source}") for i in range(IMAGES)]
+        rows += [(f"image-{i}", f"{i} cats of {source}") for i in range(IMAGES)]
         sources += [source] * IMAGES
     rows += [(None, f"text {i} of {source} on cats") for source in TEXTS for i in range(5)]
     sources += [source for source in TEXTS for _ in range(5)]
     ids = tables.write_pairs(rows, {"source": sources})  # type: ignore[arg-type]
-    image_ids = [f"picture-{i}" for i in range(IMAGES)]
+    image_ids = [f"image-{i}" for i in range(IMAGES)]
     tables.write_regions(image_ids, whole=tuple(image_ids))
     tables.write_negatives({ids[0]: [ids[1]]})
     images = write_images(tables.folder / "images", IMAGES)

@@ -38,7 +38,7 @@ def write_tables(folder: Path) -> tuple[str, str]:
         {
             **empty,
             "pair_id": f"pair-{number}",
-            "image_id": f"picture-{number}",
+            "image_id": f"image-{number}",
             "text": f"image number {number} of a {('dog', 'cat', 'boat')[number % 3]}",
             "source": ("cc", "coco")[number % 2],
             "split": "val" if number > 9 else "train",
@@ -47,7 +47,7 @@ def write_tables(folder: Path) -> tuple[str, str]:
     ]
     regions = [
         RegionRow(
-            image_id=f"picture-{number}",
+            image_id=f"image-{number}",
             width=200,
             height=100,
             boxes=np.array([[0, 0, 50, 50], [20, 10, 180, 90]], np.float32),

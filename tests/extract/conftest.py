@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from vlmill.extract.images.plan import plan_images
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.images.plan import plan_images
 from vlmill.extract.run.job import Job, run
 from vlmill.models.detector.config import ARCHITECTURES
 

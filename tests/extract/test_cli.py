@@ -46,7 +46,7 @@ def test_run_verify_show(images: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert html.count("data:image/jpeg;base64,") == 5
     assert "random weights, seed 0: boxes and names mean nothing" in html
     folder = tmp_path / "drawn"
-    arguments = ("--output", folder, "--classes", names, "--images", "2")
+    arguments = ("--output", folder, "--classes", names, "--max-images", "2")
     assert extract_rois("show", output, "--images", images, *arguments) == 0
     sizes = {Image.open(io.BytesIO(p.read_bytes())).size for p in folder.iterdir()}
     assert len(list(folder.iterdir())) == 2
@@ -65,7 +65,7 @@ def test_show_from_a_store_to_a_store(images: Path, tmp_path: Path, bucket: str)
         classes = f"{place}/regions/names.txt"
         shown = ("show", f"{place}/regions", "--images", source, "--classes", classes)
         assert extract_rois(*shown, "--output", f"{place}/page.html") == 0
-        assert extract_rois(*shown, "--output", f"{place}/drawn", "--images", "2") == 0
+        assert extract_rois(*shown, "--output", f"{place}/drawn", "--max-images", "2") == 0
         page, drawn = to_path(f"{place}/page.html"), to_path(f"{place}/drawn")
         names[place] = {path.name: path.read_bytes() for path in [page, *drawn.iterdir()]}
     assert names[bucket] == names[str(tmp_path)] and len(names[bucket]) == 3

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from vlmill.extract.images.decode import Pixels
-from vlmill.extract.images.resize import network_input
 
 from vlmill.extract.compare import (
     Differences,
@@ -19,6 +17,8 @@ from vlmill.extract.compare import (
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import predict_regions
+from vlmill.extract.images.decode import Pixels
+from vlmill.extract.images.resize import network_input
 from vlmill.models.detector.config import detectron2
 from vlmill.schemas.errors import InputError
 

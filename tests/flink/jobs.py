@@ -51,7 +51,7 @@ def write_inputs(
         first = number * pages
         records = [record for k in range(first, first + pages) for record in responses(k)]
         write_archive(folder / f"{number}.warc.gz", records)
-    rows = [(f"picture-{k}", f"{caption(k % 560)} of {PLACES[k % 7]} {k}") for k in range(captions)]
+    rows = [(f"image-{k}", f"{caption(k % 560)} of {PLACES[k % 7]} {k}") for k in range(captions)]
     Tables(folder).write_pairs(rows)
     write_photographs(folder / "images", IMAGES, cut=[3])
     return Inputs(folder=folder)

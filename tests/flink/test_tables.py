@@ -17,7 +17,7 @@ def test_rows_that_come_twice_go_as_on_one_machine(
     """What a shard keeps depends on all before it, whichever task manager has these."""
     inputs = []
     for number in range(8):
-        rows = [(f"picture-{k}", caption(k % 560)) for k in range(number * 50, number * 50 + 100)]
+        rows = [(f"image-{k}", caption(k % 560)) for k in range(number * 50, number * 50 + 100)]
         tables = Tables(tmp_path / f"{number}")
         tables.write_pairs(rows)
         inputs.append(tables.pairs)

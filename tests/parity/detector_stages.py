@@ -13,13 +13,13 @@ from tests.parity.results import Results
 from tests.parity.ties import settle
 from torch import Tensor
 from torch.nn import functional
-from vlmill.extract.images.resize import NetworkInput, network_input, resize_pillow
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import compute_measures, make_frames
+from vlmill.extract.images.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import flat, read_configuration
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN

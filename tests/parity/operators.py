@@ -11,8 +11,8 @@ import torch
 from tests.parity.golden import GoldenSet, expect
 from tests.parity.results import Results
 from torch import Tensor
-from vlmill.extract.images.resize import resize_bilinear, resize_pillow, resize_torch
 
+from vlmill.extract.images.resize import resize_bilinear, resize_pillow, resize_torch
 from vlmill.models.detector.anchors import (
     centred_cell_anchors,
     grid_anchors,

@@ -12,9 +12,9 @@ import torch
 from tests.parity.draws import Python, collator_draws, collator_row, labels_of
 from tests.parity.golden import GoldenSet, NotComparable, expect
 from tests.parity.results import Results
-from vlmill.train.loading.images.augment import OPERATIONS
 
 from vlmill.schemas.answers import process_answer, soft_score
+from vlmill.train.loading.images.augment import OPERATIONS
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.masking.words import (
     MaskedTokens,

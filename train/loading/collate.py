@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from vlmill.train.loading.images.boxed import padded_images
 
 from vlmill.train.loading.arrays import Array, Arrays, Flags, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import padded_locations
+from vlmill.train.loading.images.boxed import padded_images
 from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, get_global_feature
 from vlmill.train.recipes.parts import Feeding
 

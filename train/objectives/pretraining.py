@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from vlmill.train.loading.images.tokenizer import ImageTokens
 
 from vlmill.models import Beit, Bert, VLInputs, Vlmo
 from vlmill.models.outputs import Encoded, RegionModel
 from vlmill.models.registry import find_variant
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.images.tokenizer import ImageTokens
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
 from vlmill.train.objectives.contrast import contrast_and_matching, contrast_vectors
 from vlmill.train.objectives.losses import (

@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from vlmill.train.loading.images.tokenizer import ImageTokenizer, blank_tokens
 
+from vlmill.train.loading.images.tokenizer import ImageTokenizer, blank_tokens
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.stage_batches import StageBatches

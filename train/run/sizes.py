@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 from tokenizers import Tokenizer
-from vlmill.train.loading.images.tokenizer import ImageTokenizer
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import check_global_features
+from vlmill.train.loading.images.tokenizer import ImageTokenizer
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.inputs import Sources

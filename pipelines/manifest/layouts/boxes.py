@@ -4,6 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.entries import ListedImage
+from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.images.decode import Bounds, open_image
 from vlmill.schemas.images.orientation import (
     LYING,
@@ -12,10 +16,6 @@ from vlmill.schemas.images.orientation import (
     turn_boxes,
     turn_size,
 )
-
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import ListedImage
-from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.schemas.rejects import Reason, Rejected
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, edges

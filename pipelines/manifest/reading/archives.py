@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.images import MAX_BYTES as MAX_IMAGE
 from vlmill.pipelines.manifest.reading.images import is_unsafe
-
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.unpacking import (
     DAMAGED,
     PACKED_TARS,

@@ -14,10 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from vlmill.pipelines.manifest.reading.images import image_content, image_path, is_unsafe
-
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.archives import Archive
+from vlmill.pipelines.manifest.reading.images import image_content, image_path, is_unsafe
 from vlmill.pipelines.manifest.reading.unpacking import (
     DAMAGED,
     MAX_BYTES,

@@ -29,7 +29,7 @@ def rows_of(text: str) -> list[dict[str, Any]]:
     """An expression for each of four images."""
     return [
         dict.fromkeys(EXPRESSIONS.schema.names)
-        | {"expression_id": str(at), "image_id": f"picture-{at}", "text": text, "split": "train"}
+        | {"expression_id": str(at), "image_id": f"image-{at}", "text": text, "split": "train"}
         | {"box": [2.0, 3.0, 30.0, 40.0], "source": "refcoco+"}
         for at in range(4)
     ]
@@ -78,7 +78,7 @@ def test_boxes_are_those_of_the_evaluation(
     for at, expected in enumerate(evaluated(run, inputs, tmp_path)):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the detector of checkpoint")
-            found = model.ground(reader[f"picture-{at}"], EXPRESSION)
+            found = model.ground(reader[f"image-{at}"], EXPRESSION)
         order = np.argsort(-expected.scores, kind="stable")
         assert len(found.boxes) == len(order) > 1 and found.boxes.dtype == np.float32
         assert (np.diff(found.scores) <= 0).all()

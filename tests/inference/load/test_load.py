@@ -95,13 +95,13 @@ def ranked(checkpoint: Path, photographs: Path) -> Any:
     )
     opened = open_inputs(options)
     candidates, _ = select(opened, {})
-    assert list(candidates.image_ids) == [f"picture-{at}" for at in range(4)]
+    assert list(candidates.image_ids) == [f"image-{at}" for at in range(4)]
     return rank(opened, candidates, survey(opened, candidates, {})).by_text
 
 
 def as_users_have_them(photographs: Path) -> list[Any]:
     """A path, its text, an image of PIL, and an array."""
-    files = [photographs / f"picture-{at}.jpg" for at in range(4)]
+    files = [photographs / f"image-{at}.jpg" for at in range(4)]
     return [files[0], str(files[1]), Image.open(files[2]), np.asarray(Image.open(files[3]))]
 
 
@@ -222,7 +222,7 @@ def test_a_converted_checkpoint_takes_its_papers_regions(
 
 def test_arguments_of_another_kind_are_refused(photographs: Path, tmp_path: Path) -> None:
     model = vlmill.load(save(tmp_path / "c", "imagebert", photographs))
-    one = photographs / "picture-0.jpg"
+    one = photographs / "image-0.jpg"
     for images, texts, said in (
         (one, ["a"], "images: want a list"),
         ([one], "a", "texts: want a list"),
@@ -247,14 +247,14 @@ def test_a_question_is_answered_as_the_evaluation_does(tmp_path: Path) -> None:
     assert inputs.images is not None
     reader = ImageReader(inputs.images)
     model = vlmill.load(run)
-    image = Image.open(io.BytesIO(reader["picture-3"] or b""))
+    image = Image.open(io.BytesIO(reader["image-3"] or b""))
     said = model.answer(image, "what is left of number 1?")
     assert said in ANSWERS
     with pytest.raises(InputError, match="nothing can be said of the image"):
         model.answer(b"no picture", "what is left of number 1?")
     with pytest.raises(InputError, match="has no word"):
         model.answer(image, " ")
-    asked = write_questions(tmp_path / "asked", [question(1, image_id="picture-3")])
+    asked = write_questions(tmp_path / "asked", [question(1, image_id="image-3")])
     assert said == predicted(run, asked, inputs.images)
 
 

@@ -50,7 +50,7 @@ def test_a_text_is_scored_searched_and_answered(page: Any) -> None:
         assert len(page.find_elements("css selector", "#first button.on")) == 2
         page.find_element("id", "search").click()
         until(says(page, "Searched"))
-        assert text_of(page, "answers") == "0.5000 picture-0\n0.4000 picture-9"
+        assert text_of(page, "answers") == "0.5000 image-0\n0.4000 image-9"
         page.find_element("id", "answer").click()
         until(says(page, "Answered"))
         assert text_of(page, "said") == "Answer: a kite" and text_of(page, "answers") == ""
@@ -96,17 +96,17 @@ def test_a_search_shows_the_images_of_the_table(page: Any, tmp_path: Path) -> No
 def test_small_images_of_the_table(tmp_path: Path) -> None:
     table = write_photographs(tmp_path, 2, cut=[1])
     with served([*STUB, f"--images={table}"]) as service:
-        reply = service.ask("GET", "/v1/picture?image_id=picture-0")
+        reply = service.ask("GET", "/v1/picture?image_id=image-0")
         assert reply.status == 200 and reply.headers["content-type"] == "image/jpeg"
         assert Image.open(io.BytesIO(reply.body)).size == (64, 48)
         for query, status, reason in (
-            ("image_id=picture-1", 404, "unreadable_image"),
-            ("image_id=picture-9", 404, "no_picture"),
+            ("image_id=image-1", 404, "unreadable_image"),
+            ("image_id=image-9", 404, "no_picture"),
             ("", 404, "no_picture"),
-            ("name=picture-0", 400, "bad_request"),
+            ("name=image-0", 400, "bad_request"),
         ):
             reply = service.ask("GET", f"/v1/picture?{query}")
             assert (reply.status, reply.json()["reason"]) == (status, reason), query
     with served(STUB) as service:
-        reply = service.ask("GET", "/v1/picture?image_id=picture-0")
+        reply = service.ask("GET", "/v1/picture?image_id=image-0")
         assert (reply.status, reply.json()["reason"]) == (404, "no_pictures")

@@ -197,10 +197,10 @@ def test_questions_about_images_are_answered(tmp_path: Path) -> None:
     opened = open_model(ModelOptions(checkpoint=tmp_path / "run"), "cpu")
     assert opened.about["methods"] == ["answer"]
     asked = [
-        (reader["picture-3"] or b"", "what is left of number 1?"),
+        (reader["image-3"] or b"", "what is left of number 1?"),
         (b"no picture", "what is left?"),
-        (reader["picture-4"] or b"", " "),
-        (reader["picture-5"] or b"", "what is left of number 2?"),
+        (reader["image-4"] or b"", " "),
+        (reader["image-5"] or b"", "what is left of number 2?"),
     ]
     said = opened.compute([Question(method="answer", images=[p], texts=[t]) for p, t in asked])
     model = vlmill.load(tmp_path / "run")
@@ -216,7 +216,7 @@ def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
     checkpoint = save(tmp_path / "vilbert", "vilbert", photographs)
     opened = open_model(ModelOptions(checkpoint=checkpoint), "cpu")
     assert opened.about["methods"] == ["attend", "score"]
-    image = (photographs / "picture-0.jpg").read_bytes()
+    image = (photographs / "image-0.jpg").read_bytes()
     asked = Question(method="attend", images=[image], texts=["a dog"])
     bad = Question(method="attend", images=[b"no picture"], texts=["a dog"])
     said, refused = opened.compute([asked, bad])
@@ -227,7 +227,7 @@ def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
     count = said["regions"][0]["num_boxes"]
     assert count == len(said["losses"]) > 1 and np.isfinite(said["losses"]).all()
     assert len(set(said["losses"])) > 1
-    other = (photographs / "picture-1.jpg").read_bytes()
+    other = (photographs / "image-1.jpg").read_bytes()
     batch = [
         Question(method="score", images=[image, b"no picture"], texts=["a dog", " "]),
         asked,

@@ -46,7 +46,7 @@ def write_world(folder: Path, count: int, *, seed: int = 0, shards: int = 2) -> 
         named = seen[:2] if label else rng.choice(unseen, 2, replace=False)
         names = [CLASSES[n].split(",")[0] for n in named]
         text = FRAMES[rng.integers(len(FRAMES))].format(*names)
-        image_id = f"picture-{number}"
+        image_id = f"image-{number}"
         pair_id = compute_pair_id(image_id, text)
         lines.append(f"{pair_id}\t{label}")
         pairs.append(

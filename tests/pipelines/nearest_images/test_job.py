@@ -162,7 +162,7 @@ def test_which_row_0_is_a_full_image(
 
 def many(folder: Path, count: int = 40) -> str:
     random = np.random.default_rng(0)
-    names = [f"picture-{i}" for i in random.permutation(count)]
+    names = [f"image-{i}" for i in random.permutation(count)]
     return write_features(folder, {name: random.random((3, 8)) for name in names})
 
 
@@ -241,7 +241,7 @@ def test_the_report_shows_images_with_their_nearest(tmp_path: Path) -> None:
     assert run(tables.regions, tmp_path / "out", "--images", images) == 0
     report = (tmp_path / "out" / "report.html").read_text()
     assert report.count("data:image/jpeg") == 12 * 6
-    nearest, distances = rows_of(tmp_path / "out")["picture-3"]
+    nearest, distances = rows_of(tmp_path / "out")["image-3"]
     assert re.search(rf"<p>{nearest[0]}</p><small>{distances[0]:.4g}</small>", report)
 
 

@@ -26,7 +26,7 @@ def test_bytes_by_id_and_by_row(tmp_path: Path, compression: str) -> None:
     reader = ImageReader(tmp_path)
     again = pickle.loads(pickle.dumps(reader))
     assert reader.image_ids == ["a", "b", "c", "d"] and len(reader) == 4
-    assert [again.bytes_of(i) for i in range(4)] == [b"one", None, b"", b"four" * 1000]
+    assert [again.read_bytes(i) for i in range(4)] == [b"one", None, b"", b"four" * 1000]
     assert reader["d"] == b"four" * 1000 and "c" in reader and "x" not in reader
     assert reader.find(["d", "x", "a"]).tolist() == [3, ABSENT, 0]
     assert reader.group_starts().tolist() == [0, 2]

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
     tables.write_pairs(
-        [(f"picture-{i}", caption(i)) for i in range(10)], {"source": ["cc", "sbu"] * 5}
+        [(f"image-{i}", caption(i)) for i in range(10)], {"source": ["cc", "sbu"] * 5}
     )
-    tables.write_regions([f"picture-{i}" for i in range(10)])
+    tables.write_regions([f"image-{i}" for i in range(10)])
     return prepared(tables, tmp_path, stage)
 
 
@@ -106,7 +106,7 @@ def test_pairs_of_a_image_share_a_key_and_a_text_alone_has_its_own(
     tables: Tables, tmp_path: Path, stage: Stage
 ) -> None:
     """Keys go with the image that a pair shows, be it another pair's."""
-    images = ["picture-0", "picture-0", "picture-1", "picture-2"]
+    images = ["image-0", "image-0", "image-1", "image-2"]
     tables.write_pairs(
         [(name, f"a dog beside {i} cats") for i, name in enumerate(images)]
         + [(None, "a dog runs"), (None, "a dog sits")]  # type: ignore[list-item]
@@ -206,8 +206,8 @@ def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables
     data[offset : offset + 2] = b"\x00\xfe"  # -NaN
     path.write_bytes(data)
     made = list(batch_loader(batches, 0, 3, workers=1))
-    assert {image_id for batch in made for image_id in batch.not_finite()} == {"picture-0"}
-    with pytest.raises(InputError, match="picture-0: features or boxes are not finite"):
+    assert {image_id for batch in made for image_id in batch.not_finite()} == {"image-0"}
+    with pytest.raises(InputError, match="image-0: features or boxes are not finite"):
         [batches.assembled(index) for index in range(3)]
 
 

@@ -49,7 +49,7 @@ def write_regions(folder: str, boxes: int = 40, compression: str = "none") -> Re
         features = np.stack([np.full(boxes, number + 1), np.arange(boxes) + 1, np.ones(boxes)], 1)
         rows.append(
             RegionRow(
-                image_id=f"picture-{number}",
+                image_id=f"image-{number}",
                 width=200,
                 height=100,
                 boxes=np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32),
@@ -75,7 +75,7 @@ def write_images(folder: Path) -> ImageReader:
         data = io.BytesIO()
         Image.fromarray(pixels).save(data, "PNG")
         empty = dict.fromkeys(IMAGES.schema.names)
-        rows.append({**empty, "image_id": f"picture-{number}", "bytes": data.getvalue()})
+        rows.append({**empty, "image_id": f"image-{number}", "bytes": data.getvalue()})
     write_shard(folder, IMAGES, rows)
     return ImageReader(folder)
 
@@ -92,7 +92,7 @@ def make(
     **stage: Any,
 ) -> PretrainBatches:
     """Batches of 4 pairs, of which the last ``texts`` have no image."""
-    tables.write_pairs([(f"picture-{i}", f"{NAMES[i]} {caption}") for i in range(NUM_IMAGES)])
+    tables.write_pairs([(f"image-{i}", f"{NAMES[i]} {caption}") for i in range(NUM_IMAGES)])
     rows = [row for batch in pair_rows(tables.pairs) for row in batch]
     for row in rows[NUM_IMAGES - texts :]:
         row["image_id"] = None
@@ -294,7 +294,7 @@ def test_vlmo_pairs_texts_and_images(tables: Tables, tmp_path: Path) -> None:
 
 def test_where_no_image_can_be_decoded_it_is_said(tables: Tables, tmp_path: Path) -> None:
     rows = [
-        {**dict.fromkeys(IMAGES.schema.names), "image_id": f"picture-{i}", "bytes": b"none"}
+        {**dict.fromkeys(IMAGES.schema.names), "image_id": f"image-{i}", "bytes": b"none"}
         for i in range(NUM_IMAGES)
     ]
     write_shard(tmp_path / "images", IMAGES, rows)
@@ -328,12 +328,12 @@ def test_whole_words_stay_together(tables: Tables) -> None:
 
 def test_whether_a_table_says_how_sure_its_detector_was(tables: Tables) -> None:
     assert are_ranked(write_regions(tables.regions, boxes=3))
-    tables.write_regions(["picture-0"], boxes=3)
+    tables.write_regions(["image-0"], boxes=3)
     assert not are_ranked(RegionReader(tables.regions))
 
 
 def test_hard_labels_where_regions_have_no_distribution(tables: Tables) -> None:
-    names = [f"picture-{i}" for i in range(NUM_IMAGES)]
+    names = [f"image-{i}" for i in range(NUM_IMAGES)]
     tables.write_regions(names, boxes=8)
     reader = RegionReader(tables.regions)
     batches = make(tables, feeds.vilbert_feeding(), feeds.vilbert_masking(), regions=reader)

@@ -48,7 +48,7 @@ def captions(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 
 
 def test_captions_and_texts_alone_are_what_it_reads(tables: Tables, tmp_path: Path) -> None:
-    rows = [(f"picture-{i}", caption(i)) for i in range(6)]
+    rows = [(f"image-{i}", caption(i)) for i in range(6)]
     tables.write_pairs([*rows, *((None, caption(i)) for i in range(6, 10))])  # type: ignore[list-item]
     recipe = tiny("bert-small")
     assert "on 10 pairs" in pretrain(recipe, Inputs(pairs=tables.pairs), tmp_path / "bert")

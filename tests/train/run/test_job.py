@@ -150,7 +150,7 @@ def test_stages_continue_too(
     first = dataclasses.replace(recipe.stages[0], name="first", steps=3, sources=("cc",))
     second = dataclasses.replace(recipe.stages[0], name="second", steps=None, epochs=1.0)
     recipe = dataclasses.replace(recipe, stages=(first, second))
-    rows = [(f"picture-{i}", f"a dog and {i} cats") for i in range(12)]
+    rows = [(f"image-{i}", f"a dog and {i} cats") for i in range(12)]
     tables.write_pairs(rows, {"source": ["cc", "sbu"] * 6})
     pretrain(recipe, inputs, tmp_path / "whole")
     lines = logged(tmp_path / "whole")
@@ -248,7 +248,7 @@ def test_negatives_count_as_settings_and_are_used(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
     inputs = tables.write()
-    pairs = tables.write_pairs([(f"picture-{i}", f"a dog and {i} cats") for i in range(12)])
+    pairs = tables.write_pairs([(f"image-{i}", f"a dog and {i} cats") for i in range(12)])
     hard = tables.write_negatives({pair: [pairs[0]] for pair in pairs[1:]})
     recipe = change_recipe(recipe, ["hard_negative_share=1", "steps=3"])
     pretrain(recipe, inputs, tmp_path / "random")
@@ -260,7 +260,7 @@ def test_pairs_without_regions_are_rejected_rows(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
     inputs = tables.write()
-    tables.write_regions([f"picture-{i}" for i in range(11)], empty=("picture-3",))
+    tables.write_regions([f"image-{i}" for i in range(11)], empty=("image-3",))
     said = pretrain(change_recipe(recipe, ["steps=1"]), inputs, tmp_path / "out")
     assert "on 10 pairs; 2 rejected (1 no_regions, 1 no_boxes)" in said
     rows = read_table(str(tmp_path / "out"), REJECTS).to_pylist()
@@ -323,7 +323,7 @@ def test_regions_that_do_not_fit_are_refused(
 ) -> None:
     inputs = tables.write()
     pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "first")
-    tables.write_regions([f"picture-{i}" for i in range(12)], **now)
+    tables.write_regions([f"image-{i}" for i in range(12)], **now)
     again = dataclasses.replace(inputs, init=str(tmp_path / "first"))
     with pytest.raises(InputError, match=message):
         pretrain(recipe, again, tmp_path / "second")
@@ -406,7 +406,7 @@ def test_pairs_of_other_images_are_refused_with_ids_of_both(
 ) -> None:
     inputs = tables.write()
     tables.write_regions(["x", "y"])
-    message = r"\(12 no_regions\): --pairs has picture-0 .*, --regions has x y; give"
+    message = r"\(12 no_regions\): --pairs has image-0 .*, --regions has x y; give"
     with pytest.raises(InputError, match=message):
         pretrain(recipe, inputs, tmp_path / "out")
 
@@ -417,7 +417,7 @@ def test_ids_but_for_an_ending_give_the_same_run(
     inputs = tables.write()
     recipe = change_recipe(recipe, ["steps=2"])
     pretrain(recipe, inputs, tmp_path / "first")
-    tables.write_regions([f"picture-{i}.jpg" for i in range(12)])
+    tables.write_regions([f"image-{i}.jpg" for i in range(12)])
     pretrain(recipe, inputs, tmp_path / "second")
     assert logged(tmp_path / "first") == logged(tmp_path / "second")
 
@@ -426,7 +426,7 @@ def test_an_unknown_detector_is_a_warning(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = tables.write()
-    tables.write_regions([f"picture-{i}" for i in range(12)], fingerprint=None)
+    tables.write_regions([f"image-{i}" for i in range(12)], fingerprint=None)
     pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "out")
     assert "--regions has no detector fingerprint" in capsys.readouterr().err
 
@@ -435,7 +435,7 @@ def test_without_classes_the_other_objectives_train(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
     inputs = tables.write()
-    tables.write_regions([f"picture-{i}" for i in range(12)], classes=None)
+    tables.write_regions([f"image-{i}" for i in range(12)], classes=None)
     pretrain(change_recipe(recipe, ["objectives.moc=0", "steps=1"]), inputs, tmp_path / "out")
     assert "loss/moc" not in logged(tmp_path / "out")[0]
 
@@ -466,7 +466,7 @@ def test_a_loss_that_is_not_finite_names_the_loss_and_no_innocent_image(
     with pytest.raises(NonFiniteLoss, match=r"step 1: loss nan, .*mrfr nan.*optimizer.lr") as error:
         pretrain(recipe, inputs, tmp_path / "out")
     assert not saved_steps(tmp_path / "out")
-    assert "picture-" not in str(error.value) and not re.search("[0-9a-f]{32}", str(error.value))
+    assert "image-" not in str(error.value) and not re.search("[0-9a-f]{32}", str(error.value))
 
 
 def test_weights_that_are_not_finite_are_named(

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def inputs(tables: Tables) -> Inputs:
     """Six pairs of cc, and 3 images of vg with 6 captions each."""
-    rows = [(f"picture-{i}", f"a dog and {i} cats") for i in range(6)]
+    rows = [(f"image-{i}", f"a dog and {i} cats") for i in range(6)]
     rows += [(f"image-{6 + i // 6}", f"a cat and {i} dogs") for i in range(18)]
     tables.write_pairs(rows, {"source": ["cc"] * 6 + ["vg"] * 18})
-    tables.write_regions([f"picture-{i}" for i in range(9)])
+    tables.write_regions([f"image-{i}" for i in range(9)])
     return Inputs(pairs=tables.pairs, regions=tables.regions)
 
 

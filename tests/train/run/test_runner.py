@@ -39,7 +39,7 @@ def logged(output: Path) -> list[dict[str, Any]]:
 
 def with_splits(tables: Tables) -> Inputs:
     """Twelve pairs to train on and four to validate with."""
-    images = [f"picture-{i}" for i in range(16)]
+    images = [f"image-{i}" for i in range(16)]
     rows = [(name, f"a dog beside {i} cats") for i, name in enumerate(images)]
     splits = ["train"] * 12 + ["val"] * 3 + ["dev"]
     tables.write_pairs(rows, {"split": splits})

@@ -89,9 +89,9 @@ def test_a_named_split_is_trained_on(tables: Tables, recipe: Recipe, tmp_path: P
 def test_no_pair_is_in_splits_of_both_kinds_and_images_that_are_are_said(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [("picture-0", caption(0)), ("picture-1", caption(1))]
-    tables.write_regions(["picture-0", "picture-1"])
-    more = [rows[1], ("picture-1", caption(2))]
+    rows = [("image-0", caption(0)), ("image-1", caption(1))]
+    tables.write_regions(["image-0", "image-1"])
+    more = [rows[1], ("image-1", caption(2))]
     ids = tables.write_pairs([*more, *rows], {"split": ["val", "val", "train", "train"]})
     pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "out")
     loaded = load_checkpoint(tmp_path / "out")
@@ -100,7 +100,7 @@ def test_no_pair_is_in_splits_of_both_kinds_and_images_that_are_are_said(
     said = capsys.readouterr().err
     assert "validates on 2 pairs of 1 images" in said and "trained on with" not in said
     tables.write_pairs(
-        [*more, rows[0], ("picture-1", caption(3))], {"split": ["val", "val", "train", "train"]}
+        [*more, rows[0], ("image-1", caption(3))], {"split": ["val", "val", "train", "train"]}
     )
     pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "other")
     assert "1 of the 1 images that are validated on are trained on" in capsys.readouterr().err
@@ -152,14 +152,14 @@ def test_without_a_validation_split_some_images_are_held_out_for_every_seed(
 def test_what_was_rejected_was_not_trained_on(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
-    rows = [(f"picture-{i}", caption(i)) for i in range(6)]
+    rows = [(f"image-{i}", caption(i)) for i in range(6)]
     ids = tables.write_pairs(rows)
-    tables.write_regions(["picture-0", "picture-1", "picture-2"], empty=("picture-2",))
+    tables.write_regions(["image-0", "image-1", "image-2"], empty=("image-2",))
     pretrain(short(recipe), inputs_of(tables), tmp_path / "out")
     loaded = load_checkpoint(tmp_path / "out")
     assert loaded.trained_on is not None
     assert loaded.trained_on.pairs.tolist() == keys(ids[:2])
-    assert loaded.trained_on.images.tolist() == keys(["picture-0", "picture-1"])
+    assert loaded.trained_on.images.tolist() == keys(["image-0", "image-1"])
 
 
 def test_a_share_is_the_same_pairs_for_every_seed_and_all_that_is_trained_on(
@@ -196,7 +196,7 @@ def test_a_share_is_the_same_pairs_for_every_seed_and_all_that_is_trained_on(
 def test_a_stage_counts_from_its_first_step_and_a_run_carries_on_what_it_began_with(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
-    rows = [(f"picture-{i}", caption(i)) for i in range(4)]
+    rows = [(f"image-{i}", caption(i)) for i in range(4)]
     ids = tables.write_pairs(rows, {"source": ["a", "a", "b", "b"]})
     tables.write_regions([image for image, _ in rows])
     first = short(recipe, "sources=[a]", "save_every=1").stages[0]
@@ -209,7 +209,7 @@ def test_a_stage_counts_from_its_first_step_and_a_run_carries_on_what_it_began_w
         assert trained_on is not None
         by_step[step] = trained_on.pairs.tolist()
     assert by_step == {1: keys(ids[:2]), 2: keys(ids)}
-    further = tables.write_pairs([("picture-0", "A dog runs on the river")])
+    further = tables.write_pairs([("image-0", "A dog runs on the river")])
     start = inputs_of(tables, init=str(tmp_path / "both"))
     pretrain(short(recipe), start, tmp_path / "on")
     loaded = load_checkpoint(tmp_path / "on")

@@ -43,7 +43,7 @@ USUAL = ("batch_size=4", "log_every=1", "save_every=2", "keep_checkpoints=9", "t
 
 
 def name_of(number: int) -> str:
-    return f"picture-{number}"
+    return f"image-{number}"
 
 
 def world(folder: Path, count: int = IMAGES) -> TaskInputs:

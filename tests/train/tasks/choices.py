@@ -44,7 +44,7 @@ def choice_row(number: int, task: str = "q2a", **columns: Any) -> dict[str, Any]
         question, tags = f"{question} [MARK] {ANSWERS[kind]}", [*tags, *[PLAIN] * (1 + len(answer))]
     row = {
         "example_id": f"vcr/val-{number}/{task}",
-        "image_id": f"picture-{image}",
+        "image_id": f"image-{image}",
         "question": question,
         "choices": [texts[place] for place in order],
         "label": order.index(kind),

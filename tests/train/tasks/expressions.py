@@ -44,7 +44,7 @@ def expression(number: int, **columns: Any) -> dict[str, Any]:
         "expression_id": f"refcoco+/{number}",
         "ref_id": str(number),
         "ann_id": str(number),
-        "image_id": f"picture-{image}",
+        "image_id": f"image-{image}",
         "text": f"the {KINDS[kind]}",
         "box": PLACES[order_of(image).index(kind)].tolist(),
         "split": "val" if number % 4 == 3 else "train",
@@ -74,7 +74,7 @@ def write_boxes(
             features[place, kind] = 3.0
         rows.append(
             RegionRow(
-                image_id=f"picture-{number}",
+                image_id=f"image-{number}",
                 width=WIDTH,
                 height=HEIGHT,
                 boxes=PLACES[:count] + np.float32(shift),

@@ -60,7 +60,7 @@ def write_images(folder: Path) -> str:
         Image.fromarray(image(number)).save(out, "PNG")
         png = out.getvalue()
         facts = {"width": WIDTH, "height": HEIGHT, "format": "png", "sha256": compute_image_id(png)}
-        rows.append({"image_id": f"picture-{number}", "bytes": png} | facts)
+        rows.append({"image_id": f"image-{number}", "bytes": png} | facts)
     write_shard(folder, IMAGES, rows)
     return str(folder)
 
@@ -69,7 +69,7 @@ def write_bare(folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = ())
     """Boxes of the images' objects without features, ``shift`` pixels off; some have none."""
     rows = [
         RegionRow(
-            image_id=f"picture-{number}",
+            image_id=f"image-{number}",
             width=WIDTH,
             height=HEIGHT,
             boxes=PLACES[: 0 if number in empty else 3] + np.float32(shift),

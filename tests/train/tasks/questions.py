@@ -83,7 +83,7 @@ def write_questions(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 def world(folder: Path, count: int = 24) -> TaskInputs:
     """Questions with regions and images."""
-    tables, images = Tables(folder), [f"picture-{number}" for number in range(12)]
+    tables, images = Tables(folder), [f"image-{number}" for number in range(12)]
     tables.write_regions(images)
     return TaskInputs(
         examples=write_questions(folder, [question(number) for number in range(count)]),

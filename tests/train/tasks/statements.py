@@ -85,7 +85,7 @@ def texts(folder: Path, task: str = "rte", count: int = 24) -> TaskInputs:
 def two_images(folder: Path, count: int = 24) -> TaskInputs:
     """Statements with the regions and images of both."""
     tables = Tables(folder)
-    tables.write_regions([f"picture-{number}" for number in range(12)])
+    tables.write_regions([f"image-{number}" for number in range(12)])
     return TaskInputs(
         examples=write_statements(folder, [statement(number) for number in range(count)]),
         regions=tables.regions,

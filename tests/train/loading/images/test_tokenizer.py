@@ -118,7 +118,7 @@ def test_other_recipes_need_pairs(tmp_path: Path) -> None:
 def test_vlmo_learns_in_three_stages(size: str, tables: Tables, tmp_path: Path) -> None:
     """Images, of which one has no caption; texts alone; pairs: each from the one before."""
     tables.write()
-    rows = [(f"picture-{i}", f"a dog and {i} cats" if i else "") for i in range(12)]
+    rows = [(f"image-{i}", f"a dog and {i} cats" if i else "") for i in range(12)]
     tables.write_pairs(rows)
     inputs = Inputs(pairs=tables.pairs, images=write_images(tmp_path / "images", 12))
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))

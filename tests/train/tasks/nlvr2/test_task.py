@@ -53,10 +53,10 @@ def metrics_of(
 
 
 def test_a_statement_names_both_of_its_images() -> None:
-    rows = [statement(0), statement(1, image_ids=["picture-1"])]
+    rows = [statement(0), statement(1, image_ids=["image-1"])]
     batch = pa.RecordBatch.from_pylist(rows, schema=STATEMENTS.schema)
     first, alone = as_pairs(batch).to_pylist()
-    assert (first["image_id"], first["second_image_id"]) == ("picture-0", "picture-5")
+    assert (first["image_id"], first["second_image_id"]) == ("image-0", "image-5")
     assert alone["image_id"] is None and alone["second_image_id"] is None
 
 
@@ -88,7 +88,7 @@ def test_both_images_count_and_their_order(tmp_path: Path, name: str) -> None:
     inputs = two_images(tmp_path, 6)
     finetune(tiny(name, *SMALL[name], "steps=1"), inputs, tmp_path / "out")
     rows = [
-        statement(n, example_id=f"nlvr2/dev-{n}-0-0", image_ids=[f"picture-{i}" for i in images])
+        statement(n, example_id=f"nlvr2/dev-{n}-0-0", image_ids=[f"image-{i}" for i in images])
         | {"split": "dev", "text_a": "one has number 1"}
         for n, images in enumerate([(0, 1), (1, 0), (0, 2), (2, 1)])
     ]
@@ -132,8 +132,8 @@ def test_accuracy_consistency_and_subsets(tmp_path: Path) -> None:
 def test_statements_that_lack_a_image_are_named(tmp_path: Path) -> None:
     inputs = two_images(tmp_path)
     rows = [statement(n) for n in range(12)]
-    rows[5] |= {"image_ids": ["picture-0", "picture-99"]}
-    rows[11] |= {"image_ids": ["picture-1"]}
+    rows[5] |= {"image_ids": ["image-0", "image-99"]}
+    rows[11] |= {"image_ids": ["image-1"]}
     rows += [statement(17, label_id=7)]
     examples = write_statements(tmp_path / "bad", rows)
     inputs = dataclasses.replace(inputs, examples=examples)

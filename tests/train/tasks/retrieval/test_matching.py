@@ -63,7 +63,7 @@ TEXTS = [
 ]
 BOXES = (1, 7, 3, 5)  # of each image
 NAN = np.float16(np.nan).tobytes()
-NAMES = [f"picture-{i}" for i in range(len(BOXES))]
+NAMES = [f"image-{i}" for i in range(len(BOXES))]
 
 
 def write_regions(folder: str, *, spoil: str | None = None) -> RegionReader:
@@ -204,17 +204,17 @@ def test_texts_beside_regions_are_cut_as_in_training(regions: int) -> None:
 
 def test_regions_that_cannot_be_used_are_named(tables: Tables) -> None:
     feeding = RANKED["vilbert"].feeding
-    images = RegionImages(write_regions(tables.regions, spoil="picture-2"), feeding)
+    images = RegionImages(write_regions(tables.regions, spoil="image-2"), feeding)
     found = [images.fault(name) for name in NAMES]
     assert found == [None, None, Reason.NOT_FINITE, None]
-    assert images.missing(["picture-0", "elsewhere"]) == {"elsewhere": Reason.NO_REGIONS}
+    assert images.missing(["image-0", "elsewhere"]) == {"elsewhere": Reason.NO_REGIONS}
     # Of its seven regions the model is fed five.
-    images = RegionImages(write_regions(tables.regions, spoil="picture-1"), feeding)
-    assert images.fault("picture-1") is None
+    images = RegionImages(write_regions(tables.regions, spoil="image-1"), feeding)
+    assert images.fault("image-1") is None
     # It is fed the last one where the surest come first.
     surest = dataclasses.replace(feeding, region_order="confidence")
     images = RegionImages(RegionReader(tables.regions), surest)
-    assert images.fault("picture-1") == Reason.NOT_FINITE
+    assert images.fault("image-1") == Reason.NOT_FINITE
 
 
 def vlmo_inputs(folder: Path, **changes: Any) -> tuple[Any, PixelImages, Any, ImageReader]:
@@ -265,14 +265,14 @@ def test_vlmos_vectors_equal_those_of_one_at_a_time(tmp_path: Path, batch_size: 
 
 
 def test_images_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    images = PixelImages(write_images(tmp_path, spoil="picture-2"), RANKED["vlmo"].feeding)
+    images = PixelImages(write_images(tmp_path, spoil="image-2"), RANKED["vlmo"].feeding)
     model = tiny_model("vlmo", VOCABULARY)
     found = image_vectors(model, NAMES, images, device=CPU, batch_size=3)
-    assert found.faults == {"picture-2": Reason.UNREADABLE_IMAGE}
-    assert sorted(found.vectors) == ["picture-0", "picture-1", "picture-3"]
-    assert images.fault("picture-2") is Reason.UNREADABLE_IMAGE
-    assert images.fault("picture-0") is None
-    assert images.missing(["picture-0", "elsewhere"]) == {"elsewhere": Reason.NO_IMAGE}
+    assert found.faults == {"image-2": Reason.UNREADABLE_IMAGE}
+    assert sorted(found.vectors) == ["image-0", "image-1", "image-3"]
+    assert images.fault("image-2") is Reason.UNREADABLE_IMAGE
+    assert images.fault("image-0") is None
+    assert images.missing(["image-0", "elsewhere"]) == {"elsewhere": Reason.NO_IMAGE}
 
 
 def test_shortlists_by_hand() -> None:

@@ -144,13 +144,13 @@ def test_heads_of_several_tasks_are_fed_what_retrieval_was_and_doubted(
 def test_pairs_that_cannot_be_scored_are_counted(
     place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_regions(str(place.folder / "regions"), spoil="picture-2")
-    write_images(place.folder / "images", spoil="picture-3")
+    write_regions(str(place.folder / "regions"), spoil="image-2")
+    write_images(place.folder / "images", spoil="image-3")
     empty: Any = {"split": "test", "text": "a dog"}
     place.pairs += [
         {**empty, "pair_id": "alone", "image_id": None},
         {**empty, "pair_id": "lost", "image_id": "elsewhere"},
-        {**empty, "pair_id": "blank", "image_id": "picture-0", "text": " \n"},
+        {**empty, "pair_id": "blank", "image_id": "image-0", "text": " \n"},
     ]
     place.write(tiny_model("vilbert", VOCABULARY), "vilbert", RANKED["vilbert"].feeding)
     assert place.run() == 0
