@@ -5,5 +5,6 @@
 resizes, ``detect`` runs the network and selects regions, ``run`` brings both to many images on
 several devices, ``image_level`` gives vectors of full images, ``service`` answers over HTTP,
 ``formats`` reads and writes the files of other projects; ``show``, ``verify`` and ``compare`` look
-at what was written. ``extract-rois train`` is in ``vlmill.train.detector``. Read ``config``, ``detect/predict`` and then ``run/job``.
+at what was written. ``extract-rois train`` is in ``vlmill.train.detector``. Read ``config``,
+``detect/predict`` and then ``run/job``.
 """
