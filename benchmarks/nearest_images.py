@@ -106,7 +106,7 @@ def same(ours: Sequence[Nearest], theirs: Sequence[Nearest]) -> bool:
 
 def line(name: str, value: float, unit: str, **more: object) -> None:
     """Prints a result."""
-    print(json.dumps(result_line(f"nearest_pictures/{name}", value, unit, **more)), flush=True)
+    print(json.dumps(result_line(f"nearest_images/{name}", value, unit, **more)), flush=True)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks python docs/images/draw.py demo/pairs/funnel.json
 
-Writes picture.png (a generated image with its regions and its caption) and funnel.svg beside this
+Writes example.png (a generated image with its regions and its caption) and funnel.svg beside this
 file.
 """
 
