@@ -57,7 +57,7 @@ from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.tables import REGIONS
 
 GEMM_SIDE, GEMM_ROUNDS = 2048, 4
-SHORT, FULL = {"pictures": 1, "rounds": 1}, {"pictures": 2, "rounds": 2}
+SHORT, FULL = {"images": 1, "rounds": 1}, {"images": 2, "rounds": 2}
 TOLERANCE = 1e-5  # of the largest value, where features are compared
 
 

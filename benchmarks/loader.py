@@ -42,7 +42,7 @@ from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Optimizer, Stage
 
 BOXES, WIDTH, GROUP, SHARDS = 100, 2048, 16, 4
-SHORT, FULL = {"pictures": 1_000, "rounds": 3}, {"pictures": 2_000, "rounds": 7}
+SHORT, FULL = {"images": 1_000, "rounds": 3}, {"images": 2_000, "rounds": 7}
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
 
 

@@ -30,8 +30,8 @@ from vlmill.pipelines.nearest_images.means import IMAGES_PER_PART, Means
 from vlmill.pipelines.nearest_images.search import SPARE, Nearest, NearestIndex
 
 Vectors = npt.NDArray[np.float32]
-SHORT = {"pictures": 30_000, "queries": 1_024, "rounds": 1}
-FULL = {"pictures": 300_000, "queries": 2_048, "rounds": 2}
+SHORT = {"images": 30_000, "queries": 1_024, "rounds": 1}
+FULL = {"images": 300_000, "queries": 2_048, "rounds": 2}
 DIRECTIONS, NOISE, REPEATED = 40, 0.3, 0.02
 BLOCK = 8_192  # vectors that the product takes at once
 GEMM_ROUNDS = 3
@@ -106,7 +106,7 @@ def same(ours: Sequence[Nearest], theirs: Sequence[Nearest]) -> bool:
 
 def line(name: str, value: float, unit: str, **more: object) -> None:
     """Prints a result."""
-    print(json.dumps(result_line(f"nearest_pictures/{name}", value, unit, **more)), flush=True)
+    print(json.dumps(result_line(f"nearest_images/{name}", value, unit, **more)), flush=True)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> None:

@@ -74,8 +74,8 @@ from vlmill.train.tasks.retrieval.matching import PairScorer, make_scorer, match
 from vlmill.train.tasks.retrieval.metrics import retrieval_metrics
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
-SHORT = {"rounds": 1, "captions": 2, "pictures": 4}
-FULL = {"rounds": 2, "captions": 8, "pictures": 8}
+SHORT = {"rounds": 1, "captions": 2, "images": 4}
+FULL = {"rounds": 2, "captions": 8, "images": 8}
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 CAPTIONS = (8, 10, 12, 13, 14, 16, 19, 26)  # tokens, eighths of Flickr30k's about their mean
 REGIONS = (10, 15, 21, 30, 46, 67, 92, 99)

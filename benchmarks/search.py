@@ -103,8 +103,8 @@ def measure(options: argparse.Namespace) -> None:
     for kind in options.types:
         build_s, index = timed(partial(build_index, vectors, kind), 1)
         own_s, answers = timed(partial(index.nearest, queries, TOP), options.rounds)
-        if kind == "flat" and not np.array_equal(np.sort(answers.places), np.sort(exact)):
-            different = (np.sort(answers.places) != np.sort(exact)).mean()
+        if kind == "flat" and not np.array_equal(np.sort(answers.positions), np.sort(exact)):
+            different = (np.sort(answers.positions) != np.sort(exact)).mean()
             if different > 1e-3:  # float32 sums in another order: near equals may change places
                 sys.exit("the exact index gives other vectors than NumPy")
         recall = measure_recall(index, matrix, queries, same=False)

@@ -26,8 +26,8 @@ from shell import parse_form, result_line
 from vlmill.runtime.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
 
-SHORT = {"depth": 50, "pictures": 1, "height": 240, "width": 320, "regions": 64, "rounds": 1}
-FULL = {"depth": 101, "pictures": 2, "height": 480, "width": 640, "regions": 128, "rounds": 3}
+SHORT = {"depth": 50, "images": 1, "height": 240, "width": 320, "regions": 64, "rounds": 1}
+FULL = {"depth": 101, "images": 2, "height": 480, "width": 640, "regions": 128, "rounds": 3}
 BAR = 1.2
 
 

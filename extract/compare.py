@@ -167,7 +167,7 @@ def format_differences(names: Sequence[str], images: Sequence[Differences]) -> I
     """Returns a table of the differences, the largest of all images last."""
     columns = [field.name for field in fields(Differences)]
     width = max(len("largest"), *(len(name) for name in names))
-    yield "  ".join(["picture".ljust(width), *columns])
+    yield "  ".join(["image".ljust(width), *columns])
     rows = [[getattr(image_differences, name) for name in columns] for image_differences in images]
     rows.append([max(column) for column in zip(*rows, strict=True)])
     for name, row in zip((*names, "largest"), rows, strict=True):

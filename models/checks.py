@@ -37,7 +37,7 @@ def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> 
     if len(positions) != int(mask.sum()) or not bool(mask.flatten()[positions].all()):
         raise ValueError(
             f"{name} holds {len(positions)} places, which are not the {int(mask.sum())} that "
-            f"{mask_name} marks; give those of this mask (layout.cells_of), or None"
+            f"{mask_name} marks; compute them from this mask, or give None"
         )
 
 

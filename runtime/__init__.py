@@ -1,6 +1,7 @@
-"""What every command shares.
+"""This folder holds what every command shares.
 
-Reading order: ``settings`` (settings as plain YAML), ``processes`` (worker processes), ``files``
-(atomic and partitioned output), ``readers`` (rows by their id), ``net`` (a guarded HTTP client),
-``console`` (commands, progress, reports), ``service`` (the shell of the HTTP services).
+Reading order: ``settings`` (settings as plain YAML), ``extras`` (modules that only some commands
+need), ``processes`` (worker processes), ``files`` (tables that are written whole and found again),
+``readers`` (a row by its id), ``net`` (a guarded HTTP client), ``console`` (commands, progress,
+reports) and ``service`` (the shell of the HTTP services). It imports ``vlmill.schemas`` alone.
 """

@@ -190,7 +190,8 @@ def test_the_page_on_training_lists_every_recipe() -> None:
     assert set(RECIPES) <= named
 
 
-FOLDERS = "schemas|models|extract|pipelines|train|benchmarks|examples|tests"
+PACKAGES = ("schemas", "runtime", "models", "extract", "train", "inference", "pipelines")
+FOLDERS = "|".join((*PACKAGES, "benchmarks", "examples", "tests"))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -212,7 +213,7 @@ def test_the_counts_that_add_up_are_held_by_tests_that_exist() -> None:
 
 
 def test_the_tree_on_the_page_on_code_is_there() -> None:
-    """Every folder of the five has its line, and every name is a file or a folder."""
+    """Every folder of the package has its line, and every name is a file or a folder."""
     shown, rooms = set(), [ROOT]
     for line in PAGES["docs/code.md"].split("```")[1].strip().splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
@@ -222,11 +223,7 @@ def test_the_tree_on_the_page_on_code_is_there() -> None:
         for path in (rooms[-1], *(rooms[-1] / word for word in words)):
             assert path.is_dir() or path.with_suffix(".py").is_file(), path
             shown.add(path)
-    inside = {
-        p.parent
-        for folder in ("schemas", "models", "extract", "pipelines", "train")
-        for p in (ROOT / folder).rglob("*.py")
-    }
+    inside = {p.parent for folder in PACKAGES for p in (ROOT / folder).rglob("*.py")}
     assert inside <= shown, inside - shown
 
 
@@ -241,7 +238,7 @@ def modules_named(room: Path) -> tuple[set[str], set[str]]:
 
 ROOMS = sorted(
     path.parent.relative_to(ROOT).as_posix()
-    for folder in ("schemas", "models", "extract", "pipelines", "train")
+    for folder in PACKAGES
     for path in (ROOT / folder).rglob("__init__.py")
 )
 

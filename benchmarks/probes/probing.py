@@ -40,8 +40,8 @@ class ProbeInputs:
 
 
 def probe(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> dict[str, float]:
-    """Returns the shares of right answers: ``words/GROUP/own_image``,
-    ``words/GROUP/other_image`` and their difference ``words/GROUP/seen``; of models that read
+    """Returns the shares of right answers: ``words/GROUP/own_picture``,
+    ``words/GROUP/other_picture`` and their difference ``words/GROUP/seen``; of models that read
     regions ``regions/class/own_caption``, ``regions/class/no_caption`` and
     ``regions/class/other_caption``. ``.../asked`` counts.
 

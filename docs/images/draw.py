@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks python docs/images/draw.py demo/pairs/funnel.json
 
-Writes picture.png (a generated image with its regions and its caption) and funnel.svg beside this
+Writes example.png (a generated image with its regions and its caption) and funnel.svg beside this
 file.
 """
 
@@ -89,7 +89,7 @@ def funnel(stages: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Draws both."""
-    draw_example(NUMBER).quantize(128).save(HERE / "picture.png", optimize=True)
+    draw_example(NUMBER).quantize(128).save(HERE / "example.png", optimize=True)
     stages = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     (HERE / "funnel.svg").write_text(funnel(stages), encoding="utf-8")
 

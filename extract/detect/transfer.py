@@ -29,7 +29,7 @@ class Batch:
     """Images of one input shape on the device."""
 
     images: Float[Tensor, "N 3 H W"]
-    measures: Float[Tensor, "N 17"]  # what :func:`frames_of` takes apart
+    measures: Float[Tensor, "N 17"]  # what :func:`make_frames` takes apart
     # Boxes in the images' own pixels that replace proposals, and which of the places count.
     given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
@@ -117,7 +117,7 @@ def pad_boxes(
 
 
 def compute_measures(query: Query, spec: DetectorConfig) -> list[float]:
-    """One image's row of what :func:`frames_of` takes apart."""
+    """One image's row of what :func:`make_frames` takes apart."""
     image, offset = query.image, spec.box_offset
     height, width = image.size
     factor_x, factor_y = image.factors

@@ -1,7 +1,7 @@
 """Boxes that are given with the images (VCR, RefCOCO+) replace the detector's proposals.
 
 Those of files are of the image as it is stored. Where a query is made they are turned with it, by
-:func:`vlmill.schemas.images.orientation.turned_boxes`. Those of our tables are upright already.
+:func:`vlmill.schemas.images.orientation.turn_boxes`. Those of our tables are upright already.
 """
 
 import hashlib

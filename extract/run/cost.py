@@ -82,4 +82,4 @@ def measure(job: Job, worker_settings: WorkerSettings) -> Rate:
     first = [image for image, _ in zip(readable, range(max_images), strict=False)]
     with start_engine(worker_settings, job.detector, job.config, job.given_boxes) as engine:
         part = Part(index=0, total=1, images=first)
-        return measure_rate(compute_results(engine, job, [part]), "pictures")
+        return measure_rate(compute_results(engine, job, [part]), "images")

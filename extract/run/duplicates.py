@@ -16,7 +16,7 @@ from vlmill.schemas.rejects import MAX_KEY, Reason, Rejected, clean
 def get_unique_row(extracted: ExtractionResult, earlier_images: dict[str, InputImage]) -> RegionRow:
     """Returns the image's row, if its id has none yet. Raises Rejected.
 
-    Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of
+    Ids that the plan gives count from their first appearance there (mark_repeats); the SHA-256 of
     a file counts from the first row.
     """
     image = extracted.image

@@ -25,13 +25,13 @@ SAMPLES = [
     {
         "lang": "Shell",
         "label": "one image, JSON",
-        "source": "curl --fail --silent --data-binary @picture.jpg --header 'content-type: "
+        "source": "curl --fail --silent --data-binary @image.jpg --header 'content-type: "
         "image/jpeg' http://127.0.0.1:8080/v1/regions",
     },
     {
         "lang": "Shell",
         "label": "several images, Parquet",
-        "source": "curl --fail --silent --form images=@picture.jpg --form images=@other.jpg "
+        "source": "curl --fail --silent --form pictures=@image.jpg --form pictures=@other.jpg "
         "--header 'accept: application/vnd.apache.parquet' --output regions.parquet "
         "http://127.0.0.1:8080/v1/regions",
     },
@@ -40,7 +40,7 @@ SAMPLES = [
         "label": "a table",
         "source": "from vlmill.runtime.service.client import ServiceClient\n"
         'client = ServiceClient("http://127.0.0.1:8080")\n'
-        'table = client.regions(["picture.jpg", "other.jpg"])\n'
+        'table = client.regions(["image.jpg", "other.jpg"])\n'
         "print(table.num_rows)\n",
     },
 ]

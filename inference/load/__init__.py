@@ -1,7 +1,6 @@
-"""A checkpoint with its detector, for one's own images and texts: what ``vlmill.load`` gives.
+"""A checkpoint with its detector, for your own images and texts: what ``vlmill.load`` returns.
 
-Reading order: ``model``, ``images`` (files, PIL and arrays as tables), ``detector`` (the
-checkpoint's own, found again), ``answering``, ``left_out`` (which regions a score rests on) and
-``faults``. A checkpoint comes from the Hugging Face hub (``places``, ``hub``) and goes there with a
-model card (``command``, ``push``, ``card``).
+Reading order: ``model``, ``images`` (files, PIL and arrays as tables), ``detector`` (finds the one
+that the checkpoint was trained with), ``answering`` and ``region_weights`` (which regions a score
+rests on).
 """

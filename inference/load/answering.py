@@ -89,7 +89,7 @@ def ground_expressions(
     answer_task: AnswerTask, folder: Path, expressions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, Grounded]:
     """Returns the boxes of images by how well the expressions fit them; names as
-    :func:`answers_of` has them.
+    :func:`answer_questions` has them.
 
     Raises InputError for a checkpoint of another task.
     """

@@ -154,7 +154,7 @@ class Pretrained:
                     )
                     scores[request][np.ix_(rows, tokens[request][1])] = logits
                 faults |= {start + int(name): why for name, why in tables.faults.items()}
-        warn_faults("pictures", faults)
+        warn_faults("images", faults)
         return scores
 
     def encode_images(self, images: Sequence[ImageLike]) -> Floats:
@@ -250,7 +250,7 @@ class Pretrained:
         return open_recorded_detector(self.loaded, self.detector, str(self.device))
 
     def _contents(self, images: Sequence[ImageLike]) -> list[bytes]:
-        return [read_image_bytes(image) for image in require_list(images, "pictures")]
+        return [read_image_bytes(image) for image in require_list(images, "images")]
 
     def _require_dual(self, what: str) -> None:
         if find_embedding_mode(self.loaded) != "dual":
@@ -295,7 +295,7 @@ class Pretrained:
             for name, vector in embedded.vectors.items():
                 vectors[start + int(name)] = vector
             faults |= {start + int(name): why for name, why in embedded.faults.items()}
-        warn_faults("pictures", faults)
+        warn_faults("images", faults)
         return vectors
 
     @contextmanager

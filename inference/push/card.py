@@ -19,9 +19,9 @@ NOT_STATED = "not stated"
 TASKS = {"vqa": "visual-question-answering"}  # as the hub names them
 # How each kind of checkpoint is called; `Pretrained` has these methods.
 CALLS = {
-    "score": ("scores", 'model.score(["picture.jpg"], ["a dog on a beach", "two cats"])'),
-    "answer": ("answer", 'model.answer("picture.jpg", "what is on the beach?")'),
-    "ground": ("found", 'model.ground("picture.jpg", "the dog on the left")'),
+    "score": ("scores", 'model.score(["image.jpg"], ["a dog on a beach", "two cats"])'),
+    "answer": ("answer", 'model.answer("image.jpg", "what is on the beach?")'),
+    "ground": ("found", 'model.ground("image.jpg", "the dog on the left")'),
 }
 
 

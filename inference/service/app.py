@@ -43,19 +43,19 @@ HELP = {
         "Scores of images with texts",
         "Form: files, and `texts` once or more. Gives `scores`, a list for each image; null "
         "where an image or text cannot be read.",
-        sample('client.score(["picture.jpg"], ["a red kite", "two dogs"])'),
+        sample('client.score(["image.jpg"], ["a red kite", "two dogs"])'),
     ),
     ATTEND: (
         "Which regions a score rests on",
         "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: what the "
         "score loses without each region.",
-        sample('client.said("/v1/attend", ["picture.jpg"], {"text": ["a red kite"]})["losses"]'),
+        sample('client.said("/v1/attend", ["image.jpg"], {"text": ["a red kite"]})["losses"]'),
     ),
     EMBED: (
         "Vectors of images and texts",
-        "Form: files, `texts`, or both. Gives `images` and `texts`, unit vectors whose products "
+        "Form: files, `texts`, or both. Gives `pictures` and `texts`, unit vectors whose products "
         "rank; null for what cannot be read.",
-        sample('client.embed(["picture.jpg"], ["a red kite"])'),
+        sample('client.embed(["image.jpg"], ["a red kite"])'),
     ),
     SEARCH: (
         "The nearest of an index",
@@ -66,7 +66,7 @@ HELP = {
     ANSWER: (
         "The answer to a question about an image",
         "Form: one file and `question`. Gives `answer`.",
-        sample('client.answer("picture.jpg", "what is this?")'),
+        sample('client.answer("image.jpg", "what is this?")'),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""``train-vl show``: what a run or a checkpoint is made of, told without loading a model.
+"""``train-vl show`` prints what a run or a checkpoint is made of, without loading a model.
 
-Reading order: ``command`` (arguments), ``folder`` (what lies in DIR), ``sheet`` (the lines).
+Reading order: ``command`` (arguments), ``folder`` (what DIR holds), ``sheet`` (the lines).
 """

@@ -93,9 +93,9 @@ class Vilbert12in1(ScoreHeads):
         self.config = config
         self.answer_head = Classifier(pooled, 2 * pooled, config.num_answers)
         self.gqa_head = Classifier(pooled, 2 * pooled, config.num_gqa_answers)
-        self.two_images_head = Classifier(2 * pooled, 2 * pooled, 2)
+        self.two_pictures_head = Classifier(2 * pooled, 2 * pooled, 2)
         self.entailment_head = nn.Linear(pooled, 3)
-        for head in (self.answer_head, self.gqa_head, self.two_images_head, self.entailment_head):
+        for head in (self.answer_head, self.gqa_head, self.two_pictures_head, self.entailment_head):
             init_bert(head, trunk.init_std)
 
     def forward(
@@ -120,7 +120,7 @@ class Vilbert12in1(ScoreHeads):
 
         Raises ValueError for an odd number of rows.
         """
-        logits: Float[Tensor, "half 2"] = self.two_images_head(
+        logits: Float[Tensor, "half 2"] = self.two_pictures_head(
             self.pooled_dropout(side_by_side(pooled, 2))
         )
         return logits

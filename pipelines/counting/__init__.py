@@ -1,5 +1,5 @@
-"""Jobs count what came in, went on and was dropped.
+"""Jobs count how many records they take, pass on and drop.
 
-Reading order: ``funnel`` names the stages, ``steps`` counts a unit of work, ``numbers`` are what is
-seen of it while the job runs. ``kept`` remembers what earlier rows have said, on the disk.
+Reading order: ``funnel`` names the stages, ``steps`` counts a unit of work, ``numbers`` are shown
+while the job runs. ``kept_values`` remembers values of earlier rows, on the disk.
 """

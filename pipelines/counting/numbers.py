@@ -10,7 +10,7 @@ from vlmill.pipelines.counting.funnel import IMAGES, IN, NEAR_DUPLICATES, OUT, P
 from vlmill.runtime.console.progress import Progress
 
 Numbers = Counter[str]
-"""``pages``, ``images``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
+"""``pages``, ``pictures``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
 ``milliseconds`` that it took."""
 
 BYTES, MILLISECONDS, REJECTS = "bytes", "milliseconds", "rejects"

@@ -46,7 +46,7 @@ def _add_bits(scratch: Scratch, third: int, bits: Array, offset: Any, width: Any
 def list_reaching(
     part: Part, start: int, count: int, scratch: Scratch, base: float, spread: float, limit: float
 ) -> Any:
-    """Lists in ``scratch.places`` which of some postings may reach a score; returns how many.
+    """Lists in ``scratch.row_numbers`` which of some postings may reach a score; returns how many.
 
     A bag's product with the query is at most ``base``, ``spread`` for each unit of its excess, and
     the masses of its bits; ``limit`` for each unit of its norm is what it must reach.

@@ -2,7 +2,7 @@
 
 The folder that :func:`stage` makes holds ``texts-*.arrow`` in the order of the input, and what is
 small for all captions in the order of their ids, which is their number: ``ids.arrow``,
-``images.arrow``, ``images.npy``. ``numbers.npy`` says for each text which caption it is, -1 for a
+``pictures.arrow``, ``images.npy``. ``numbers.npy`` says for each text which caption it is, -1 for a
 reject.
 """
 

@@ -46,7 +46,7 @@ class ListedImage:
     alone: bool = False
 
     def pack(self) -> tuple[Any, ...]:
-        """The image as texts and numbers, for :class:`KeptValues`; its content stays away."""
+        """The image as texts and numbers, for :class:`ValueStore`; its content stays away."""
         sizes = (self.width, self.height)
         return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 

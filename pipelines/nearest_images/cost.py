@@ -40,7 +40,7 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
                 vectors.append(mean)
             yield mean
 
-    averaging = measure_rate(averaged(), "pictures")
+    averaging = measure_rate(averaged(), "images")
     if not vectors:
         return averaging, Rate(items=0, seconds=0, unit="images")
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +49,7 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
         path = Path(folder) / "vectors.npy"
         index = NearestIndex(means, np.arange(len(vectors)), path, threads=threads)
         neighbours = index.search(0, min(len(index), QUERIES), top)
-        searching = measure_rate(neighbours, "pictures")
+        searching = measure_rate(neighbours, "images")
     return averaging, searching
 
 

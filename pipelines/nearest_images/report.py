@@ -100,7 +100,7 @@ def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
     ids: Sequence[str] = row["neighbour_ids"][:NEAREST_SHOWN]
     distances = row["distances"]
     labels = ["" if distances is None else f"{d:.4g}" for d in (distances or ids)[: len(ids)]]
-    cards = [{"uri": uris.get(row["image_id"], ""), "text": row["image_id"], "about": "picture"}]
+    cards = [{"uri": uris.get(row["image_id"], ""), "text": row["image_id"], "about": "image"}]
     for image_id, distance in zip(ids, labels, strict=True):
         cards.append({"uri": uris.get(image_id, ""), "text": image_id, "about": distance})
     return image_cards(cards)

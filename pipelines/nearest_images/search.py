@@ -74,9 +74,9 @@ class NearestIndex:
                 queries, which = np.unique(self._unique_of[positions], return_inverse=True)
                 lists = self._lists(queries, top + 1, threads)
                 for position, query in zip(positions.tolist(), which.tolist(), strict=True):
-                    is_other = lists[query].places != position
+                    is_other = lists[query].positions != position
                     yield Nearest(
-                        positions=lists[query].places[is_other][:top],
+                        positions=lists[query].positions[is_other][:top],
                         distances=lists[query].distances[is_other][:top],
                     )
 

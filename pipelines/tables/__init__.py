@@ -1,5 +1,5 @@
-"""This job puts tables together, and takes rows out of them: concat, filter, sample, remove.
+"""This job concatenates, filters, samples and removes rows of tables.
 
-Reading order: ``command``, ``inputs``, ``where`` (conditions), ``choice`` (which rows stay),
-``removal`` (of what someone asks to be left out), ``job`` (writing) and ``on_beam``.
+Reading order: ``command``, ``inputs``, ``conditions`` (of ``--where``), ``choice`` (which rows
+stay), ``removal`` (of rows whose owners ask for it), ``job`` (writing) and ``on_beam``.
 """

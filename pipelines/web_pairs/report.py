@@ -122,7 +122,7 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
 
 
 def _counted(metrics: Mapping[str, int]) -> Markup:
-    alike = "<p>{} pairs' pictures look like another's, in {} groups.</p>"
+    alike = "<p>{} pairs have images that look like another pair's, in {} groups.</p>"
     digests = "<p>{} records' bytes are not those of which their archive has the digest.</p>"
     return Markup(alike + digests).format(
         metrics["near_duplicates"], metrics["near_duplicate_groups"], metrics["wrong_digests"]

@@ -1,7 +1,8 @@
 """All commands share this shell.
 
 Reading order: ``command`` (arguments, exit statuses, one-line errors), ``recipes`` (listed and
-shown), ``progress``, ``cost`` (told before a run), ``stopping``, ``threads`` and ``memory`` (bounds
-of a process), ``launched`` (a training's processes and devices), ``log`` and ``trackers`` (curves
-of a run), ``report`` and ``bars`` (pages in HTML) and ``lineage`` (what a result was made of).
+shown), ``progress``, ``cost`` (estimated before a run), ``stopping``, ``threads`` and ``memory``
+(bounds of a process), ``process_group`` (a training's processes and devices), ``log`` and
+``trackers`` (curves of a run), ``report`` and ``bars`` (pages in HTML), ``drawing`` (boxes on an
+image) and ``lineage`` (what a result was made of).
 """

@@ -63,7 +63,7 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--dry-run``, and ``--force`` against the refusal of :func:`require_room`."""
+    """Declares ``--dry-run``, and ``--force`` against the refusal of :func:`require_disk_space`."""
     add_dry_run(parser)
     parser.add_argument(
         "--force", action="store_true", help="run even if the disk is too small for the output"

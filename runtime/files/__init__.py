@@ -1,12 +1,12 @@
 """Tables are files here, which are written whole and found again.
 
 Reading order: ``atomic`` (temporary name, fsync, rename), ``shards`` (one file of a table),
-``places`` (where in it the bytes of each row lie), ``inputs`` (what a job has read), ``manifest``
-(the folder's list with checksums), ``lock`` (one run at a time), ``outputs`` (what an earlier run
-has left), ``contract`` (does a file hold what its table says?), ``reading`` (shards of a folder, a
-file or a glob), ``contents`` (what rows promise), ``digests`` (an input recognised again, cheaply)
-and ``checkpoints`` (those of a run, by their steps). Places in object stores: ``stores`` (who is
-asked, and what fails), ``positioned`` and ``ranges`` (an object read in parts), ``remote`` (a place
-as a path), ``paths`` (what an argument names, there or here), ``copies`` (for what is mapped),
-``remote_lock`` and ``mirror`` (of a run whose files grow).
+``value_offsets`` (where the bytes of each row are in it), ``inputs`` (what a job has read),
+``manifest`` (the folder's list with checksums), ``lock`` (one run at a time), ``outputs`` (what an
+earlier run has left), ``contract`` (does a file hold what its table promises?), ``reading`` (shards
+of a folder, a file or a glob), ``contents`` (what rows promise), ``digests`` (an input recognised
+again, cheaply) and ``checkpoints`` (those of a run, by their steps). Paths in object stores:
+``stores`` (which store is asked, and what fails), ``seekable`` and ``ranges`` (an object read in
+parts), ``remote`` (an object as a path), ``paths`` (what an argument names, there or here),
+``copies`` (for what is mapped), ``remote_lock`` and ``mirror`` (of a run whose files grow).
 """

@@ -1,6 +1,6 @@
-"""The web's servers: a client that reaches none inside, and what site owners forbid. No Beam.
+"""A client for servers of the web that reaches no address inside, and what site owners forbid.
 
 Reading order: ``urls``, ``exchange``, ``addresses``, ``responses``, ``names``, ``transfer``,
-``client``, ``ranged`` (a file that is read in parts); ``robots`` and ``opt_outs`` stand beside them
-and are pure.
+``client``, ``remote_file`` (a file that is read in parts); ``robots`` and ``opt_outs`` are pure
+functions. Nothing here needs Beam.
 """

@@ -60,7 +60,7 @@ def read_form(
     """Reads a body by its type; ``words`` are the fields that there are beside images.
 
     A part of a form is an image where it has a file's name, whatever its field's; in JSON they are
-    ``images``, in base64. Raises Refused for everything else.
+    ``pictures``, in base64. Raises Refused for everything else.
     """
     kind, options = parse_options_header(content_type)
     form = Form()

@@ -186,7 +186,7 @@ function drawSecond() {
   drawBoxes($("second"), { regions: second, list, extra, hot }, null);
   $("second").querySelector("figcaption").textContent = extra
     ? `Most alike: ${[...hot].map((at) => `${called(second, at)} (${extra[at].toFixed(3)})`).join("; ")}`
-    : "Choose a region of the first picture.";
+    : "Choose a region of the first image.";
 }
 
 function pick(at) {
@@ -221,14 +221,14 @@ function show(figure, regions, url, caption) {
   figure.querySelectorAll("button").forEach((button) => button.remove()); // of the one before
   image.src = url;
   image.alt = caption;
-  // A tall picture has to fit into the window.
+  // A tall image has to fit into the window.
   if (regions) figure.style.maxWidth = `min(40rem, ${(75 * regions.row.width) / regions.row.height}vh)`;
   figure.querySelector("figcaption").textContent = caption;
   figure.hidden = false;
   $("result").hidden = false;
 }
 
-// --- pictures ----------------------------------------------------------------------------------
+// --- images ------------------------------------------------------------------------------------
 
 async function regionsOf(blob) {
   const reply = await ask("/v1/regions", { method: "POST", body: blob,
@@ -254,7 +254,7 @@ async function openSecond(blob, name) {
   say(`${state.second.row.boxes.length} regions of ${name}.`);
 }
 
-function sample(seed) { // a drawn scene: no picture of others has to come along
+function sample(seed) { // a drawn scene: no image of others has to come along
   const canvas = document.createElement("canvas");
   canvas.width = 320; canvas.height = 240;
   const pen = canvas.getContext("2d");
@@ -282,7 +282,7 @@ async function download() {
   say("Saved regions.parquet.");
 }
 
-// --- a table's pictures ------------------------------------------------------------------------
+// --- a table's images --------------------------------------------------------------------------
 
 async function turn(page) {
   const reply = await ask(`/v1/rows?page=${page}&per_page=${PER_PAGE}`);
@@ -291,10 +291,10 @@ async function turn(page) {
   const last = Math.max(1, Math.ceil(said.total / PER_PAGE));
   $("page").max = last;
   $("page").value = page + 1;
-  $("pages").textContent = `of ${last}, ${said.total} pictures`;
+  $("pages").textContent = `of ${last}, ${said.total} images`;
   $("previous").disabled = page === 0;
   $("next").disabled = page + 1 >= last;
-  $("pictures").replaceChildren(...said.rows.map((row) => {
+  $("images").replaceChildren(...said.rows.map((row) => {
     const item = document.createElement("li"), button = document.createElement("button");
     button.type = "button";
     if (row.has_picture) {
@@ -329,18 +329,18 @@ async function openRow(row, button) {
     $("second").hidden = true;
     show($("first"), regions, url, caption);
     draw();
-    document.querySelectorAll("#pictures button").forEach((one) =>
+    document.querySelectorAll("#images button").forEach((one) =>
       one.setAttribute("aria-current", one === button));
   }
   $("result").scrollIntoView({ block: "nearest" });
   say(`${regions.row.boxes.length} regions of ${short(row.image_id)}.`);
 }
 
-function compare(isOn) { // whether the next picture of the table is the second one
+function compare(isOn) { // whether the next image of the table is the second one
   state.comparing = isOn;
   $("compare").setAttribute("aria-pressed", isOn);
   if (isOn) {
-    say("Choose the second picture from the table.");
+    say("Choose the second image from the table.");
     $("pager").scrollIntoView({ block: "nearest" });
   }
 }
@@ -373,11 +373,11 @@ function require(isThere, what) { if (!isThere) throw new Error(what); }
 
 async function score() {
   const text = $("text").value.trim();
-  require(text && state.blob, "choose a picture and type a text");
+  require(text && state.blob, "choose an image and type a text");
   const said = await (await ask("/v1/score",
     { method: "POST", body: words({ texts: text }) })).json();
   const value = said.scores[0][0];
-  $("said").textContent = value === null ? "The picture or the text cannot be read."
+  $("said").textContent = value === null ? "The image or the text cannot be read."
     : `Score: ${value.toFixed(4)}`;
   if (state.about.methods.includes("attend") && value !== null) await attend(text);
   say("Scored.");
@@ -395,9 +395,9 @@ async function attend(text) { // what the score loses without each region
     : "The score rests on no single region: it loses nothing without any one of them.";
 }
 
-async function search() { // for the text, else for the picture
+async function search() { // for the text, else for the image
   const text = $("text").value.trim();
-  require(text || state.blob, "type a text, or choose a picture");
+  require(text || state.blob, "type a text, or choose an image");
   const form = new FormData();
   if (text) form.append("text", text);
   else form.append("pictures", state.blob, "picture");
@@ -405,17 +405,17 @@ async function search() { // for the text, else for the picture
   $("answers").replaceChildren(...said.answers.map((row) => {
     const item = document.createElement("li");
     item.textContent = `${row.score.toFixed(4)} ${row.text || row.image_id || row.pair_id}`;
-    if (state.about.has_pictures && row.image_id) picture(row.image_id, item);
+    if (state.about.has_pictures && row.image_id) showImage(row.image_id, item);
     return item;
   }));
-  $("answers").classList.toggle("pictured", Boolean(state.about.has_pictures));
+  $("answers").classList.toggle("with-images", Boolean(state.about.has_pictures));
   const count = said.answers.length;
   $("said").textContent = `${count} ${count === 1 ? "answer" : "answers, the nearest first"}, for `
-    + (text ? "the text" : "the picture");
+    + (text ? "the text" : "the image");
   say("Searched.");
 }
 
-async function picture(id, item) { // by ask: an img of its own would not bear the token
+async function showImage(id, item) { // by ask: an img of its own would not bear the token
   const image = document.createElement("img");
   image.alt = "";
   item.prepend(image);
@@ -428,14 +428,14 @@ async function picture(id, item) { // by ask: an img of its own would not bear t
 
 async function answer() {
   const question = $("text").value.trim();
-  require(question && state.blob, "choose a picture and type a question");
+  require(question && state.blob, "choose an image and type a question");
   const said = await (await ask("/v1/answer",
     { method: "POST", body: words({ question }) })).json();
   $("said").textContent = `Answer: ${said.answer}`;
   say("Answered.");
 }
 
-async function openPicture(blob, name) {
+async function openImage(blob, name) {
   if (state.about.methods && !state.about.methods.includes("regions")) {
     state.blob = blob;
     $("result").hidden = false;
@@ -483,10 +483,10 @@ function connect() {
     const [file] = input.files;
     if (file) trying("Looking", () => task(file, file.name));
   });
-  picked($("file"), openPicture);
+  picked($("file"), openImage);
   picked($("other"), openSecond);
   $("sample").addEventListener("click", () =>
-    trying("Looking", async () => openPicture(await sample(0), "the sample")));
+    trying("Looking", async () => openImage(await sample(0), "the sample")));
   $("other-sample").addEventListener("click", () =>
     trying("Looking", async () => openSecond(await sample(1), "the second sample")));
   $("threshold").addEventListener("input", draw);
@@ -506,13 +506,13 @@ function connect() {
     state.token = $("token").value.trim();
     trying("Loading", begin);
   });
-  // Anywhere: beside the zone a browser would leave the page for the picture.
+  // Anywhere: beside the zone a browser would leave the page for the image.
   for (const name of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(name, (event) => {
       event.preventDefault();
       $("drop").classList.toggle("over", name === "dragover");
       const file = name === "drop" && event.dataTransfer.files[0];
-      if (file && !$("choose").hidden) trying("Looking", () => openPicture(file, file.name));
+      if (file && !$("choose").hidden) trying("Looking", () => openImage(file, file.name));
     });
   }
 }

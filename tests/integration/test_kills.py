@@ -65,7 +65,7 @@ def command_of(name: str, inputs: Path) -> list[str]:
         "web_pairs": [f"{pipeline}web_pairs", "--warc", str(inputs / "*.warc.gz"), *NO_MODELS],
         "hard_negatives": [f"{pipeline}hard_negatives", *pairs],
         "nearest_images": [
-            *[f"{pipeline}nearest_pictures", *regions, *pairs, "--top", "5"],
+            *[f"{pipeline}nearest_images", *regions, *pairs, "--top", "5"],
             *["--images-per-shard", "5", "--threads", "1"],
         ],
         "manifest": [

@@ -167,7 +167,7 @@ def test_what_a_command_lacks_is_one_line_that_names_its_extra(
         (
             "search",
             (
-                f"{JOBS}nearest_pictures.command",
+                f"{JOBS}nearest_images.command",
                 ["--regions", tmp_path / "regions.command", "--output", tmp_path / "nearest"],
             ),
         ),

@@ -56,7 +56,7 @@ class SampledRegions:
 
     The first ``num_shown`` are shown; VL-BERT's full image is the mean of all. ``boxes`` float32
     [R, 4] are ``mirrored`` or not. ``masks`` [R]. ``row`` holds the whole row, as far as
-    :func:`columns_of` says, in the table's order. ``weights`` [R] are the regions' shares in the
+    :func:`list_columns` says, in the table's order. ``weights`` [R] are the regions' shares in the
     full image's mean, where these differ. Of detected and annotated regions the latter begin at
     ``first_annotated``.
     """
@@ -162,7 +162,7 @@ def take_regions(
     """Takes the regions that are read of row ``row_number`` of a group, all of them shown.
 
     Training, evaluation and probes all get their regions here. ``columns`` is what
-    :func:`columns_of` says. ``mask`` is told the boxes and the row; without it none is masked.
+    :func:`list_columns` says. ``mask`` is told the boxes and the row; without it none is masked.
     Raises InputError for a row without features.
     """
     row = group.row(row_number, columns)

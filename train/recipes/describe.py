@@ -29,7 +29,7 @@ VECTORS_KEPT = 3
 FLOAT32_BYTES = 4
 RECOMPUTED_SHARE = 10  # checkpoint_activations keeps one part in so many
 JOINT_PASSES = 4  # of VLMo beside its contrast: masked, true, two hard negatives
-KINDS = {"text": "texts", "pictures": "pictures"}
+KINDS = {"text": "texts", "pictures": "images"}
 HEAD = """\
 What is computed here: steps of epochs for the data sets as published; memory for training in one
 process as 16 bytes a parameter (weight, gradient, AdamW's moments) and, for each pair of a step
@@ -150,7 +150,8 @@ def describe(recipe: RunSettings) -> list[str]:
     cost = compute_cost(recipe)
     kinds = {stage.feeding.kind for stage in recipe.stages}
     unit = KINDS.get(kinds.pop(), "pairs") if len(kinds) == 1 else "pairs"
-    memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a {unit.removesuffix('s')}"
+    each = {"texts": "a text", "images": "an image"}.get(unit, "a pair")
+    memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} {each}"
     memory += f" ({_size(step_bytes(recipe))})"
     lines = [
         f"{recipe.name:27} {recipe.about}",

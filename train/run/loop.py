@@ -48,7 +48,7 @@ class StageRun:
 
     ``epoch_steps``: the steps of an epoch. ``visits``: its pairs, by source. ``sources``: theirs,
     and those of the texts that come beside pairs. ``share``: of a stage that visits a part of its
-    pairs (`Pass.share`, `Pass.max_pairs`), how many that are, and of how many.
+    pairs (`TrainingStage.share`, `TrainingStage.max_pairs`), how many that are, and of how many.
     """
 
     stage: TrainingStage

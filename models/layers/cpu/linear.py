@@ -10,8 +10,8 @@ gradient of the input, at 112 rows 174 against 113 and 184 against 115. For the 
 weights it is faster nowhere: it copies what comes transposed.
 
 It lays a weight out in blocks before each product, which takes as long as 130 rows of it. Where
-weights stay, as in evaluation, they are laid out once (`kept_packed`): one core of an AMD EPYC
-multiplies 276 rows by 768 x 3072 at 105 against 90 GFLOP/s, 1,000 at 106 against 101.
+weights stay, as in evaluation, they are laid out once (`cache_packed_weights`): one core of an AMD
+EPYC multiplies 276 rows by 768 x 3072 at 105 against 90 GFLOP/s, 1,000 at 106 against 101.
 """
 
 import functools

@@ -144,7 +144,7 @@ COCO_JSON = DataSet(
     title="anyone's captions in COCO's layout",
     about="""\
 JSON files {images: [{id, file_name}], annotations: [{id, image_id, caption}]} as pairs; ids may be
-texts. Pictures are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",
+texts. Images are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,

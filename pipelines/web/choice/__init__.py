@@ -1,6 +1,6 @@
-"""A page's images and texts are chosen here, once it is known which images are at hand.
+"""A page's images and texts are chosen here, once it is known which images are available.
 
-Reading order: ``joined`` (what comes in and goes out), ``dominance`` (which images are content),
-``survey`` (what a site repeats, and where its captions stand), ``candidates`` (the texts near an
-image), ``likeness`` (words that texts share), ``features``, ``weights`` and ``choose``.
+Reading order: ``joined_page`` (what comes in and goes out), ``dominance`` (which images are
+content), ``survey`` (what a site repeats, and where its captions are), ``candidates`` (the texts
+near an image), ``likeness`` (words that texts share), ``features``, ``weights`` and ``choose``.
 """

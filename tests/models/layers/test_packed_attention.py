@@ -218,7 +218,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from vlmill.models.layers import attention, operators, packed_attention
 from vlmill.models.layers.attention import SelfAttention
-from vlmill.models.layers.packing import layout_of
+from vlmill.models.layers.packing import make_layout
 from vlmill.train.devices.setup import compiled
 
 packed_attention.sdpa_kernel = lambda _: sdpa_kernel(SDPBackend.MATH)  # a CPU has no other
@@ -236,7 +236,7 @@ class Step(torch.nn.Module):
 
     def forward(self, hidden, mask):
         length = hidden.shape[1]
-        layout = layout_of(mask, pack=False)
+        layout = make_layout(mask, pack=False)
         mixed = self.attention(hidden, layout, self.table[:, :length, :length])
         return (mixed * mask[..., None]).sin().sum()
 

@@ -131,9 +131,9 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from tests.pipelines.launch.test_local import twice
-from vlmill.pipelines.launch.local import workers_of
-with workers_of(2, 1, {MODULE!r}) as pool:
-    print(*{{process for process, _ in pool.each(twice, range(50))}}, flush=True)
+from vlmill.pipelines.launch.local import open_workers
+with open_workers(2, 1, {MODULE!r}) as pool:
+    print(*{{process for process, _ in pool.map_units(twice, range(50))}}, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -18,10 +18,10 @@ from vlmill.schemas.tables import IMAGES, PAIRS
 FILE = '''
 """Haiku of images: lines of a file's name, a blank, and the words."""
 
-from vlmill.pipelines.manifest.cleaning import text_of
+from vlmill.pipelines.manifest.cleaning import validate_text
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Image, Reading
-from vlmill.pipelines.manifest.reading.lines import lines_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.schemas.tables import PAIRS
 
 
@@ -29,7 +29,7 @@ def open_haiku(folder, args):
     source = folder.require("haiku.txt")
     return Reading(
         sources=(source,),
-        entries=lambda: (entry(source, number, line) for number, line in lines_of(source)),
+        entries=lambda: (entry(source, number, line) for number, line in read_lines(source)),
         expected={source.name: Expected(rows=3, source="their page")},
         image_folders=("images",),
     )
@@ -37,12 +37,12 @@ def open_haiku(folder, args):
 
 def entry(source, number, line):
     name, _, words = line.partition(" ")
-    text, key = text_of(words), f"{source.name}:{number}"
+    text, key = validate_text(words), f"{source.name}:{number}"
     if isinstance(text, Drop):
         return Entry(key=key, group=source.name, rows=text)
     image_id = f"haiku/{name}"
     pair = {"pair_id": f"{image_id}#{number}", "image_id": image_id, "text": text}
-    image = Image(image_id=image_id, paths=(f"images/{name}",))
+    image = ListedImage(image_id=image_id, paths=(f"images/{name}",))
     return Entry(key=key, group=source.name, rows=((PAIRS, pair),), images=(image,))
 
 
@@ -70,8 +70,8 @@ def test_a_file_and_a_line_add_a_data_set(
     spec.loader.exec_module(haiku)
     monkeypatch.setitem(SETS, "haiku", haiku.HAIKU)  # the line
 
-    (tmp_path / "in/pictures").mkdir(parents=True)
-    (tmp_path / "in/pictures/a.jpg").write_bytes(image(9, 9))  # type: ignore[operator]
+    (tmp_path / "in/images").mkdir(parents=True)
+    (tmp_path / "in/images/a.jpg").write_bytes(image(9, 9))  # type: ignore[operator]
     (tmp_path / "in/haiku.txt").write_text("a.jpg an old pond\nb.jpg a frog leaps\nc.jpg \n")
     words = ["haiku", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
     assert main(words) == 0

@@ -18,8 +18,8 @@ from vlmill.schemas.errors import InputError
 HOLDER = """
 import sys
 from pathlib import Path
-from vlmill.runtime.files.lock import locked
-with locked(Path(sys.argv[1])):
+from vlmill.runtime.files.lock import lock_output
+with lock_output(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -43,8 +43,8 @@ def test_the_lock_of_a_killed_run_is_taken_over(
 ) -> None:
     output = f"{bucket}/run"
     code = (
-        "import os, sys; from vlmill.runtime.files.lock import locked\n"
-        "with locked(sys.argv[1]): os._exit(9)"
+        "import os, sys; from vlmill.runtime.files.lock import lock_output\n"
+        "with lock_output(sys.argv[1]): os._exit(9)"
     )
     command = [sys.executable, "-c", code, output]
     assert subprocess.run(command, env=environment(s3), check=False).returncode == 9

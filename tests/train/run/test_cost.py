@@ -52,7 +52,7 @@ def test_the_disk_that_is_asked_for_is_what_a_run_needs(
     """Six steps with a checkpoint every two: three of them lie there at the end."""
     asked: list[int] = []
     monkeypatch.setattr(
-        "vlmill.train.run.job.require_room", lambda least, *_, **__: asked.append(least)
+        "vlmill.train.run.job.require_disk_space", lambda least, *_, **__: asked.append(least)
     )
     inputs, out = tables.write(), tmp_path / "out"
     pretrain(recipe, inputs, out)
@@ -164,7 +164,7 @@ def test_the_bytes_of_a_run_do_not_count_what_is_there(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        "vlmill.train.run.job.require_room", lambda least, *_, **__: asked.append(least)
+        "vlmill.train.run.job.require_disk_space", lambda least, *_, **__: asked.append(least)
     )
     inputs, out = tables.write(), tmp_path / "out"
     pretrain(recipe, inputs, out)

@@ -190,8 +190,8 @@ def write_preparation(folder: Path, preparation: Preparation) -> None:
 
 
 def read_preparation(folder: Path, output: Path) -> Preparation | None:
-    """Reads what :func:`remember` noted, if the samples and the rejects in ``output`` are there
-    still.
+    """Reads what :func:`write_preparation` noted, if the samples and the rejects in ``output``
+    are there still.
     """
     try:
         noted = json.loads((folder / DONE).read_text(encoding="utf-8"))

@@ -220,7 +220,7 @@ def survey(
     model ranks by vectors.
     """
     images, ids = setup.image_inputs, candidates.image_ids
-    with Progress(total=len(ids), unit="image", label="pictures") as progress:
+    with Progress(total=len(ids), unit="image", label="images") as progress:
         if setup.ranking == "contrast" and isinstance(images, PixelImages):
             vectors = image_vectors(
                 setup.loaded.model,

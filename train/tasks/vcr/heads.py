@@ -63,7 +63,7 @@ def pooled_scores(model: Any, batch: Batch) -> Float[Tensor, "B C"]:
     labels, inputs = batch.labels, batch.inputs
     choices = labels["tokens"].shape[1]
     # InterBERT's segments of modalities are for captions; those of a choice are the text's parts.
-    fed = {"of_captions": False} if isinstance(model.trunk.config, InterBertConfig) else {}
+    fed = {"for_captions": False} if isinstance(model.trunk.config, InterBertConfig) else {}
     regions = model.trunk.embed_regions(inputs.region_features, inputs.region_locations, **fed)
     encoded = model.trunk.encode(
         labels["tokens"].flatten(0, 1),
