@@ -1,0 +1,156 @@
+"""Measures what matters most on one GPU within a few minutes, the most informative part first.
+
+Each result is a line of JSON, printed and appended to minutes.jsonl as soon as it is measured, so a
+machine that is taken away costs only the part in progress. A part that fails does not stop the
+others; the exit status is then 1. A part that would exceed the budget is skipped.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from benchmarks.gpu_check.minutes_card import card_rates
+from benchmarks.gpu_check.minutes_graph import measure_graph
+from benchmarks.gpu_check.minutes_record import Record
+from benchmarks.gpu_check.minutes_steps import Bench, StepCase, measure_steps
+from benchmarks.gpu_check.regional import compiler_settings
+from benchmarks.gpu_check.setting import Setting
+
+from vlmill.train.devices.throughput import product_rate
+
+BUDGET_S = 540.0
+OUT = Path("build/gpu-check")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinutesPart:
+    """Names a part, the seconds that it is expected to take on an H100, and the work."""
+
+    name: str
+    seconds: int
+    run: Callable[[Bench], object]
+
+
+def step_part(seconds: int, case: StepCase) -> MinutesPart:
+    """Returns the part that measures a case of `minutes_steps`."""
+    return MinutesPart(name=case.name, seconds=seconds, run=partial(measure_steps, case))
+
+
+PARTS = (
+    step_part(60, StepCase(name="vilbert eager 256", variant="vilbert", pairs=256)),
+    step_part(
+        110, StepCase(name="vilbert regional 256", variant="vilbert", pairs=256, regional=True)
+    ),
+    step_part(
+        30,
+        StepCase(
+            name="vilbert regional 512", variant="vilbert", pairs=512, regional=True, profile=False
+        ),
+    ),
+    step_part(
+        60, StepCase(name="imagebert regional 256", variant="imagebert", pairs=256, regional=True)
+    ),
+    MinutesPart(name="vilbert graph", seconds=70, run=measure_graph),
+    step_part(200, StepCase(name="vlmo regional 64", variant="vlmo", pairs=64, regional=True)),
+    step_part(40, StepCase(name="vlmo eager 64", variant="vlmo", pairs=64)),
+)
+
+
+def main(argv: Sequence[str] | None = None, parts: Sequence[MinutesPart] = PARTS) -> int:
+    """Runs the parts; returns 1 if one failed."""
+    parser = command(parts)
+    arguments = parser.parse_args(argv)
+    names = [part.name for part in parts]
+    for name in arguments.only or ():
+        if name not in names:
+            parser.error(f"--only: no part {name!r}; choose from {', '.join(map(repr, names))}")
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        record = Record(arguments.out / "minutes.jsonl")
+    except OSError as error:
+        parser.error(f"--out {arguments.out}: cannot write there ({error.strerror})")
+    chosen = [part for part in parts if not arguments.only or part.name in arguments.only]
+    try:
+        return run_parts(chosen, record, arguments.budget, tiny=runs_tiny(arguments.tiny))
+    finally:
+        record.close()
+
+
+def runs_tiny(asked: bool) -> bool:
+    """Returns True for the small size on the CPU, the only one where there is no GPU."""
+    if asked or torch.cuda.is_available():
+        return asked
+    print("# no GPU: at the small size, whose numbers mean nothing", file=sys.stderr)
+    return True
+
+
+def run_parts(parts: Sequence[MinutesPart], record: Record, budget_s: float, *, tiny: bool) -> int:
+    """Measures the card, then runs the parts for which there is time; returns 1 if one failed."""
+    device = torch.device("cpu" if tiny else "cuda")
+    with tempfile.TemporaryDirectory() as folder, compiler_settings():
+        setting = Setting(device=device, tiny=tiny, folder=Path(folder))
+        peak = product_rate(device, torch.bfloat16)
+        bench = Bench(setting=setting, peak=peak, record=record)
+        done = [record.attempt("card", partial(record_card, bench))]
+        done += [run_part(part, bench, budget_s) for part in parts]
+    record.write("end")
+    return 0 if all(done) else 1
+
+
+def record_card(bench: Bench) -> None:
+    """Records the line of the card's own rates."""
+    bench.record.write("card", **card_rates(bench.setting.device, bench.peak))
+
+
+def run_part(part: MinutesPart, bench: Bench, budget_s: float) -> bool:
+    """Runs a part, or records that it is skipped; returns False for one that failed."""
+    if bench.record.seconds() + part.seconds > budget_s:
+        bench.record.write(part.name, skipped="no time left")
+        return True
+    done = bench.record.attempt(part.name, partial(part.run, bench))
+    if bench.setting.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return done
+
+
+def command(parts: Sequence[MinutesPart]) -> argparse.ArgumentParser:
+    """Declares the flags."""
+    listed = "\n".join(f"  {part.name:24}{part.seconds:4} s" for part in parts)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check.minutes",
+        description=__doc__,
+        epilog=f"parts, after the card's own rates:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=OUT,
+        metavar="DIR",
+        help="folder of minutes.jsonl, to which lines are appended (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="run on the CPU at the small size of the tests, whose numbers mean nothing",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="S",
+        help="skip parts that would end later than after S seconds (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PART", help="run these parts only, in the order below"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

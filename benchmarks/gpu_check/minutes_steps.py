@@ -1,0 +1,208 @@
+"""Measures training steps within a minute or two: rates, the compiler's graphs, waits, kernels and
+the host's share.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median_high
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
+from benchmarks.gpu_check.minutes_record import Record
+from benchmarks.gpu_check.regional import compile_blocks
+from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.steps import count_useful, graphs, real_batches, stepper, timed_rounds
+from benchmarks.gpu_check.training import (
+    CASES,
+    Work,
+    make_accelerator,
+    new_model,
+    training_of,
+    work_of,
+)
+from benchmarks.gpu_check.utilisation import utilisation
+from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
+
+from vlmill.train.devices.throughput import wait_for
+from vlmill.train.loading.batch import HostBatch
+from vlmill.train.run.loop import Training
+
+ROUNDS, TINY_ROUNDS = 4, 1
+LARGE_BATCH = 256  # pairs; from here on two batches are enough to compare
+LONGEST_KERNELS, KERNEL_NAME_LENGTH = 10, 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCase:
+    """Names a variant and the number of pairs in a batch, and how the step is computed."""
+
+    name: str
+    variant: str
+    pairs: int
+    regional: bool = False  # each block compiled separately
+    profile: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Holds what the parts share: the setting, the device's measured ``peak`` in operations/s, the
+    record, and the tables that have been written so far.
+    """
+
+    setting: Setting
+    peak: float
+    record: Record
+    works: dict[str, Work] = field(default_factory=dict)
+
+    def work(self, variant: str, pairs: int) -> Work:
+        """Returns the variant's batches of ``pairs``; at tiny size those of the tests."""
+        if variant not in self.works:
+            folder = self.setting.folder / variant
+            folder.mkdir()
+            setting = Setting(device=self.setting.device, tiny=self.setting.tiny, folder=folder)
+            self.works[variant] = work_of(CASES[variant], setting)
+        work = self.works[variant]
+        return work if self.setting.tiny else work.with_batches_of(pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """Holds a model that is ready to train, its batches, which take ``operations`` useful ones
+    together, and the step that trains on one of them.
+    """
+
+    batches: Sequence[HostBatch]
+    operations: int
+    training: Training
+    step: Callable[[HostBatch], object]
+
+
+def measure_steps(case: StepCase, bench: Bench) -> StepRun:
+    """Measures a case's steps and records two lines: the step's, and the host's parts of it."""
+    run = prepare_run(case, bench)
+    bench.record.write(case.name, **measure_run(run, case, bench))
+    bench.record.write(f"{case.name}/host", **host_parts(run))
+    return run
+
+
+def prepare_run(case: StepCase, bench: Bench) -> StepRun:
+    """Makes the case's batches and model, with the compiler's caches and counters empty."""
+    setting = bench.setting
+    work = bench.work(case.variant, case.pairs)
+    batches = real_batches(work, 2 if case.pairs >= LARGE_BATCH else 4, setting.device)
+    operations = count_useful(work, batches)
+    accelerator = make_accelerator(work.recipe, setting.device)
+    model = new_model(work.recipe)
+    torch._dynamo.reset()
+    counters.clear()
+    if case.regional:
+        compile_blocks(model, tiny=setting.tiny)
+    training = training_of(model, work.recipe, accelerator, pack=True)
+    return StepRun(
+        batches=batches, operations=operations, training=training, step=stepper(work, training)
+    )
+
+
+def measure_run(run: StepRun, case: StepCase, bench: Bench) -> dict[str, Any]:
+    """Returns the fields of a case's line; the first round is the warm-up."""
+    device, batches = bench.setting.device, run.batches
+    first_s = warm_up(run, device)
+    first_graphs = graphs()
+    rounds = TINY_ROUNDS if bench.setting.tiny else ROUNDS
+    round_s = timed_rounds(run.step, batches, rounds, device).round_s
+    step_again = partial(run.step, batches[0])
+    return {
+        "first_step_s": round(first_s, 1),
+        "step_ms": round(1e3 * round_s / len(batches), 2),
+        "samples_per_s": round(sum(len(batch.pair_ids) for batch in batches) / round_s, 1),
+        "mfu": round(utilisation(run.operations, round_s, bench.peak), 4),
+        "graphs": first_graphs,
+        "recompiled": graphs() - first_graphs,
+        "breaks": sum(counters["graph_break"].values()),
+        "memory_gb": peak_memory_gb(device),
+        "pairs": len(batches[0].pair_ids),
+        "waits": places_of_waits(step_again),
+        **(kernel_times(step_again, device) if case.profile else {}),
+    }
+
+
+def warm_up(run: StepRun, device: torch.device) -> float:
+    """Trains on every batch and then watches the memory; returns the first step's seconds."""
+    started = time.perf_counter()
+    run.step(run.batches[0])
+    wait_for(device)
+    first_s = time.perf_counter() - started
+    for batch in run.batches:
+        run.step(batch)
+    reset_peak_memory(device)
+    return first_s
+
+
+def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Returns the number of kernels in a step, their milliseconds and the longest ones by name;
+    nothing on a CPU.
+    """
+    if device.type != "cuda":
+        step()
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        step()
+        wait_for(device)
+    averages: Any = recorded.key_averages()
+    rows = [(e.key, e.count, e.self_device_time_total) for e in averages]
+    rows = sorted((row for row in rows if row[2]), key=lambda row: -row[2])
+    return {
+        "kernels": sum(calls for _, calls, _ in rows),
+        "kernel_ms": round(sum(us for *_, us in rows) / 1e3, 2),
+        "top": [
+            (name[:KERNEL_NAME_LENGTH], calls, round(us / 1e3, 2))
+            for name, calls, us in rows[:LONGEST_KERNELS]
+        ],
+    }
+
+
+def host_parts(run: StepRun) -> dict[str, float]:
+    """Returns the median milliseconds of processor time that the host spends in each part of a
+    step.
+    """
+    training = run.training
+    parts: dict[str, tuple[object, str]] = {
+        "forward": (training.step_module, "forward"),
+        "backward": (training.accelerator, "backward"),
+        "optimizer": (training.optimizer, "step"),
+    }
+    with host_seconds(parts) as seconds:
+        for batch in run.batches:
+            run.step(batch)
+    return {name: round(1e3 * median_high(values), 2) for name, values in seconds.items()}
+
+
+@contextmanager
+def host_seconds(
+    methods: Mapping[str, tuple[object, str]],
+) -> Iterator[dict[str, list[float]]]:
+    """Yields lists that collect the seconds of processor time of each call of the ``methods``, each
+    an object and a method's name.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    with ExitStack() as stack:
+        for name, (owner, method) in methods.items():
+            timed = _timed(getattr(owner, method), seconds[name])
+            stack.enter_context(patch.object(owner, method, timed))
+        yield seconds
+
+
+def _timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        started = time.process_time()
+        result = function(*args, **kwargs)
+        seconds.append(time.process_time() - started)
+        return result
+
+    return call

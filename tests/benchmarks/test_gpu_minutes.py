@@ -1,0 +1,145 @@
+"""The GPU check of a few minutes, at its small size on a CPU."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu_check.minutes import PARTS, MinutesPart, main
+from benchmarks.gpu_check.minutes_card import launch_times, list_times, product_shares
+from benchmarks.gpu_check.minutes_steps import Bench, host_seconds
+from benchmarks.gpu_check.regional import TensorDropPath, compile_blocks
+from torch import nn
+
+from vlmill.models.layers.experts import DropPath, PreNormBlock
+from vlmill.models.layers.packing import Layout
+
+CPU = torch.device("cpu")
+STEP_FIELDS = {
+    "first_step_s",
+    "step_ms",
+    "samples_per_s",
+    "mfu",
+    "graphs",
+    "recompiled",
+    "breaks",
+    "memory_gb",
+    "pairs",
+    "waits",
+}
+
+
+def run_minutes(folder: Path, *flags: str, parts: Any = PARTS) -> tuple[int, list[dict[str, Any]]]:
+    """Returns the exit status and the lines that the file receives."""
+    status = main(["--tiny", "--out", str(folder), *flags], parts)
+    lines = (folder / "minutes.jsonl").read_text(encoding="utf-8").splitlines()
+    return status, [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_an_eager_step_has_all_its_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = run_minutes(tmp_path / "new" / "folder", "--only", "vilbert eager 256")
+    assert status == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
+    card, step, host, end = lines
+    assert {line["part"]: line.keys() - {"part", "at_s"} for line in lines} == {
+        "card": {"peak_tflops", "copy_tb_s"},
+        "vilbert eager 256": STEP_FIELDS,
+        "vilbert eager 256/host": {"forward", "backward", "optimizer"},
+        "end": set(),
+    }
+    assert card["copy_tb_s"] > 0 and end["at_s"] > 0
+    assert step["pairs"] == 8 and step["samples_per_s"] > 0 and step["mfu"] > 0
+    assert step["graphs"] == step["recompiled"] == step["breaks"] == 0
+    assert min(host["forward"], host["backward"], host["optimizer"]) > 0
+
+
+def fail(bench: Bench) -> None:
+    raise ValueError("first line\nsecond line")
+
+
+def succeed(bench: Bench) -> None:
+    bench.record.write("succeeds", peak=bench.peak > 0)
+
+
+def test_a_part_that_fails_does_not_stop_the_next_one(tmp_path: Path) -> None:
+    parts = (
+        MinutesPart(name="fails", seconds=1, run=fail),
+        MinutesPart(name="is long", seconds=1000, run=fail),
+        MinutesPart(name="succeeds", seconds=1, run=succeed),
+    )
+    status, (_, failed, skipped, succeeded, end) = run_minutes(tmp_path, parts=parts)
+    assert status == 1 and end["part"] == "end"
+    assert failed["failed"] == "ValueError: first line\nsecond line"
+    assert len(failed["where"]) == 3
+    assert skipped["part"] == "is long" and skipped["skipped"] == "no time left"
+    assert succeeded["peak"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "vilbert"], "no part 'vilbert'; choose from 'vilbert eager 256'"),
+        (["--out", "FILE"], "cannot write there"),
+    ],
+)
+def test_mistakes_in_flags_end_with_status_2(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(tmp_path), *(str(file) if flag == "FILE" else flag for flag in flags)])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rates_of_single_operations() -> None:
+    launches = launch_times(CPU)
+    assert 0 < launches["launch_us"] <= launches["launch_and_run_us"]
+    assert product_shares(CPU, 1e6, ((4, 8, 16),))["4x8x16"] > 0
+    tensors = [torch.full((3,), 2.0), torch.full((2, 2), 3.0)]
+    assert list_times(tensors).keys() == {
+        "foreach_mul_by_tensors_ms",
+        "foreach_mul_by_numbers_ms",
+    }
+    assert [set(tensor.flatten().tolist()) for tensor in tensors] == [{2.0}, {3.0}]
+
+
+def test_the_time_of_each_call_is_collected_and_the_method_restored() -> None:
+    layer = nn.Linear(2, 2)
+    with host_seconds({"forward": (layer, "forward")}) as seconds:
+        assert layer(torch.ones(3, 2)).shape == (3, 2)
+        layer(torch.ones(1, 2))
+    layer(torch.ones(1, 2))
+    assert len(seconds["forward"]) == 2
+    assert "forward" not in vars(layer)
+
+
+def test_the_rate_of_drop_path_in_a_tensor_keeps_its_factors() -> None:
+    rows, layout = torch.zeros(400, 3, 1), Layout(shape=(400, 3))
+    drop = TensorDropPath(0.75).train()
+    factors = drop(rows, layout, slice(None))
+    assert factors.shape == (400, 1, 1)
+    assert set(factors.flatten().tolist()) == {0.0, 4.0}
+    assert factors.mean() == pytest.approx(1.0, abs=0.35)
+    assert TensorDropPath(0.0).train()(rows, layout, slice(None)) is None
+    assert drop.eval()(rows, layout, slice(None)) is None
+
+
+def test_every_block_is_compiled_and_keeps_its_rate_of_drop_path() -> None:
+    rates = (0.0, 0.25)
+    blocks = [
+        PreNormBlock(4, 2, 8, experts=["text"], layer_scale=None, drop_path=rate) for rate in rates
+    ]
+    model = nn.Sequential(*blocks, nn.Linear(4, 4))
+    compile_blocks(model, tiny=True)
+    compiled = [part._compiled_call_impl is not None for part in model]
+    assert compiled == [True, True, False]
+    drops = [part for part in model.modules() if isinstance(part, DropPath)]
+    probabilities = [drop.keep_probability for drop in drops if isinstance(drop, TensorDropPath)]
+    assert [probability.item() for probability in probabilities] == [1.0, 0.75]
+    assert model.state_dict().keys().isdisjoint({"0.drop_path.keep_probability"})
