@@ -62,6 +62,7 @@ SERVICE = [
 SAFETY = [*LEARNING, *VISION]
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 COCO = ["pycocotools>=2.0.8"]
+HEIF = ["pillow-heif>=1.0"]
 
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
 
@@ -75,9 +76,9 @@ EXTRAS = {
     "safety": SAFETY,
     "cloud": CLOUD,
     "coco": COCO,
-    "all": [*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO],
+    "all": [*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO, *HEIF],
     "gcp": ["apache-beam[gcp]>=2.70"],
-    "heif": ["pillow-heif>=1.0"],
+    "heif": HEIF,
     "mlflow": ["mlflow-skinny>=3.1"],
     "wandb": ["wandb>=0.19"],
     # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.

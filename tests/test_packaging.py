@@ -16,7 +16,7 @@ import vlmill
 
 ROOT = Path(__file__).parents[1]
 CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-FOLDERS = {"schemas", "models", "extract", "pipelines", "train"}
+FOLDERS = {"schemas", "runtime", "models", "extract", "train", "inference", "pipelines"}
 
 
 def test_each_folder_is_linked_for_editors_and_type_checkers() -> None:

@@ -231,7 +231,7 @@ def run(arguments: Sequence[str]) -> int:
                 output=args.output,
                 settings=settings,
                 choose=choose,
-                rewrite=removal.shortened if removal else None,
+                rewrite=removal.shorten_lists if removal else None,
                 rejected=args.verb == "concat",
                 absent=removal.absent if removal else None,
             )

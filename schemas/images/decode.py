@@ -118,7 +118,7 @@ def describe_unidentified(data: bytes, name: str | None, bounds: Bounds) -> Reje
     """Returns why no decoder takes a file whose bytes begin like the format ``name``, or None."""
     known = ", ".join(bounds.formats or ("the formats that pillow knows",))
     if name in _HEIF and "HEIF" not in Image.OPEN:
-        remedy = "run pip install -e '.[heif]' in vlmill's checkout to read it"
+        remedy = "run pip install -e '.[heif]' in the checkout to read it"
         return Rejected(Reason.UNSUPPORTED_FORMAT, f"{name}: {remedy}")
     if name == "AVIF" and not features.check("avif"):
         return Rejected(Reason.UNSUPPORTED_FORMAT, "AVIF: this pillow was built without it")

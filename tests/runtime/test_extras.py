@@ -21,7 +21,7 @@ from vlmill.runtime.extras import (
 from vlmill.schemas.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("schemas", "models", "extract", "train", "pipelines")
+FOLDERS = ("schemas", "runtime", "models", "extract", "train", "inference", "pipelines")
 MOST_REQUIRED = 17
 # Modules that come with the requirement of another one.
 COMES_WITH = {

@@ -182,7 +182,9 @@ def test_the_full_images_as_regions(offset: float, family: str) -> None:
         features = model.feature_map(images)
         boxes = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]]).expand(2, 1, 4)
         described = model.describe(features, boxes, torch.ones(2, 1, dtype=torch.bool))
-    assert batch.whole is not None and torch.equal(batch.whole, described.features[:, 0])
+    assert batch.global_features is not None and torch.equal(
+        batch.global_features, described.features[:, 0]
+    )
 
 
 def test_only_taken_places_are_computed_on_a_cpu() -> None:

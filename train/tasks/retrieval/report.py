@@ -32,7 +32,7 @@ _CARDS = template(
     "{% for query in queries %}<h3>{{ query.title }}"
     " <small class='{{ 'hit' if query.rank == 0 else 'miss' }}'>right answer at place "
     "{{ query.rank + 1 }} of {{ query.of }}</small></h3><div class='row'>"
-    "{% if query.picture %}<figure>{{ picture(query.picture) }}<figcaption>query</figcaption>"
+    "{% if query.picture %}<figure>{{ image(query.picture) }}<figcaption>query</figcaption>"
     "</figure>{% endif %}{% for n in query.pictures %}<figure{% if n.right %} class='right'"
     "{% endif %}>{{ image(n.image_id) }}<figcaption>{{ n.place }}. "
     "<small>{{ n.score }}</small>{% if n.right %} <span class='hit'>right</span>{% endif %}"
