@@ -8,7 +8,7 @@ from proof.task_arms import TaskArm
 
 ZERO_SHOT = "zero-shot"  # the task of a model that is ranked as it comes from pretraining
 IMAGES, CAPTIONS = "image_retrieval", "text_retrieval"
-SOUGHT = {IMAGES: "pictures", CAPTIONS: "captions"}
+SOUGHT = {IMAGES: "images", CAPTIONS: "captions"}
 
 
 @dataclass(frozen=True, kw_only=True)

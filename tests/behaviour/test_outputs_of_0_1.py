@@ -1,8 +1,8 @@
-"""Tables and checkpoints that version 0.1.0 wrote, before its rooms and names moved, are read.
+"""Tables and checkpoints that version 0.1.0 wrote, before its modules and names moved, are read.
 
-``outputs_0_1`` has eight generated images with two captions each, their regions by the tiny detector
-with random weights, and a run of one step of every small recipe at a width of 16, with the metrics
-that version 0.1.0 measured.
+``outputs_0_1`` has eight generated images with two captions each, their regions by the tiny
+detector with random weights, and a run of one step of every small recipe at a width of 16, with the
+metrics that version 0.1.0 measured.
 """
 
 import json
@@ -55,7 +55,8 @@ def test_regions_and_images_are_read_by_their_ids() -> None:
 def test_vectors_are_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["search", "--vectors", str(OUTPUTS / "vectors"), "--text", "red kite on a field"]
     assert train_vl([*arguments, "--checkpoint", str(OUTPUTS / "vlmo"), "--top", "2"]) == 0
-    assert len(capsys.readouterr().out.strip().splitlines()) >= 2
+    (answer,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [one["image_id"] for one in answer["answers"]] == ["6", "2"]
 
 
 def test_negatives_are_trained_with(tmp_path: Path) -> None:

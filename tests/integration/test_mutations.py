@@ -133,7 +133,7 @@ def test_images_are_read_alike_by_mining_extraction_and_training(format: str, co
             assert isinstance(why.reason, Reason)
             sizes.append(None)
         try:
-            sizes.append(training_pixels(data, "picture").size)
+            sizes.append(training_pixels(data, "image").size)
         except InputError as error:
             assert str(error).startswith("--images: image cannot be decoded"), number
             sizes.append(None)

@@ -64,7 +64,7 @@ def vlmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings["inputs"] = [entry]
     (folder / "checkpoint.json").write_text(json.dumps(settings))
     (folder / "recipe.yaml").write_text(
-        "name: vlmo-small\nseed: 3\nimage_tokenizer: /home/me/secret/dvae.pt\n"
+        "name: vlmo-small\nseed: 3\npicture_tokenizer: /home/me/secret/dvae.pt\n"
     )
     return folder
 

@@ -34,7 +34,7 @@ def write_features(
         if whole and len(array):
             boxes[0] = WHOLE
         width, height = SIDES
-        finite = array if marked else np.nan_to_num(array)
+        finite = array if marked else np.zeros_like(array)
         rows.append(
             RegionRow(image_id=image_id, width=width, height=height, boxes=boxes, features=finite)
         )
