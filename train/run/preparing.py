@@ -76,9 +76,10 @@ def prepare(
     _require_pairs(counts, what)
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, rows=measured, negatives=None, neighbours=None)
-        prepare_samples(output / HELD_OUT, for_validation)
+        unusable = prepare_samples(output / HELD_OUT, for_validation)
+        del unusable[Reason.HELD_OUT]  # the pairs to train on
         learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
-        _compare(learnt_table, held_out, drawn=sources.splits.draws)
+        _compare(learnt_table, held_out, reason_counts(unusable), drawn=sources.splits.draws)
     preparation = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
     write_preparation(output / PREPARED, preparation)
     return preparation
@@ -96,11 +97,14 @@ def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
     return Rows(splits=plan.trained, first=below), Rows(splits=plan.trained, end=below)
 
 
-def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None:
-    """Tells what there is to validate on, and whether its images are trained on as well."""
+def _compare(learnt: SampleTable, measured: SampleTable, unusable: str, *, drawn: bool) -> None:
+    """Prints what there is to validate on, the reasons of ``unusable`` pairs that were meant for
+    it, and whether its images are trained on as well.
+    """
     images = np.unique(measured.image_keys[measured.image_rows != ABSENT])
     why = "; there is no validation split: held out by the hash of their ids" if drawn else ""
-    print_status(f"validates on {len(measured)} pairs of {len(images)} images{why}")
+    omitted = f"; others cannot be used: {unusable}" if unusable else ""
+    print_status(f"validates on {len(measured)} pairs of {len(images)} images{why}{omitted}")
     if both := np.intersect1d(learnt.image_keys, images).size:
         print_status(
             f"warning: {both} of the {len(images)} images that are validated on are trained on "

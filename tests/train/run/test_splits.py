@@ -86,6 +86,17 @@ def test_a_named_split_is_trained_on(tables: Tables, recipe: Recipe, tmp_path: P
     assert loaded.training.validation_loss is not None
 
 
+def test_pairs_that_cannot_be_validated_on_are_counted_by_reason(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("image-0", caption(0)), ("image-1", caption(1)), ("image-1", ""), ("gone", "a dog")]
+    tables.write_regions(["image-0", "image-1"])
+    tables.write_pairs(rows, {"split": ["train", "val", "val", "val"]})
+    pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "out")
+    line = "validates on 1 pairs of 1 images; others cannot be used: 1 no_text, 1 no_regions\n"
+    assert line in capsys.readouterr().err
+
+
 def test_no_pair_is_in_splits_of_both_kinds_and_images_that_are_are_said(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
