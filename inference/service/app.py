@@ -49,7 +49,9 @@ HELP = {
         "Which regions a score rests on",
         "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: what the "
         "score loses without each region.",
-        sample('client.said("/v1/attend", ["image.jpg"], {"text": ["a red kite"]})["losses"]'),
+        sample(
+            'client.request_json("/v1/attend", ["image.jpg"], {"text": ["a red kite"]})["losses"]'
+        ),
     ),
     EMBED: (
         "Vectors of images and texts",

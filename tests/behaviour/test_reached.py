@@ -10,7 +10,7 @@ import pytest
 from tests.behaviour.reached import Tree, reached, read_tree, sources_below
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("schemas", "models", "extract", "pipelines", "train")
+FOLDERS = ("schemas", "runtime", "models", "extract", "train", "inference", "pipelines")
 COMMANDS = ("vlmill.extract.cli.main", "vlmill.train.cli.main")
 PUBLIC = ("vlmill.models.load_reference", "vlmill.models.export_reference")
 

@@ -118,7 +118,7 @@ def test_places_of_another_mask_are_refused() -> None:
     assert real is not None and torch.equal(real.text, places)
     fewer = inputs.token_mask.clone()
     fewer[0, -1] = False
-    with pytest.raises(ValueError, match=r"real_tokens .* token_mask marks; give those of"):
+    with pytest.raises(ValueError, match=r"real_tokens .* token_mask marks; compute them from"):
         dataclasses.replace(placed, token_mask=fewer).validate()
     with pytest.raises(ValueError, match=r"real_regions has shape .* want one row of places"):
         dataclasses.replace(placed, real_regions=regions[None])

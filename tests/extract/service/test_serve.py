@@ -185,7 +185,7 @@ def test_the_client(service: Served, shared_images: Path, rows: pa.Table) -> Non
 def test_the_samples_of_the_openapi_document_run(
     service: Served, jpeg: Callable[[int], bytes], tmp_path: Path
 ) -> None:
-    (tmp_path / "picture.jpg").write_bytes(jpeg(1))
+    (tmp_path / "image.jpg").write_bytes(jpeg(1))
     (tmp_path / "other.jpg").write_bytes(jpeg(2))
     document = service.ask("GET", "/openapi.json").json()
     samples = [
@@ -200,7 +200,7 @@ def test_the_samples_of_the_openapi_document_run(
         if sample["lang"] == "Shell":
             subprocess.run(source, shell=True, check=True, cwd=tmp_path)
         else:
-            source = source.replace('"picture.jpg"', repr(str(tmp_path / "picture.jpg")))
+            source = source.replace('"image.jpg"', repr(str(tmp_path / "image.jpg")))
             exec(source.replace('"other.jpg"', repr(str(tmp_path / "other.jpg"))), {})
     assert pq.read_table(tmp_path / "regions.parquet").num_rows == 2
 

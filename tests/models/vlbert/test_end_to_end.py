@@ -32,7 +32,7 @@ def image_regions(**changes: Any) -> ImageRegions:
     boxes = torch.cat([corners, corners + 20], dim=-1)
     boxes[:, 0] = torch.tensor([0.0, 0.0, 63.0, 47.0])
     parts = {
-        "pictures": torch.randn(2, 3, 48, 64, generator=generator) * 50,
+        "images": torch.randn(2, 3, 48, 64, generator=generator) * 50,
         "sizes": torch.tensor([[64.0, 48.0], [64.0, 48.0]]),
         "boxes": boxes,
         "region_mask": torch.tensor([[True, True, True], [True, True, False]]),

@@ -74,7 +74,7 @@ def test_output_in_words(estimate: Estimate, output: str) -> None:
 
 
 def test_the_table_says_all_that_is_known() -> None:
-    rate = Rate(items=4, seconds=2.0, unit="pictures")
+    rate = Rate(items=4, seconds=2.0, unit="images")
     estimate = Estimate(
         inputs={"INPUT": "40 images"}, min_bytes=3000, seconds=20.0, rate=rate, note="a note"
     )

@@ -152,7 +152,7 @@ def test_images_meet_regions_and_images_by_name(
     empty = dict.fromkeys(IMAGES.schema.names)
     images = [{**empty, "image_id": name, "bytes": b"x"} for name in ("p.jpg", "q")]
     write_shard(tmp_path / "images", IMAGES, images)
-    counts = prepare(tables, tmp_path, others=(ImageReader(tmp_path / "images"),))
+    counts = prepare(tables, tmp_path, other_tables=(ImageReader(tmp_path / "images"),))
     assert (counts["kept"], counts["no_regions"]) == (2, 1)
     table = SampleTable(tmp_path / "prepared")
     assert table.image_rows.tolist() == [1, 0]
