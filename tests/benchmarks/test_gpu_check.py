@@ -91,7 +91,7 @@ def test_parts_work_without_what_a_bare_machine_lacks(parts: list[str], tmp_path
         assert by_name["tests"]["value"] >= 5
     stages = by_name["extract-fast"]["stages"]
     assert {"upload", "backbone", "proposals", "selection", "download", "rows"} <= stages.keys()
-    assert by_name["extract-fast"]["runs"][0]["pictures"] > 0
+    assert by_name["extract-fast"]["runs"][0]["images"] > 0
 
 
 def wrong(name: str) -> Part:

@@ -97,7 +97,7 @@ def tables(_: Translation) -> None:
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     "web_pairs": (web_pairs, pairs, {"web_pairs.on_beam.RunUnits"}),
     "hard_negatives": (hard_negatives, negatives, {"hard_negatives.on_beam.DoUnits"}),
-    "crawl": (crawl, on_beam, {"fetching.on_beam.FetchBuckets"}),
+    "crawl": (crawl, on_beam, {"web.fetching.on_beam.FetchBuckets"}),
     "manifest": (manifest, parts, {"manifest.on_beam.MakePart"}),
     "tables": (tables, on_tables, {"tables.on_beam.WriteShard"}),
     "regions": (regions_job, regions, {"regions.on_beam.ExtractPart"}),

@@ -122,6 +122,6 @@ def test_the_table_ends_with_the_largest_of_each_column() -> None:
     )
     other = dataclasses.replace(one, feature_map=2e-6, other_regions=0)
     header, *rows = (line.split() for line in format_differences(["a.jpg", "b.jpg"], [one, other]))
-    assert header[0] == "picture" and [row[0] for row in rows] == ["a.jpg", "b.jpg", "largest"]
+    assert header[0] == "image" and [row[0] for row in rows] == ["a.jpg", "b.jpg", "largest"]
     largest = dict(zip(header, rows[-1], strict=True))
     assert largest["feature_map"] == "2.0e-06" and largest["other_regions"] == "2"

@@ -62,9 +62,9 @@ def image_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
 
 def _below(root: Path, name: str) -> str:
     """Returns a name as it is below ``root``: an absolute path that leads there without it."""
-    base = os.path.realpath(root)
     if isinstance(root, RemotePath) or not os.path.isabs(name) or "\0" in name:
         return name
+    base = os.path.realpath(root)
     path = os.path.normpath(name)
     inside = next(
         (prefix for prefix in (os.path.abspath(root), base) if path.startswith(prefix + "/")), None
