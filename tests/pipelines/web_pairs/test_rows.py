@@ -13,7 +13,7 @@ IMAGE = ArchivedImage(
 
 def pair(**changes: Any) -> Pair:
     values: dict[str, Any] = {
-        "picture": IMAGE,
+        "image": IMAGE,
         "text": "t",
         "text_source": "alt",
         "score": 0.5,
