@@ -101,7 +101,7 @@ def compile_all() -> None:
         pool = compiled(kernels._pool, pointers | sizes, {"SIZE": 14, "BLOCK": 1024})
         assert "div.rn.f32" in pool and "fma" not in pool
     pointers = dict.fromkeys(("scores", "corners", "areas", "limits"), "*fp32")
-    pointers |= {"places": "*i64", "values": "*fp32"}
+    pointers |= {"indices": "*i64", "values": "*fp32"}
     sizes = dict.fromkeys(("thresholds", "boxes", "count"), "i32")
     take_best = compiled(kernels._take_best, pointers | sizes, {"BLOCK": 8192})
     assert "div.rn.f32" in take_best and "fma" not in take_best

@@ -25,7 +25,7 @@ TALLIES = {
     ("near_duplicates", "out"): 6,
 }
 NUMBERS = Numbers(
-    pages=5, images=4, pairs=6, bytes=10, rejects=6, rejects_no_images=3, rejects_too_small=3
+    pages=5, pictures=4, pairs=6, bytes=10, rejects=6, rejects_no_images=3, rejects_too_small=3
 )
 
 
