@@ -84,7 +84,7 @@ def test_images_are_drawn_only_where_the_recipe_validates_and_no_split_is_for_it
 
 
 @pytest.mark.parametrize(
-    ("pictures", "share"), [(0, 0), (1, 0), (2, 1), (59, 5), (700, 70), (2_000, 100), (30_000, 300)]
+    ("images", "share"), [(0, 0), (1, 0), (2, 1), (59, 5), (700, 70), (2_000, 100), (30_000, 300)]
 )
 def test_so_many_images_are_drawn(images: int, share: int) -> None:
     keys = np.array([key64(str(i)) for i in range(images)] * 2, np.uint64)  # two captions each
