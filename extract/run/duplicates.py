@@ -50,8 +50,7 @@ def row_images(images: Sequence[InputImage], regions: Path, rejects: Path) -> di
     ``images`` are all of the part, and both shards are in their order. Of images with one key
     the last ones are the rejects: they were duplicates.
     """
-    ids = image_ids(regions)
-    keys = pq.read_table(readable(rejects), columns=["key"]).column(0).to_pylist()
+    ids, keys = read_column(regions, "image_id"), read_column(rejects, "key")
     images_by_id: dict[str, InputImage] = {}
     for image in reversed(images):
         if keys and keys[-1] == clean(image.key, MAX_KEY):
@@ -61,7 +60,7 @@ def row_images(images: Sequence[InputImage], regions: Path, rejects: Path) -> di
     return images_by_id
 
 
-def image_ids(path: Path) -> list[str]:
-    """Returns the ids of a shard's rows."""
-    ids: list[str] = pq.read_table(readable(path), columns=["image_id"]).column(0).to_pylist()
-    return ids
+def read_column(shard: Path, name: str) -> list[str]:
+    """Returns a column of texts of a shard, in the order of its rows."""
+    values: list[str] = pq.read_table(readable(shard), columns=[name]).column(0).to_pylist()
+    return values
