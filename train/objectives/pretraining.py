@@ -48,23 +48,26 @@ def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
     # Without regions and pixels all rows are texts alone.
     paired = "region_mask" in tensors or "pixels" in tensors
     pairs = len(batch.pair_ids) - batch.num_texts if paired else 0
-    in_pairs = (
-        int((tensors["masked_tokens"] < pairs * width).sum()) if "masked_tokens" in tensors else 0
-    )
-    classes = int((tensors["class_targets"] != IGNORED).sum()) if "class_targets" in tensors else 0
+    masked = tensors.get("masked_tokens", torch.empty(0))
     probs = tensors.get("class_probs")
-    counts = {
-        "mlm": in_pairs,
-        "text_mlm": len(tensors.get("masked_tokens", ())) - in_pairs,
-        "moc": classes,
-        "mrkl": classes if probs is None else len(probs),
-        "mrce": classes if probs is None else int(are_whole(probs).sum()),
-        "mrfr": len(tensors.get("class_targets", ())),
-        "itm": pairs,
-        "itc": pairs,
-        "mim": int(tensors["patch_mask"].sum()) if "patch_mask" in tensors else 0,
+
+    def count_classes() -> int:
+        targets = tensors.get("class_targets")
+        return 0 if targets is None else int((targets != IGNORED).sum())
+
+    # Only what is asked for: the sums of a thousand distributions keep all cores of the host busy.
+    counts: dict[str, Callable[[], int]] = {
+        "mlm": lambda: int((masked < pairs * width).sum()),
+        "text_mlm": lambda: int((masked >= pairs * width).sum()),
+        "moc": count_classes,
+        "mrkl": lambda: count_classes() if probs is None else len(probs),
+        "mrce": lambda: count_classes() if probs is None else int(are_whole(probs).sum()),
+        "mrfr": lambda: len(tensors.get("class_targets", ())),
+        "itm": lambda: pairs,
+        "itc": lambda: pairs,
+        "mim": lambda: int(tensors["patch_mask"].sum()) if "patch_mask" in tensors else 0,
     }
-    return {name: counts[name] for name in weighted(weights)}
+    return {name: counts[name]() for name in weighted(weights)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,11 @@ PyTorch's fused AdamW with other numbers: one pass over the weights, where the p
 a dozen.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -20,35 +21,64 @@ from vlmill.train.devices.gather import gather_tensor, laid_out_like
 ENDLESS = 1e30
 
 
-def clip_each_(gradients: Sequence[Tensor], largest: float, joins: Sequence[int] = ()) -> None:
-    """Scales each gradient for itself to a norm of at most ``largest``, in place (BertAdam).
+def gradient_norms(gradients: Sequence[Tensor], joins: Sequence[int]) -> Float[Tensor, " P"]:
+    """Returns the norm of each gradient, float32, on the gradients' device.
 
-    A gradient that ``joins`` several tensors along its first axis is as many gradients; without
-    ``joins`` each is one.
+    A gradient that joins several tensors of the published code along its first axis is as many
+    gradients: ``joins`` has the number for each.
     """
-    pieces: list[Tensor] = []
-    for gradient, count in zip(gradients, joins or [1] * len(gradients), strict=True):
+    pairs = list(zip(gradients, joins, strict=True))
+    local = [part for g, count in pairs if not isinstance(g, DTensor) for part in _parts(g, count)]
+    norms = iter(torch._foreach_norm(local, dtype=torch.float32) if local else ())
+    rows = []
+    for gradient, count in pairs:
         if isinstance(gradient, DTensor):
-            _clip_divided_(gradient, largest, count)
+            rows.append(_divided_norms(gradient, count))
         else:
-            pieces += gradient.chunk(count) if count > 1 else [gradient]
-    if pieces:
-        # Once for all: 500 tensors' factors one by one were half of ViLBERT's step on a GPU.
-        factors = _factor(torch.stack(torch._foreach_norm(pieces)), largest)
-        torch._foreach_mul_(pieces, list(factors.unbind()))
+            rows.append(torch.stack([next(norms) for _ in range(count)]))
+    return torch.cat(rows)
 
 
-def _factor(norm: Tensor, largest: float) -> Tensor:
-    return (largest / (norm + 1e-6)).clamp(max=1.0)
+def _parts(gradient: Tensor, count: int) -> Sequence[Tensor]:
+    return gradient.chunk(count) if count > 1 else [gradient]
 
 
-def _clip_divided_(gradient: DTensor, largest: float, count: int) -> None:
-    """The same of a gradient of which processes hold rows, wherever its ``count`` parts end."""
-    squares = gradient.square()
+def _divided_norms(gradient: DTensor, count: int) -> Float[Tensor, " count"]:
+    """Returns the norms of a gradient's parts of which processes hold rows, wherever parts end."""
+    squares = gradient.float().square()
     by_row = gather_tensor(squares.flatten(1).sum(1) if squares.ndim > 1 else squares)
-    factors = _factor(by_row.view(count, -1).sum(1).sqrt(), largest)
-    rows = factors.repeat_interleave(len(by_row) // count)
-    gradient.mul_(laid_out_like(rows.view(-1, *[1] * (gradient.ndim - 1)), gradient))
+    return by_row.view(count, -1).sum(1).sqrt()
+
+
+def clip_each_(
+    gradients: Sequence[Tensor], joins: Sequence[int], norms: Sequence[float], largest: float
+) -> None:
+    """Scales each gradient separately to a norm of at most ``largest``, in place (BertAdam).
+
+    ``norms`` are those of `gradient_norms`, on the host, so that only the gradients above
+    ``largest`` are touched, and by numbers: PyTorch multiplies tensors of several shapes by
+    tensors one after the other, which were 500 kernels of ViLBERT's step.
+    """
+    # In float32, as on the gradients' device.
+    factors = (largest / (torch.tensor(norms, dtype=torch.float32) + 1e-6)).clamp(max=1.0).tolist()
+    scaled, numbers, first = [], [], 0
+    for gradient, count in zip(gradients, joins, strict=True):
+        own = factors[first : first + count]
+        first += count
+        if min(own) >= 1.0:
+            continue
+        if isinstance(gradient, DTensor):
+            rows = torch.tensor(own).repeat_interleave(
+                len(gradient) // count if gradient.ndim else 1
+            )
+            gradient.mul_(laid_out_like(rows.view(-1, *[1] * (gradient.ndim - 1)), gradient))
+            continue
+        for part, factor in zip(_parts(gradient, count), own, strict=True):
+            if not factor >= 1.0:
+                scaled.append(part)
+                numbers.append(factor)
+    if scaled:
+        torch._foreach_mul_(scaled, numbers)
 
 
 class _Adam(Optimizer):
@@ -68,6 +98,14 @@ class _Adam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group, parameters, joins in self._with_gradients():
+            self._update(group, parameters, joins)
+        return loss
+
+    def _with_gradients(
+        self,
+    ) -> Iterator[tuple[dict[str, Any], Sequence[Tensor], Sequence[int]]]:
+        """Yields each group with its parameters that have a gradient, and what these join."""
         for group in self.param_groups:
             joins = group.get("joins") or [1] * len(group["params"])
             with_gradient = [
@@ -77,24 +115,24 @@ class _Adam(Optimizer):
             ]
             if with_gradient:
                 parameters, counts = zip(*with_gradient, strict=True)
-                self._update(group, parameters, counts)
-        return loss
+                yield group, parameters, counts
 
     def _update(
         self, group: dict[str, Any], parameters: Sequence[Tensor], joins: Sequence[int]
     ) -> None:
         raise NotImplementedError
 
-    def _count(self, parameters: Sequence[Tensor]) -> list[int]:
-        """Counts one more step of each parameter; returns the counts, with this step in them."""
+    def _count(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Counts one more step of each parameter; returns the counts, which include it."""
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
                 state["step"] = torch.zeros(())
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
-            state["step"] += 1
-        return [int(self.state[p]["step"]) for p in parameters]
+        counts = [self.state[parameter]["step"] for parameter in parameters]
+        torch._foreach_add_(counts, 1)
+        return counts
 
     def _move(
         self, group: dict[str, Any], parameters: Sequence[Tensor], *, lr: float, decay: float
@@ -130,6 +168,9 @@ class BertAdam(_Adam):
     Decay is part of the step: p <- p - lr (m / (sqrt(v) + eps) + decay p). Gradients are clipped in
     place to ``clip`` before they enter the moments; no clip with ``clip=0``. A group's ``joins``
     say of each parameter how many tensors of the published code it joins (:func:`clip_each_`).
+
+    ``step`` waits for the device to know the gradients' norms, unless ``known_norms`` has those of
+    :meth:`gradient_norms`, which a loop can read together with its losses.
     """
 
     def __init__(
@@ -144,12 +185,34 @@ class BertAdam(_Adam):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "clip": clip})
+        self.known_norms: Sequence[float] = ()  # taken by the next step
+
+    def gradient_norms(self) -> Float[Tensor, " P"]:
+        """Returns the norms of all gradients that the next step clips, by group."""
+        return torch.cat(
+            [
+                gradient_norms([p.grad for p in parameters if p.grad is not None], joins)
+                for group, parameters, joins in self._with_gradients()
+            ]
+        )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates every parameter that has a gradient."""
+        try:
+            return super().step(closure)
+        finally:
+            self.known_norms = ()
 
     def _update(
         self, group: dict[str, Any], parameters: Sequence[Tensor], joins: Sequence[int]
     ) -> None:
         if group["clip"]:
-            clip_each_([p.grad for p in parameters if p.grad is not None], group["clip"], joins)
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            norms = self.known_norms[: sum(joins)]
+            self.known_norms = self.known_norms[sum(joins) :]
+            if not norms:
+                norms = gradient_norms(gradients, joins).tolist()
+            clip_each_(gradients, joins, norms, group["clip"])
         self._count(parameters)
         self._move(group, parameters, lr=group["lr"], decay=group["weight_decay"])
 
@@ -178,8 +241,9 @@ class TransformersAdamW(_Adam):
         self, group: dict[str, Any], parameters: Sequence[Tensor], joins: Sequence[int]
     ) -> None:
         by_count: dict[int, list[Tensor]] = {}  # one, but for what lacked a gradient in some steps
-        for parameter, count in zip(parameters, self._count(parameters), strict=True):
-            by_count.setdefault(count, []).append(parameter)
+        counts = torch.stack(self._count(parameters)).tolist()
+        for parameter, count in zip(parameters, counts, strict=True):
+            by_count.setdefault(int(count), []).append(parameter)
         (beta1, beta2), lr = group["betas"], group["lr"]
         stays = 1 - lr * group["weight_decay"]
         for count, subset in by_count.items():

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 from accelerate import Accelerator
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from vlmill.models.inputs import sent
@@ -22,6 +24,7 @@ from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives.cached_contrast import cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
+from vlmill.train.optim.adam import BertAdam
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.run.diverged import explain
@@ -216,25 +219,33 @@ def train_step(
             accelerator.backward(loss * accelerator.num_processes)
         for name, value in {"loss": loss, **losses}.items():
             sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
-    norm_of_all = clip_gradients(training, stage)
+    norms = clip_gradients(training, stage)
     losses = torch.stack([value.float() for value in sums.values()])
     source_counts = Counter(source for part in parts for source in part.sources)
     counts = torch.tensor([float(source_counts[source]) for source in training.sources])
     values = torch.cat([losses, sent(counts, accelerator.device)])
     # The step's only wait for the device.
-    *totals, norm = torch.cat([accelerator.reduce(values, reduction="sum"), norm_of_all]).tolist()
+    numbers = torch.cat([accelerator.reduce(values, reduction="sum"), norms]).tolist()
+    totals, norm, piece_norms = (
+        numbers[: len(values)],
+        numbers[len(values)],
+        numbers[len(values) + 1 :],
+    )
     loss_values = dict(zip(sums, totals[: len(sums)], strict=True))
     if not math.isfinite(loss_values["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
         raise NonFiniteLoss(explain(step, loss_values, norm, parts, module, accelerator))
+    optimizer = unwrapped_optimizer(training.optimizer)
+    if isinstance(optimizer, BertAdam):
+        optimizer.known_norms = piece_norms
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
-    numbers = {
+    line = {
         "loss" if name == "loss" else f"loss/{name}": loss for name, loss in loss_values.items()
     }
     if math.isfinite(norm):
-        numbers["gradient_norm"] = norm
+        line["gradient_norm"] = norm
     pairs = zip(training.sources, totals[len(sums) :], strict=True)
-    return numbers | {f"pairs/{source}": int(count) for source, count in pairs}
+    return line | {f"pairs/{source}": int(count) for source, count in pairs}
 
 
 def _scale_falls(accelerator: Accelerator) -> bool:
@@ -265,16 +276,34 @@ def shares_of_labels(
     return list(sent(shares, accelerator.device))
 
 
-def clip_gradients(training: Training, stage: TrainingStage) -> Tensor:
-    """Clip the whole gradient as the stage says, and return its norm from before [1]."""
-    largest = stage.optimizer.clip
-    if stage.optimizer.kind == "bert-adam" or not largest:
-        largest = math.inf  # that optimiser clips each tensor for itself
-    parameters = [p for p in training.step_module.parameters() if p.requires_grad]
-    norm = training.accelerator.clip_grad_norm_(parameters, largest)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    if norm is None:
-        return torch.zeros(1, device=training.accelerator.device)
-    total: Tensor = norm.detach().float().reshape(1)
-    return total
+def clip_gradients(training: Training, stage: TrainingStage) -> Float[Tensor, " 1_P"]:
+    """Clips the gradients as the stage says; returns the whole gradient's norm from before it.
+
+    BertAdam clips each tensor separately in its own step: the norms that it needs for that follow.
+    """
+    accelerator, optimizer = training.accelerator, unwrapped_optimizer(training.optimizer)
+    largest = 0.0 if isinstance(optimizer, BertAdam) else stage.optimizer.clip
+    parameters = [
+        p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
+    if not parameters:
+        return torch.zeros(1, device=accelerator.device)
+    if largest:
+        norm = accelerator.clip_grad_norm_(parameters, largest)
+        return _local(norm).reshape(1)
+    accelerator.unscale_gradients()
+    if isinstance(optimizer, BertAdam):
+        norms = optimizer.gradient_norms()
+        return torch.cat([torch.linalg.vector_norm(norms).reshape(1), norms])
+    return _local(get_total_norm([p.grad for p in parameters])).reshape(1)
+
+
+def _local(norm: Tensor) -> Tensor:
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole.detach().float()
+
+
+def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Returns the optimizer inside the one that accelerate makes for float16."""
+    inside: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inside

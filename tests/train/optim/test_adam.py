@@ -1,6 +1,7 @@
 """Optimisers, schedules, groups and the average; parity with recordings stands in tests/parity."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vlmill.train.checkpoints.state import restore_training_state, training_state
-from vlmill.train.optim.adam import BertAdam, TransformersAdamW, clip_each_
+from vlmill.train.optim.adam import BertAdam, TransformersAdamW, clip_each_, gradient_norms
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import (
     Treatment,
@@ -22,12 +24,64 @@ from vlmill.train.optim.groups import (
 def test_each_gradient_is_clipped_for_itself(values: list[float], largest: float) -> None:
     gradients = [torch.tensor(values), torch.zeros(3), torch.tensor([0.5 * largest])]
     direction = gradients[0].clone()
-    clip_each_(gradients, largest)
+    norms = gradient_norms(gradients, [1, 1, 1]).tolist()
+    clip_each_(gradients, [1, 1, 1], norms, largest)
     assert gradients[0].norm() <= largest * (1 + 1e-5)
     assert gradients[1].tolist() == [0, 0, 0]
     assert gradients[2].item() == pytest.approx(0.5 * largest)
     if direction.norm() < largest * 0.99:
         assert torch.equal(gradients[0], direction)
+
+
+@given(st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6))
+def test_known_norms_change_no_bit(values: list[float]) -> None:
+    """A step clips alike whether it waits for the norms or the loop has read them."""
+    results = []
+    for is_known in (False, True):
+        parameters = [nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(2))]
+        groups = [{"params": [parameters[0]], "joins": [3]}, {"params": [parameters[1]]}]
+        optimizer = BertAdam(groups, lr=0.1, clip=0.5)
+        for scale in (1.0, 0.25):
+            parameters[0].grad = torch.tensor(values) * scale
+            parameters[1].grad = torch.tensor(values[:2]) * scale
+            if is_known:
+                optimizer.known_norms = optimizer.gradient_norms().tolist()
+                assert len(optimizer.known_norms) == 4
+            optimizer.step()
+            assert not optimizer.known_norms
+        results.append([p.detach() for p in parameters])
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operators that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3, 10.0])
+def test_bert_adam_calls_few_operators(clip: float) -> None:
+    """Their number does not grow with the number of tensors."""
+
+    def count_calls(number: int) -> int:
+        parameters = [nn.Parameter(torch.ones(2, 3)) for _ in range(number)]
+        optimizer = BertAdam(parameters, lr=0.1, clip=clip)
+        for _ in range(2):  # the first one makes the state
+            for parameter in parameters:
+                parameter.grad = torch.ones(2, 3)
+            optimizer.known_norms = optimizer.gradient_norms().tolist()
+            with Calls() as calls:
+                optimizer.step()
+        return calls.count
+
+    assert count_calls(200) == count_calls(2) <= 30
 
 
 def stepped(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, gradient: float) -> float:
