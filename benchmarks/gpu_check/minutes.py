@@ -15,10 +15,8 @@ from pathlib import Path
 
 import torch
 from benchmarks.gpu_check.minutes_card import card_rates
-from benchmarks.gpu_check.minutes_graph import measure_graph
 from benchmarks.gpu_check.minutes_record import Record
 from benchmarks.gpu_check.minutes_steps import Bench, StepCase, measure_steps
-from benchmarks.gpu_check.regional import compiler_settings
 from benchmarks.gpu_check.setting import Setting
 
 from vlmill.train.devices.throughput import product_rate
@@ -42,22 +40,39 @@ def step_part(seconds: int, case: StepCase) -> MinutesPart:
 
 
 PARTS = (
-    step_part(60, StepCase(name="vilbert eager 256", variant="vilbert", pairs=256)),
+    step_part(30, StepCase(name="vilbert eager 256", variant="vilbert", pairs=256)),
+    step_part(30, StepCase(name="vilbert graph 256", variant="vilbert", pairs=256, graph=True)),
     step_part(
-        110, StepCase(name="vilbert regional 256", variant="vilbert", pairs=256, regional=True)
+        30,
+        StepCase(name="vilbert graph 1024", variant="vilbert", pairs=1024, graph=True),
+    ),
+    step_part(
+        80,
+        StepCase(
+            name="vilbert blocks graph 256", variant="vilbert", pairs=256, blocks=True, graph=True
+        ),
     ),
     step_part(
         30,
         StepCase(
-            name="vilbert regional 512", variant="vilbert", pairs=512, regional=True, profile=False
+            name="vilbert blocks graph 512", variant="vilbert", pairs=512, blocks=True, graph=True
         ),
     ),
-    step_part(
-        60, StepCase(name="imagebert regional 256", variant="imagebert", pairs=256, regional=True)
-    ),
-    MinutesPart(name="vilbert graph", seconds=70, run=measure_graph),
-    step_part(200, StepCase(name="vlmo regional 64", variant="vlmo", pairs=64, regional=True)),
+    step_part(30, StepCase(name="imagebert graph 256", variant="imagebert", pairs=256, graph=True)),
+    step_part(30, StepCase(name="interbert graph 256", variant="interbert", pairs=256, graph=True)),
+    step_part(30, StepCase(name="vl-bert graph 256", variant="vl-bert", pairs=256, graph=True)),
     step_part(40, StepCase(name="vlmo eager 64", variant="vlmo", pairs=64)),
+    step_part(
+        30,
+        StepCase(
+            name="vilbert autocast 256",
+            variant="vilbert",
+            pairs=256,
+            casts=False,
+            profile=False,
+        ),
+    ),
+    step_part(200, StepCase(name="vlmo blocks 64", variant="vlmo", pairs=64, blocks=True)),
 )
 
 
@@ -92,7 +107,7 @@ def runs_tiny(asked: bool) -> bool:
 def run_parts(parts: Sequence[MinutesPart], record: Record, budget_s: float, *, tiny: bool) -> int:
     """Measures the card, then runs the parts for which there is time; returns 1 if one failed."""
     device = torch.device("cpu" if tiny else "cuda")
-    with tempfile.TemporaryDirectory() as folder, compiler_settings():
+    with tempfile.TemporaryDirectory() as folder:
         setting = Setting(device=device, tiny=tiny, folder=Path(folder))
         peak = product_rate(device, torch.bfloat16)
         bench = Bench(setting=setting, peak=peak, record=record)

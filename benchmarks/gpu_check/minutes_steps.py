@@ -14,7 +14,6 @@ from unittest.mock import patch
 import torch
 from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
 from benchmarks.gpu_check.minutes_record import Record
-from benchmarks.gpu_check.regional import compile_blocks
 from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.steps import count_useful, graphs, real_batches, stepper, timed_rounds
 from benchmarks.gpu_check.training import (
@@ -29,9 +28,10 @@ from benchmarks.gpu_check.utilisation import utilisation
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
+from vlmill.train.devices.setup import compile_blocks
 from vlmill.train.devices.throughput import wait_for
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.run.loop import Training
+from vlmill.train.run.loop import Training, with_graph
 
 ROUNDS, TINY_ROUNDS = 4, 1
 LARGE_BATCH = 256  # pairs; from here on two batches are enough to compare
@@ -45,7 +45,9 @@ class StepCase:
     name: str
     variant: str
     pairs: int
-    regional: bool = False  # each block compiled separately
+    blocks: bool = False  # each block compiled separately
+    graph: bool = False  # forward and backward replayed as a CUDA graph
+    casts: bool = True  # weights cast once a step
     profile: bool = True
 
 
@@ -101,9 +103,11 @@ def prepare_run(case: StepCase, bench: Bench) -> StepRun:
     model = new_model(work.recipe)
     torch._dynamo.reset()
     counters.clear()
-    if case.regional:
-        compile_blocks(model, tiny=setting.tiny)
-    training = training_of(model, work.recipe, accelerator, pack=True)
+    if case.blocks:  # traced alone at tiny size: generating code takes minutes on a CPU
+        compile_blocks(model, **({"backend": "aot_eager"} if setting.tiny else {}))
+    training = training_of(model, work.recipe, accelerator, pack=True, casts=case.casts)
+    if case.graph:
+        training = with_graph(training)
     return StepRun(
         batches=batches, operations=operations, training=training, step=stepper(work, training)
     )
@@ -125,6 +129,8 @@ def measure_run(run: StepRun, case: StepCase, bench: Bench) -> dict[str, Any]:
         "graphs": first_graphs,
         "recompiled": graphs() - first_graphs,
         "breaks": sum(counters["graph_break"].values()),
+        "captured": run.training.graph and run.training.graph.captured,
+        "loss": round(run.step(batches[0])["loss"], 4),
         "memory_gb": peak_memory_gb(device),
         "pairs": len(batches[0].pair_ids),
         "waits": places_of_waits(step_again),
@@ -133,12 +139,15 @@ def measure_run(run: StepRun, case: StepCase, bench: Bench) -> dict[str, Any]:
 
 
 def warm_up(run: StepRun, device: torch.device) -> float:
-    """Trains on every batch and then watches the memory; returns the first step's seconds."""
+    """Trains on every batch and then watches the memory; returns the first step's seconds.
+
+    Twice, as a graph of a shape is captured for its second batch.
+    """
     started = time.perf_counter()
     run.step(run.batches[0])
     wait_for(device)
     first_s = time.perf_counter() - started
-    for batch in run.batches:
+    for batch in [*run.batches, *run.batches]:
         run.step(batch)
     reset_peak_memory(device)
     return first_s
@@ -180,7 +189,8 @@ def host_parts(run: StepRun) -> dict[str, float]:
     with host_seconds(parts) as seconds:
         for batch in run.batches:
             run.step(batch)
-    return {name: round(1e3 * median_high(values), 2) for name, values in seconds.items()}
+    # A replayed step calls neither forward nor backward.
+    return {name: round(1e3 * median_high(values), 2) for name, values in seconds.items() if values}
 
 
 @contextmanager

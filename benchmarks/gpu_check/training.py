@@ -20,6 +20,7 @@ from torch import nn
 
 from vlmill.models import VARIANTS, preset
 from vlmill.train.devices import setup as devices
+from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
@@ -31,7 +32,7 @@ from vlmill.train.run.loop import Training
 from vlmill.train.run.model import make_tokenizer
 from vlmill.train.run.sizes import model_config
 
-PAIRS = 512  # several batches whose order, masks and negatives differ from epoch to epoch
+PAIRS = 1024  # several batches whose order, masks and negatives differ from epoch to epoch
 TINY_PAIRS, TINY_BATCH = 24, 8
 # What weights fix is larger than any length: torch.compile takes sizes that are equal in the first
 # batch for one and the same.
@@ -214,9 +215,17 @@ def make_accelerator(recipe: Recipe, device: torch.device) -> Accelerator:
 
 
 def training_of(
-    model: nn.Module, recipe: Recipe, accelerator: Accelerator, *, pack: bool
+    model: nn.Module,
+    recipe: Recipe,
+    accelerator: Accelerator,
+    *,
+    pack: bool,
+    casts: bool = True,
 ) -> Training:
-    """Makes a model ready for `train_step`, as `train-vl pretrain` has it in a single process."""
+    """Makes a model ready for `train_step`, as `train-vl pretrain` has it in a single process.
+
+    Without ``casts`` autocast casts each weight where it is used.
+    """
     stage = recipe.stages[0]
     model.train()
     step = PretrainingStep(model, stage.objectives, pack=pack)
@@ -230,6 +239,7 @@ def training_of(
         optimizer=optimizer,
         accelerator=accelerator,
         seed=recipe.seed,
+        casts=WeightCasts(module, torch.bfloat16) if casts else None,
     )
 
 
@@ -238,7 +248,8 @@ def compiled(training: Training, *, tiny: bool) -> Training:
 
     At tiny size it is traced alone: generating code takes minutes on a CPU.
     """
-    if not tiny:
-        return dataclasses.replace(training, step_module=devices.compiled(training.step_module))
-    module = torch.compile(training.step_module, dynamic=True, backend="eager")
-    return dataclasses.replace(training, step_module=module)  # type: ignore[arg-type]
+    if tiny:
+        module = torch.compile(training.step_module, dynamic=True, backend="eager")
+    else:
+        module = devices.compiled(training.step_module)
+    return dataclasses.replace(training, step_module=module, casts=None)  # type: ignore[arg-type]

@@ -19,11 +19,17 @@ class DropPath(nn.Module):
     """Leaves a residual branch out for whole sequences (stochastic depth, arXiv:1603.09382).
 
     In training a sequence keeps the branch with probability 1 - ``rate``, scaled by its inverse.
+    The probability is a tensor, as a number would be part of what torch.compile translates: a graph
+    for each layer, all of which have other rates.
     """
+
+    keep_probability: Tensor
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
+        self.drops = rate > 0
+        self.register_buffer("keep_probability", torch.tensor(1.0 - rate), persistent=False)
 
     def forward(
         self, hidden: Float[Tensor, "*rows H"], layout: Layout, rows: slice
@@ -32,9 +38,10 @@ class DropPath(nn.Module):
 
         ``hidden`` holds the ``rows`` (along the last but one dimension) of ``layout``.
         """
-        if not self.training or self.rate == 0.0:
+        if not self.training or not self.drops:
             return None
-        keep = hidden.new_empty(layout.shape[0]).bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+        probabilities = self.keep_probability.expand(layout.shape[0])
+        keep = (torch.bernoulli(probabilities) / self.keep_probability).to(hidden.dtype)
         sequence_index = layout.sequence_of_rows()
         return keep[:, None, None] if sequence_index is None else keep[sequence_index[rows], None]
 

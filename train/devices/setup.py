@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch._dynamo import config as dynamo_config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,6 +24,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RunSettings
 
 BLOCKS = (PostNormBlock, CoAttentionBlock, PreNormBlock)
+GRAPHS_OF_BLOCKS = 32  # VLMo has 14
 COMPUTED_IN = {"bf16": torch.bfloat16, "fp16": torch.float16}  # float32 where it is neither
 
 
@@ -33,6 +35,12 @@ def make_accelerator(recipe: RunSettings) -> Accelerator:
     if recipe.precision == "fp16" and not torch.accelerator.is_available():
         raise InputError("precision=fp16 needs a GPU; add precision=no (or bf16) on this machine")
     accelerator = open_accelerator(recipe.precision)
+    on_one_gpu = accelerator.device.type == "cuda" and accelerator.num_processes == 1
+    if recipe.cuda_graph and not on_one_gpu:
+        raise InputError(
+            f"cuda_graph=true needs one process with a GPU; this run has "
+            f"{accelerator.num_processes} with {accelerator.device.type}; set cuda_graph=false"
+        )
     for number, stage in enumerate(recipe.stages):
         parts = stage.accumulation * accelerator.num_processes
         if stage.batch_size % parts:
@@ -101,6 +109,20 @@ def compiled(module: nn.Module) -> nn.Module:
     fx_config.use_duck_shape = False
     translated: nn.Module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
     return translated
+
+
+def compile_blocks(model: nn.Module, **options: Any) -> None:
+    """Compiles each block of the model in place, once for batches of all sizes.
+
+    Blocks of one kind and size share a graph, so that the first step takes seconds instead of
+    minutes. They share code with those of other sizes and, in VLMo, of other routes, for which the
+    compiler's limit of graphs is raised. ``options`` are torch.compile's.
+    """
+    fx_config.use_duck_shape = False
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, GRAPHS_OF_BLOCKS)
+    for part in model.modules():
+        if isinstance(part, BLOCKS):
+            part.compile(dynamic=True, **options)
 
 
 def recompute_activations(model: nn.Module) -> None:

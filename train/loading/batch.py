@@ -38,6 +38,8 @@ class Batch:
     counts row by row. ``image_regions``: the images of all rows but the texts alone, for a
     model that computes the regions' features itself. ``image_keys`` int64 [B]: equal for pairs of
     one image; a text alone has one of its own. ``labels`` are the tensors that a task adds.
+    ``labelled_regions`` bool [M]: which of the masked regions count, where others fill a batch up
+    (`budgets.pad_small`).
     """
 
     inputs: VLInputs
@@ -57,6 +59,7 @@ class Batch:
     num_texts: int = 0
     image_regions: ImageRegions | None = None
     image_keys: Int[Tensor, " B"] | None = None
+    labelled_regions: Bool[Tensor, " M"] | None = None
     labels: dict[str, Tensor] = field(default_factory=dict)
 
     def pixel_inputs(self, *, masked: bool) -> PixelInputs:
@@ -163,6 +166,7 @@ class HostBatch:
             num_texts=self.num_texts,
             image_regions=make_image_regions(tensors),
             image_keys=tensors.get("image_keys"),
+            labelled_regions=tensors.get("labelled_regions"),
             labels={
                 name.removeprefix(LABEL): tensor
                 for name, tensor in tensors.items()

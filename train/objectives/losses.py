@@ -43,15 +43,20 @@ def mean_matching(logits: Float[Tensor, " B"], matching: Float[Tensor, " B"]) ->
 
 
 def mean_divergence(
-    logits: Float[Tensor, "N K"], distributions: Float[Tensor, "N K"]
+    logits: Float[Tensor, "N K"],
+    distributions: Float[Tensor, "N K"],
+    counted: Bool[Tensor, " N"] | None = None,
 ) -> Float[Tensor, ""]:
     """Takes the mean over N of KL(q || softmax(logits)), q the detector's distribution.
+
+    With ``counted``, the mean over those of N.
 
     ViLBERT's and InterBERT's masked regions: background is a class like the others, nothing is
     normalised again, and a class of probability 0 adds nothing.
     """
     log_shares = logits.float().log_softmax(-1)
-    return _mean(F.kl_div(log_shares, distributions.float(), reduction="none").sum(-1))
+    losses = F.kl_div(log_shares, distributions.float(), reduction="none").sum(-1)
+    return _mean(losses, counted)
 
 
 def are_whole(distributions: Float[Tensor, "N K"]) -> Bool[Tensor, " N"]:
@@ -68,9 +73,13 @@ def soft_cross_entropies(
 
 
 def mean_soft_cross_entropy(
-    logits: Float[Tensor, "N K"], distributions: Float[Tensor, "N K"]
+    logits: Float[Tensor, "N K"],
+    distributions: Float[Tensor, "N K"],
+    counted: Bool[Tensor, " N"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean of :func:`soft_cross_entropies` over the whole distributions: VL-BERT's masked regions.
+
+    Those that are not ``counted`` are not whole: they are zeros.
 
     Its gradient is that of :func:`mean_divergence`, where all are whole.
     """
@@ -79,13 +88,20 @@ def mean_soft_cross_entropy(
 
 
 def mean_squared_error(
-    predicted: Float[Tensor, "N D"], targets: Float[Tensor, "N D"]
+    predicted: Float[Tensor, "N D"],
+    targets: Float[Tensor, "N D"],
+    counted: Bool[Tensor, " N"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over N and D of the squared difference (ViLBERT's option; our reading of ImageBERT).
+
+    With ``counted``, the mean over those of N.
 
     ImageBERT's paper sums over D, which for D = 2048 outweighs the other losses, and prints a minus
     sign, which would diverge: a mean, as UNITER's (arXiv:1909.11740), and a plus.
     """
+    if counted is not None:
+        errors = (predicted.float() - targets).square().sum(-1)
+        return _mean(errors, counted) / max(targets.shape[1], 1)
     return F.mse_loss(predicted, targets, reduction="sum") / max(targets.numel(), 1)
 
 
@@ -135,5 +151,9 @@ def summed_binary_cross_entropy(
     return _mean(losses.sum(-1))
 
 
-def _mean(losses: Float[Tensor, " N"]) -> Float[Tensor, ""]:
-    return losses.sum() / max(len(losses), 1)
+def _mean(
+    losses: Float[Tensor, " N"], counted: Bool[Tensor, " N"] | None = None
+) -> Float[Tensor, ""]:
+    if counted is None:
+        return losses.sum() / max(len(losses), 1)
+    return torch.where(counted, losses, 0).sum() / counted.sum().clamp(min=1)

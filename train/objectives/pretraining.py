@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vlmill.models import Beit, Bert, VLInputs, Vlmo
@@ -151,7 +151,10 @@ def _compute_encoded_losses(
             if getattr(weights, name):
                 losses[name] = _from_distributions(loss, logits, batch)
     if weights.mrfr:
-        losses["mrfr"] = mean_squared_error(model.region_features(regions), batch.feature_targets)
+        predicted = model.region_features(regions)
+        losses["mrfr"] = mean_squared_error(
+            predicted, batch.feature_targets, batch.labelled_regions
+        )
     if weights.itm:
         logit = model.match_logit(encoded.pooled[:pairs])
         losses["itm"] = mean_matching(logit, batch.matching)
@@ -171,7 +174,9 @@ def image_losses(
     return {"mim": mean_cross_entropy(logits, targets)}
 
 
-SoftLoss = Callable[[Float[Tensor, "M K"], Float[Tensor, "M K"]], Float[Tensor, ""]]
+SoftLoss = Callable[
+    [Float[Tensor, "M K"], Float[Tensor, "M K"], Bool[Tensor, " M"] | None], Float[Tensor, ""]
+]
 SOFT: dict[str, SoftLoss] = {"mrkl": mean_divergence, "mrce": mean_soft_cross_entropy}
 
 
@@ -185,7 +190,7 @@ def _from_distributions(
     distributions = batch.class_distributions
     if distributions is None:
         return mean_cross_entropy(logits, batch.class_targets)
-    return loss(logits[:, : distributions.shape[1]], distributions)
+    return loss(logits[:, : distributions.shape[1]], distributions, batch.labelled_regions)
 
 
 def _word_losses(

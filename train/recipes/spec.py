@@ -184,7 +184,11 @@ class RunSettings:
     # Decay of a moving average of the weights, for evaluation: the share of its value that it keeps
     # at a step. 0: none.
     average: float = 0.0
-    compile: bool = False  # torch.compile translates the step
+    # torch.compile translates the step: whole (true), or each block separately (blocks).
+    compile: Literal[False, True, "blocks"] = False
+    # Steps are replayed as CUDA graphs, for batches that are padded to a few shapes: one process
+    # with one GPU, regions, no accumulation.
+    cuda_graph: bool = False
     # Each layer is computed again in the backward pass instead of keeping what it needs.
     checkpoint_activations: bool = False
     # Weights, gradients and moments are divided among the processes (FSDP).
@@ -217,6 +221,7 @@ class RunSettings:
             raise ValueError(f"recipe {self.name} has no stage")
         self._check_splits()
         self._check_compiled()
+        self._check_graph()
         if len({stage.name for stage in self.stages}) < len(self.stages):
             raise ValueError(f"recipe {self.name}: two stages have the same name")
         for name in ("vocabulary_size", "save_every", "keep_checkpoints", "log_every"):
@@ -243,10 +248,27 @@ class RunSettings:
             in_parts = stage.accumulation > 1 and contrasts(self.model, stage)
             if self.compile and in_parts and self.model.drop_path:
                 raise ValueError(
-                    f"compile=true: stages.{number}.accumulation={stage.accumulation} computes the "
+                    f"compile={str(self.compile).lower()}: "
+                    f"stages.{number}.accumulation={stage.accumulation} computes the "
                     f"contrast twice with the same model.drop_path={self.model.drop_path:g}, which "
                     "a compiled step does not repeat; set one of compile=false, accumulation=1, "
                     "model.drop_path=0"
+                )
+
+    def _check_graph(self) -> None:
+        """A graph has fixed shapes: what would change from step to step is refused."""
+        if not self.cuda_graph:
+            return
+        if self.command != "pretrain" or self.compile is True or self.precision == "fp16":
+            raise ValueError(
+                "cuda_graph=true is for pretraining with compile=false or compile=blocks, and "
+                "precision=no or bf16; change these, or set cuda_graph=false"
+            )
+        for number, stage in enumerate(self.stages):
+            if stage.accumulation > 1 or stage.feeding.kind != "regions":
+                raise ValueError(
+                    f"cuda_graph=true: stages.{number} has accumulation={stage.accumulation} and "
+                    f"feeding.kind={stage.feeding.kind}; it needs accumulation=1 and regions"
                 )
 
     def _check_splits(self) -> None:

@@ -4,7 +4,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -18,10 +20,12 @@ from vlmill.models.inputs import sent
 from vlmill.runtime.console.log import Log
 from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.train.devices.casts import WeightCasts
+from vlmill.train.devices.graphs import StepGraph
 from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing, unwrapped
 from vlmill.train.devices.throughput import Throughput
-from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.objectives.cached_contrast import cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.adam import BertAdam
@@ -75,7 +79,8 @@ class Training:
 
     ``count_labels`` says how many labels a batch has of each of its losses, in their order.
     ``seed`` is that of the negatives which VLMo draws by its contrast. ``sources`` are those whose
-    pairs are counted.
+    pairs are counted. ``casts`` are applied around each step's forward and backward passes; None:
+    autocast casts weights where they are used. ``graph`` computes steps of one part instead.
     """
 
     step_module: nn.Module
@@ -84,6 +89,33 @@ class Training:
     accelerator: Accelerator
     seed: int
     sources: tuple[str, ...] = ()
+    casts: WeightCasts | None = None
+    graph: StepGraph | None = None
+
+    def cast_weights(self) -> AbstractContextManager[None]:
+        """Returns the context of a step's forward and backward passes."""
+        return nullcontext() if self.casts is None else self.casts.applied()
+
+    def compute(self, batch: Batch, shares: Tensor, *more: Any) -> dict[str, Tensor]:
+        """Computes the gradients of a part of a step; returns ``loss`` and each of the losses."""
+        accelerator = self.accelerator
+        with accelerator.autocast():
+            loss, losses = self.step_module(batch, shares, *more)
+            # Gradients of processes are averaged; the shares of all add up to the loss.
+            accelerator.backward(loss * accelerator.num_processes)
+        return {name: value.detach() for name, value in {"loss": loss, **losses}.items()}
+
+
+def with_graph(training: Training) -> Training:
+    """Returns the training whose steps are replayed as CUDA graphs (`StepGraph`)."""
+
+    def compute(batch: Batch, shares: Tensor) -> dict[str, Tensor]:
+        with training.cast_weights():
+            return training.compute(batch, shares)
+
+    parameters = [p for p in training.step_module.parameters() if p.requires_grad]
+    graph = StepGraph(compute, parameters, training.accelerator.device)
+    return replace(training, graph=graph)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,25 +232,10 @@ def train_step(
     """
     accelerator, module = training.accelerator, training.step_module
     shares = shares_of_labels(parts, training.count_labels, accelerator)
-    drawn = [
-        negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
-        for number, part in enumerate(parts)
-    ]
-    caches = cache_contrast(module, parts, unwrapped(module).contrast, drawn, accelerator)
     sums: dict[str, Tensor] = {}
-    for number, part in enumerate(parts):
-        cached, last = caches[number], number == len(parts) - 1
-        with (
-            reducing(module, accelerator, last=last),
-            accelerator.autocast(),
-            second_pass(cached, accelerator.device),
-        ):
-            batch = part.to(accelerator.device)
-            loss, losses = module(batch, shares[number], drawn[number], cached)
-            # Gradients of processes are averaged; the shares of all add up to the loss.
-            accelerator.backward(loss * accelerator.num_processes)
-        for name, value in {"loss": loss, **losses}.items():
-            sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
+    for losses_of_part in part_losses(step, parts, shares, training):
+        for name, value in losses_of_part.items():
+            sums[name] = sums.get(name, torch.zeros_like(value)) + value
     norms = clip_gradients(training, stage)
     losses = torch.stack([value.float() for value in sums.values()])
     source_counts = Counter(source for part in parts for source in part.sources)
@@ -246,6 +263,28 @@ def train_step(
         line["gradient_norm"] = norm
     pairs = zip(training.sources, totals[len(sums) :], strict=True)
     return line | {f"pairs/{source}": int(count) for source, count in pairs}
+
+
+def part_losses(
+    step: int, parts: Sequence[HostBatch], shares: Sequence[Tensor], training: Training
+) -> Iterator[dict[str, Tensor]]:
+    """Yields ``loss`` and each of the step's losses of every part, after its backward pass."""
+    accelerator, module = training.accelerator, training.step_module
+    if training.graph is not None:
+        (part,), (part_shares,) = parts, shares
+        yield training.graph(part, part_shares)
+        return
+    drawn = [
+        negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
+        for number, part in enumerate(parts)
+    ]
+    with training.cast_weights():
+        caches = cache_contrast(module, parts, unwrapped(module).contrast, drawn, accelerator)
+        for number, part in enumerate(parts):
+            cached, last = caches[number], number == len(parts) - 1
+            with reducing(module, accelerator, last=last), second_pass(cached, accelerator.device):
+                batch = part.to(accelerator.device)
+                yield training.compute(batch, shares[number], drawn[number], cached)
 
 
 def _scale_falls(accelerator: Accelerator) -> bool:

@@ -18,7 +18,14 @@ from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.checkpoints.state import num_processes, restore_training_state
 from vlmill.train.checkpoints.trained_on import TrainedOn
-from vlmill.train.devices.setup import COMPUTED_IN, compiled, recompute_activations, wrapped
+from vlmill.train.devices.casts import WeightCasts
+from vlmill.train.devices.setup import (
+    COMPUTED_IN,
+    compile_blocks,
+    compiled,
+    recompute_activations,
+    wrapped,
+)
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import is_trained, make_optimizer, names_from_bert, settings_of_start
@@ -26,7 +33,7 @@ from vlmill.train.recipes import RunSettings
 from vlmill.train.run.batches import RunBatches
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Learning
-from vlmill.train.run.loop import Events, StageRun, Training, run_stage
+from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph
 from vlmill.train.run.rejecting import Rejecting
 from vlmill.train.run.saving import Saving
 
@@ -191,19 +198,34 @@ class Runner:
         module = wrapped(module, accelerator, shard=self.recipe.shard)
         if self.average is not None:
             self.average.follow(self.model)
-        if self.recipe.compile:
+        if self.recipe.compile == "blocks":
+            compile_blocks(self.model)
+        elif self.recipe.compile:
             module = compiled(module)
         optimizer = make_optimizer(self.model.named_parameters(), settings, from_bert)
         if accelerator.scaler is not None:  # float16: it takes the gradients' scale away
             optimizer = accelerator.prepare(optimizer)
-        return Training(
+        training = Training(
             step_module=module,
             count_labels=self.learning.count_labels(run),
             optimizer=optimizer,
             accelerator=accelerator,
             seed=self.recipe.seed,
             sources=run.sources,
+            casts=self._make_casts(module),
         )
+        return with_graph(training) if self.recipe.cuda_graph else training
+
+    def _make_casts(self, module: nn.Module) -> WeightCasts | None:
+        """Returns the casts of a step's weights, where one process trains in half precision.
+
+        Several processes add gradients up while others are still computed: there each weight is
+        cast where it is used. So it is where the whole step is compiled.
+        """
+        dtype = COMPUTED_IN.get(self.recipe.precision)
+        if dtype is None or self.accelerator.num_processes > 1 or self.recipe.compile is True:
+            return None
+        return WeightCasts(module, dtype)
 
     def throughput(self, run: StageRun) -> Throughput:
         """A step's products are counted on the copy of the model that has no values."""

@@ -16,6 +16,8 @@ from vlmill.train.loading.vocabulary import vocabulary_files
 from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.inputs import Sources
 
+# Settings that runs of earlier versions do not have, with the value that changes nothing.
+ADDED = {"cuda_graph": False}
 NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ when a run goes on
 
 
@@ -28,7 +30,11 @@ def collect_settings(recipe: Recipe, sources: Sources) -> dict[str, Any]:
 def collect_run_settings(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
     """What decides any run's output, fine-tuning's too."""
     inputs, init = sources.inputs, sources.init
-    fields = {k: v for k, v in to_plain(recipe).items() if k not in NO_EFFECT}
+    fields = {
+        k: v
+        for k, v in to_plain(recipe).items()
+        if k not in NO_EFFECT and not (k in ADDED and v == ADDED[k])
+    }
     negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
     what = "pairs" if inputs.examples is None else "examples"
     near = {}

@@ -1,0 +1,100 @@
+"""Batches that are padded to the fixed shapes of a CUDA graph keep their losses and gradients."""
+
+import copy
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu_check.training import Work, prepared
+from tests.train.objectives.test_no_waits import META, RECIPES
+from torch import Tensor, nn
+
+from vlmill.models import VARIANTS
+from vlmill.train.devices.graphs import StepGraph
+from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.budgets import find_budget, pad_small
+from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+
+OF_REGIONS = ("vilbert", "imagebert", "interbert", "vl-bert-with-texts-alone")
+CPU = torch.device("cpu")
+BATCHES = 4
+
+
+@pytest.fixture(params=OF_REGIONS)
+def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
+    make, sizes = RECIPES[request.param]
+    return prepared(make(), sizes, tmp_path)
+
+
+def step_of(work: Work) -> PretrainingStep:
+    """Without dropout, whose draws depend on shapes."""
+    torch.manual_seed(0)
+    model = VARIANTS[work.recipe.variant].model(work.recipe.model)
+    return PretrainingStep(model, work.stage.objectives).eval()
+
+
+def as_double(batch: Batch) -> Batch:
+    def wide(value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.double() if is_float else value
+
+    fields = {f.name: wide(getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+    return Batch(**fields | {"inputs": batch.inputs.map(wide)})
+
+
+def compute(step: PretrainingStep, batch: Batch, shares: Tensor) -> dict[str, Tensor]:
+    loss, losses = step(as_double(batch), shares)
+    loss.backward()
+    return {"loss": loss.detach(), **{name: value.detach() for name, value in losses.items()}}
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+
+
+def shares_of(work: Work, batch: HostBatch) -> Tensor:
+    numbers = len(label_counts(batch, work.stage.objectives))
+    return torch.linspace(0.3, 1.0, numbers, dtype=torch.float64)
+
+
+def test_padded_batches_keep_losses_and_gradients(work: Work) -> None:
+    plain = step_of(work).double()
+    padded = copy.deepcopy(plain)
+    graph = StepGraph(partial(compute, padded), list(padded.parameters()), CPU)
+    for number in (*range(BATCHES), 0):  # the first one again, after other ones in its place
+        batch = work.batches.assembled(number)
+        shares = shares_of(work, batch)
+        plain.zero_grad()
+        padded.zero_grad()
+        expected, found = compute(plain, batch.to(CPU), shares), graph(batch, shares)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradients(padded), gradients(plain), rtol=1e-9, atol=1e-11)
+
+
+def test_batches_of_a_run_have_few_shapes(work: Work) -> None:
+    """And on a device they have them without asking it for values."""
+    step, budget, shapes = step_of(work).train().to(META), None, set()
+    for number in range(2 * BATCHES):
+        batch = work.batches.assembled(number)
+        budget = find_budget(batch, budget)
+        small = pad_small(batch, budget)
+        shapes.add(tuple((name, tensor.shape) for name, tensor in small.tensors.items()))
+    assert len(shapes) <= 3
+    graph = StepGraph(partial(_on_meta, step), list(step.parameters()), META)
+    losses = graph(batch, torch.ones(len(step.names), device=META))
+    assert losses["loss"].is_meta
+
+
+def _on_meta(step: PretrainingStep, batch: Batch, shares: Tensor) -> dict[str, Tensor]:
+    loss, losses = step(batch, shares)
+    loss.backward()
+    return {"loss": loss.detach(), **losses}
+
+
+def test_pixels_have_no_budget(tmp_path: Path) -> None:
+    make, sizes = RECIPES["vlmo"]
+    with pytest.raises(ValueError, match="without regions' features"):
+        find_budget(prepared(make(), sizes, tmp_path).batches.assembled(0))

@@ -1,0 +1,129 @@
+"""Replays a training step's forward and backward pass as a CUDA graph.
+
+A graph launches all kernels of a step at once: the host, which needs two thirds of an eager step
+of ViLBERT to launch them one by one, does nothing. A graph has fixed shapes and places in memory,
+so batches are padded (`vlmill.train.loading.budgets`) and copied into tensors that stay.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.budgets import (
+    Budget,
+    copy_large,
+    empty_like_budget,
+    find_budget,
+    pad_small,
+)
+
+KEPT = 4  # graphs, each with its gradients; few batches of a run differ by more than 256 rows
+
+Compute = Callable[[Batch, Tensor], dict[str, Tensor]]
+
+
+class StepGraph:
+    """Computes the gradients of batches by ``compute``, as graphs where the device has them.
+
+    ``compute`` takes a batch and the shares of its labels, leaves gradients in the ``parameters``,
+    and returns losses without gradients. The first batch of a shape is computed as usual, which
+    also warms up what a graph may not: the second one is captured. On other devices each batch is
+    computed, padded alike.
+    """
+
+    def __init__(
+        self, compute: Compute, parameters: Sequence[nn.Parameter], device: torch.device
+    ) -> None:
+        self._compute, self._device = compute, device
+        self._parameters = parameters
+        self._budget: Budget | None = None
+        self._shapes: dict[Budget, _Shape] = {}  # the last one used comes last
+        self._pool: Any = None
+        self.captured = 0  # graphs, for reports
+
+    def __call__(self, batch: HostBatch, shares: Tensor) -> dict[str, Tensor]:
+        """Returns the losses of a batch; the parameters have its gradients."""
+        budget = self._budget = find_budget(batch, self._budget)
+        shape = self._shapes.pop(budget, None)
+        if shape is None:
+            shape = _Shape(batch, budget, shares, self._device)
+            while len(self._shapes) >= KEPT:
+                del self._shapes[next(iter(self._shapes))]
+        self._shapes[budget] = shape
+        shape.fill(batch, shares)
+        if self._device.type != "cuda" or not shape.warm:
+            shape.warm = True
+            with _side_stream(self._device):
+                return shape.run(self._compute)
+        if shape.captured is None:
+            shape.captured = self._capture(shape)
+        shape.captured.graph.replay()
+        for parameter, gradient in shape.captured.gradients:
+            parameter.grad = gradient
+        return shape.captured.losses
+
+    def _capture(self, shape: "_Shape") -> "_Captured":
+        for parameter in self._parameters:
+            parameter.grad = None  # so that the graph's own gradients take their place
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, which load batches, go on allocating pinned memory.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            losses = shape.run(self._compute)
+        self._pool = graph.pool()
+        self.captured += 1
+        gradients = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        return _Captured(graph, losses, gradients)
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    losses: dict[str, Tensor]
+    gradients: Sequence[tuple[nn.Parameter, Tensor]]
+
+
+class _Shape:
+    """Holds a batch's tensors of one shape on the device, where each batch of it is copied."""
+
+    def __init__(
+        self, batch: HostBatch, budget: Budget, shares: Tensor, device: torch.device
+    ) -> None:
+        self._budget, self._device = budget, device
+        small = pad_small(batch, budget)
+        self._large = empty_like_budget(batch, budget, device)
+        self._small = {k: torch.empty_like(v, device=device) for k, v in small.tensors.items()}
+        self._shares = shares.clone()
+        self._host = replace(small, tensors={**self._small, **self._large})
+        self.warm = False
+        self.captured: _Captured | None = None
+
+    def fill(self, batch: HostBatch, shares: Tensor) -> None:
+        """Copies a batch onto the device; nobody waits for the copies."""
+        pin = self._device.type == "cuda"
+        for name, tensor in pad_small(batch, self._budget).tensors.items():
+            source = tensor.pin_memory() if pin else tensor
+            self._small[name].copy_(source, non_blocking=True)
+        copy_large(batch, self._large)
+        self._shares.copy_(shares)
+
+    def run(self, compute: Compute) -> dict[str, Tensor]:
+        return compute(self._host.to(self._device), self._shares)
+
+
+@contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Computes on another stream, as a graph is captured on one; the current one waits for it."""
+    if device.type != "cuda":
+        yield
+        return
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)

@@ -1,0 +1,206 @@
+"""Pads batches to a few fixed shapes, which a CUDA graph of a training step needs.
+
+B pairs, E extra rows, T tokens, R regions, C columns of either, D feature width, K classes, M
+masked positions.
+
+What a step computes depends on the number of real tokens and regions, which differs from batch to
+batch. Extra rows at the end of a batch, treated as texts alone, take as many positions as are
+missing to the next multiple of `ROWS`. Extra masked positions have no label. The losses stay those
+of the batch.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.sample import IGNORED
+
+ROWS = 256  # real tokens, and real regions, are padded to a multiple of it
+LABELS = 64  # likewise masked and read positions
+EXTRA_CELLS = 3 * ROWS  # places that the extra rows have at least, of either modality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The shapes that a batch is padded to: extra rows, columns, and positions of each kind."""
+
+    extra: int  # rows
+    columns: int  # T
+    shown: int  # columns of the regions that the model sees
+    region_columns: int  # of all regions, those of the full image's mean among them
+    real_tokens: int
+    real_regions: int
+    read_tokens: int
+    read_regions: int
+    masked_tokens: int
+    masked_regions: int
+
+
+# The columns that positions are counted in; labels first, as the places of what is read are found
+# among the real ones.
+GRIDS = {
+    "masked_tokens": "columns",
+    "masked_regions": "shown",
+    "real_tokens": "columns",
+    "real_regions": "shown",
+    "read_tokens": "columns",
+    "read_regions": "shown",
+}
+
+
+def find_budget(batch: HostBatch, before: Budget | None = None) -> Budget:
+    """Returns shapes that the batch fits into.
+
+    Columns and the numbers of labels never become smaller than ``before``, so that they soon stay
+    the same; real positions are rounded up for each batch. Raises ValueError for a batch without
+    regions' features.
+    """
+    tensors = batch.tensors
+    if "features" not in tensors:
+        raise ValueError("a batch without regions' features has no fixed shapes")
+    least = {} if before is None else dataclasses.asdict(before)
+    columns = max(tensors["tokens"].shape[1], least.get("columns", 0))
+    shown = max(tensors["region_mask"].shape[1], least.get("shown", 0))
+    region_columns = max(tensors["hidden"].shape[1], least.get("region_columns", 0))
+    extra = math.ceil(EXTRA_CELLS / min(columns, shown))
+    labels = {
+        name: max(_round_up(len(tensors[name]), LABELS), least.get(name, 0))
+        for name in ("masked_tokens", "masked_regions", "read_tokens", "read_regions")
+    }
+    missing = {name: labels[name] - len(tensors[name]) for name in ("read_tokens", "read_regions")}
+    if max(missing.values()) > ROWS:  # a batch of much fewer labels: shapes of its own
+        return find_budget(batch)
+    real = {
+        f"real_{kind}": _round_up(
+            len(tensors[f"real_{kind}"]) + max(extra, missing[f"read_{kind}"]), ROWS
+        )
+        for kind in ("tokens", "regions")
+    }
+    return Budget(
+        extra=extra,
+        columns=columns,
+        shown=shown,
+        region_columns=region_columns,
+        **real,
+        **labels,
+    )
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+# These are large. They are padded on the device: `empty_like_budget`, `copy_large`.
+LARGE = ("features", "class_probs", "class_prob_ids")
+
+
+def pad_small(batch: HostBatch, budget: Budget) -> HostBatch:
+    """Returns the batch in the budget's shapes, but for its `LARGE` tensors, which are left out."""
+    rows = len(batch.tensors["tokens"])
+    tensors = {}
+    for name, tensor in batch.tensors.items():
+        if name in GRIDS:
+            tensors[name] = _pad_positions(name, tensor, rows, batch, budget)
+        elif name in LABEL_VALUES:
+            positions, fill = LABEL_VALUES[name]
+            tensors[name] = _filled(tensor, (getattr(budget, positions),), fill)
+        elif name == "matching":
+            tensors[name] = tensor
+        elif name not in LARGE:
+            tensors[name] = _filled(tensor, padded_shape(name, batch, budget), 0)
+    for kind, columns in (("token", budget.columns), ("region", budget.shown)):
+        mask = tensors[f"{kind}_mask"]
+        mask.view(-1)[tensors[f"real_{kind}s"]] = True
+        assert mask.shape == (rows + budget.extra, columns)
+    labelled = torch.zeros(budget.masked_regions, dtype=torch.bool)
+    labelled[: len(batch.tensors["masked_regions"])] = True
+    return dataclasses.replace(
+        batch,
+        tensors=tensors | {"labelled_regions": labelled},
+        num_texts=batch.num_texts + budget.extra,
+    )
+
+
+# What stands beside masked positions, and its value where there is no label.
+LABEL_VALUES = {
+    "token_targets": ("masked_tokens", IGNORED),
+    "class_targets": ("masked_regions", IGNORED),
+}
+COLUMNS = {
+    **dict.fromkeys(("tokens", "original_tokens", "token_mask", "segments"), "columns"),
+    **dict.fromkeys(("region_locations", "region_mask"), "shown"),
+    **dict.fromkeys(("hidden", "features"), "region_columns"),
+}
+
+
+def padded_shape(name: str, batch: HostBatch, budget: Budget) -> tuple[int, ...]:
+    """Returns the shape of a batch's tensor, with a row for each pair or label, in the budget."""
+    tensor = batch.tensors[name]
+    if name in ("class_probs", "class_prob_ids"):
+        return (budget.masked_regions, *tensor.shape[1:])
+    rows = len(tensor) + budget.extra
+    if name == "region_weights":  # of the regions alone, without the full image's column
+        return (rows, budget.region_columns - int(batch.whole_image != "none"))
+    if name in COLUMNS:
+        return (rows, getattr(budget, COLUMNS[name]), *tensor.shape[2:])
+    return (rows, *tensor.shape[1:])
+
+
+def _filled(tensor: Tensor, shape: tuple[int, ...], fill: int) -> Tensor:
+    padded = torch.full(shape, fill, dtype=tensor.dtype)
+    padded[tuple(slice(length) for length in tensor.shape)] = tensor
+    return padded
+
+
+def _pad_positions(
+    name: str, positions: Tensor, rows: int, batch: HostBatch, budget: Budget
+) -> Tensor:
+    """Returns positions in the budget's grid, with as many more as it asks for.
+
+    Real ones fill the extra rows evenly, each row from its first column. Those that are read are
+    the first of these. Masked ones repeat the grid's first position, and have no label.
+    """
+    columns = getattr(budget, GRIDS[name])
+    mask = batch.tensors["token_mask" if GRIDS[name] == "columns" else "region_mask"]
+    old = mask.shape[1]
+    moved = positions // old * columns + positions % old
+    missing = getattr(budget, name) - len(positions)
+    if name.startswith("masked"):
+        return torch.cat([moved, moved.new_zeros(missing)])
+    kind = name.removeprefix("real_").removeprefix("read_")
+    real = getattr(budget, f"real_{kind}") - len(batch.tensors[f"real_{kind}"])
+    return torch.cat([moved, _extra_cells(real, budget.extra, columns)[:missing] + rows * columns])
+
+
+def _extra_cells(number: int, extra: int, columns: int) -> Tensor:
+    """Returns the first ``number`` cells of a grid of extra rows, spread over all of them."""
+    numbers = torch.arange(extra)
+    lengths = number // extra + (numbers < number % extra).long()
+    assert int(lengths.min()) > 0 and int(lengths.max()) <= columns
+    return (torch.arange(columns) < lengths[:, None]).flatten().nonzero()[:, 0]
+
+
+def empty_like_budget(batch: HostBatch, budget: Budget, device: torch.device) -> dict[str, Tensor]:
+    """Returns zeros on ``device`` for the batch's `LARGE` tensors."""
+    return {
+        name: torch.zeros(padded_shape(name, batch, budget), dtype=tensor.dtype, device=device)
+        for name, tensor in batch.tensors.items()
+        if name in LARGE
+    }
+
+
+def copy_large(batch: HostBatch, into: Mapping[str, Tensor]) -> None:
+    """Copies the `LARGE` tensors to the device; nobody waits. What they do not fill becomes 0."""
+    for name in LARGE:
+        if name not in into:
+            continue
+        source, target = batch.tensors[name], into[name]
+        target[tuple(slice(length) for length in source.shape)].copy_(source, non_blocking=True)
+        target[len(source) :].zero_()
+        if source.ndim > 2:
+            target[:, source.shape[1] :].zero_()
