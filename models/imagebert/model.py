@@ -17,7 +17,7 @@ from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.outputs import Encoded
-from vlmill.models.positions import Cells, concatenate_positions
+from vlmill.models.positions import Cells, Positions, concatenate_positions
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
 FULL_IMAGE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
@@ -63,7 +63,10 @@ class ImageBert(nn.Module):
         """
         inputs.check(vocab_size=self.config.vocab_size, num_segments=None, need_regions=False)
         regions = self.embed_regions(
-            inputs.region_features, inputs.region_locations, inputs.global_features
+            inputs.region_features,
+            inputs.region_locations,
+            inputs.global_features,
+            real=inputs.real_regions if pack else None,
         )
         return self.encode(
             inputs.tokens,
@@ -80,8 +83,11 @@ class ImageBert(nn.Module):
         features: Float[Tensor, "B R D"],
         locations: Float[Tensor, "B R 5"],
         global_features: Float[Tensor, "B G"] | None = None,
+        *,
+        real: Positions | None = None,
     ) -> Float[Tensor, "B E H"]:
-        """Embeds regions; whoever pairs an image with many texts needs it once.
+        """Embeds regions; whoever pairs an image with many texts needs it once. ``real``: as in
+        `RegionEmbedding`.
 
         All regions share one dummy position, so that their order says nothing (sec. 3.2). Where
         configured, a row for each whole-image network and one for [SEP] follow, so E >= R.
@@ -91,7 +97,7 @@ class ImageBert(nn.Module):
         offset = (
             tables.segment.weight[IMAGE_SEGMENT] + tables.position.weight[config.visual_position_id]
         )
-        parts = [self.region_embedding(features, locations, offset)]
+        parts = [self.region_embedding(features, locations, offset, real)]
         if global_features is not None or self.global_features:
             parts.append(self._embed_globals(global_features, offset))
         if config.visual_sep_id is not None:

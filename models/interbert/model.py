@@ -16,7 +16,7 @@ from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
-from vlmill.models.positions import Cells, concatenate_positions
+from vlmill.models.positions import Cells, Positions, concatenate_positions
 
 IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 
@@ -78,6 +78,7 @@ class InterBert(PairHeads):
             inputs.region_features,
             inputs.region_locations,
             for_captions=inputs.segments is None,
+            real=inputs.real_regions if pack else None,
         )
         return self.encode(
             inputs.tokens,
@@ -96,15 +97,17 @@ class InterBert(PairHeads):
         locations: Float[Tensor, "B R 5"],
         *,
         for_captions: bool = True,
+        real: Positions | None = None,
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of an image.
+        """Embeds regions as the layers take them, once for all texts of an image. ``real``: as in
+        `RegionEmbedding`.
 
         [choice] ``modality_segments`` act beside captions alone: texts of two parts (VCR) use the
         segments for these.
         """
         marked = self.config.modality_segments and for_captions
         offset = self.text_embedding.segment.weight[IMAGE_SEGMENT] if marked else None
-        embedded: Float[Tensor, "B R H"] = self.region_embedding(features, locations, offset)
+        embedded: Float[Tensor, "B R H"] = self.region_embedding(features, locations, offset, real)
         return embedded
 
     def encode(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from vlmill.models.checks import check_dtype
 from vlmill.models.layers.blocks import layer_norm
 from vlmill.models.layers.operators import Dropout, Linear
+from vlmill.models.layers.packing import Layout
+from vlmill.models.positions import Positions
 
 
 class TextEmbedding(nn.Module):
@@ -97,8 +99,13 @@ class RegionEmbedding(nn.Module):
         features: Float[Tensor, "B R D"],
         locations: Float[Tensor, "B R 5"],
         offset: Float[Tensor, " H"] | None = None,
+        real: Positions | None = None,
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions; all share ``offset`` (segment, dummy position)."""
+        """Embeds regions; all share ``offset`` (segment, dummy position).
+
+        ``real``: the positions of regions in the flattened [B R]; the others are padding, which
+        becomes zeros and is not computed.
+        """
         if features.shape[-1] != self.feature.in_features:
             raise ValueError(
                 f"region_features are {features.shape[-1]} wide, the model takes "
@@ -106,19 +113,21 @@ class RegionEmbedding(nn.Module):
             )
         check_dtype("region_features", features, self.feature.weight)
         check_dtype("region_locations", locations, self.location.weight)
-        return self.join(self.feature(features), locations, offset)
+        layout = Layout((features.shape[0], features.shape[1]), real=real)
+        rows, row_locations = layout.pack(features), layout.pack(locations)
+        return layout.unpack(self.join(self.feature(rows), row_locations, offset))
 
     def join(
         self,
-        projected: Float[Tensor, "B R H"],
-        locations: Float[Tensor, "B R 5"],
+        projected: Float[Tensor, "*rows H"],
+        locations: Float[Tensor, "*rows 5"],
         offset: Float[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B R H"]:
+    ) -> Float[Tensor, "*rows H"]:
         """Embeds features that were projected already, by another layer perhaps."""
         summed = self.feature_norm(projected) + self.location_norm(self.location(locations))
         if offset is not None:
             summed = summed + offset
-        embedded: Float[Tensor, "B R H"] = self.dropout(self.norm(summed))
+        embedded: Float[Tensor, "*rows H"] = self.dropout(self.norm(summed))
         return embedded
 
     @torch.no_grad()

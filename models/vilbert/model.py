@@ -138,7 +138,11 @@ class Vilbert(PairHeads):
         return self.encode(
             inputs.tokens,
             inputs.token_mask,
-            self.embed_regions(inputs.region_features, inputs.region_locations),
+            self.embed_regions(
+                inputs.region_features,
+                inputs.region_locations,
+                real=inputs.real_regions if pack else None,
+            ),
             inputs.region_mask,
             segments=inputs.segments,
             task=task,
@@ -180,13 +184,22 @@ class Vilbert(PairHeads):
         return self.join(text, stream)
 
     def embed_regions(
-        self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
+        self,
+        features: Float[Tensor, "B R D"],
+        locations: Float[Tensor, "B R 5"],
+        *,
+        real: Positions | None = None,
     ) -> Float[Tensor, "B R Hv"]:
-        """Embeds regions as the layers take them; without gradient if layers are frozen."""
+        """Embeds regions as the layers take them; without gradient if layers are frozen.
+
+        ``real``: as in `RegionEmbedding`.
+        """
         with torch.set_grad_enabled(
             torch.is_grad_enabled() and not self.config.frozen_visual_layers
         ):
-            embedded: Float[Tensor, "B R Hv"] = self.region_embedding(features, locations)
+            embedded: Float[Tensor, "B R Hv"] = self.region_embedding(
+                features, locations, real=real
+            )
         return embedded
 
     def read_text(

@@ -15,7 +15,7 @@ from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities
-from vlmill.models.positions import Cells
+from vlmill.models.positions import Cells, Positions
 from vlmill.models.vilbert.config import SingleStreamConfig
 
 IMAGE_TYPE = 1  # the row of the regions' own type table
@@ -74,7 +74,11 @@ class SingleStream(PairHeads):
             vocab_size=self.config.vocab_size,
             num_segments=self.config.num_segments,
         )
-        regions = self.embed_regions(inputs.region_features, inputs.region_locations)
+        regions = self.embed_regions(
+            inputs.region_features,
+            inputs.region_locations,
+            real=inputs.real_regions if pack else None,
+        )
         return self.encode(
             inputs.tokens,
             inputs.token_mask,
@@ -87,11 +91,18 @@ class SingleStream(PairHeads):
         )
 
     def embed_regions(
-        self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
+        self,
+        features: Float[Tensor, "B R D"],
+        locations: Float[Tensor, "B R 5"],
+        *,
+        real: Positions | None = None,
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of an image."""
+        """Embeds regions as the layers take them, once for all texts of an image.
+
+        ``real``: as in `RegionEmbedding`.
+        """
         embedded: Float[Tensor, "B R H"] = self.region_embedding(
-            features, locations, self.region_type.weight[IMAGE_TYPE]
+            features, locations, self.region_type.weight[IMAGE_TYPE], real
         )
         return embedded
 
