@@ -1,6 +1,7 @@
 """The crawl job: lists of URLs to buckets, rounds of fetching, tables and report."""
 
 import argparse
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,17 @@ from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.manifest import read_manifest, write_manifest
+from vlmill.runtime.files.manifest import (
+    WARCS,
+    digest_problems,
+    read_manifest,
+    write_manifest,
+)
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.processes import all_cores
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
 JOB = "crawl"
@@ -72,6 +79,8 @@ def run(
     settings = read_settings(args, job, inputs)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is State.FINISHED:
+        if problems := digest_problems(output):
+            raise InputError(f"{problems[0]}; put the file back, or use --fresh to crawl again")
         remove_work(output)
         return say_result(output, "finished before")
     with journal_errors(), use_local_scratch(job) as job:
@@ -123,7 +132,8 @@ def read_settings(
 def finish(job: Fetching, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Gives the archives their places, writes tables and report and, last, the manifest.
 
-    The journals are needed no more: what they tell stands in the tables.
+    The journals are deleted last, once every line is an outcome or a reject of the tables and
+    every archive has its name. Raises OSError, with nothing deleted, where that is not so.
     """
     output, parts = to_path(job.output), list[CrawlSummary]()
     for bucket in range(job.buckets):
@@ -132,19 +142,24 @@ def finish(job: Fetching, settings: dict[str, Any], inputs: Sequence[Input]) -> 
     summary = merge_summaries(parts)
     funnel = build_funnel(summary.tallies.items(), STAGES)
     write_json(output / "funnel.json", funnel)
-    write_json(output / "warcs.json", warcs(job, summary))
+    write_json(output / WARCS, list_archives(output, summary))
     write_json(output / "metrics.json", collect_metrics(summary))
     write_report(output / "report.html", summary, funnel, settings)
     write_manifest(output, summary.shards, job=JOB, settings=settings, inputs=inputs)
     remove_work(output)
 
 
-def warcs(job: Fetching, summary: CrawlSummary) -> list[dict[str, Any]]:
-    """The archives in the output, each with its bytes and how many responses it has."""
-    files = sorted(to_path(job.output).glob(PARTS))
+def list_archives(output: Path, summary: CrawlSummary) -> list[dict[str, Any]]:
+    """Returns the archives with their sizes, SHA-256 and numbers of responses.
+
+    Raises OSError for an archive in the output that no journal lists.
+    """
+    listed = {archive.name for archive in summary.archives}
+    if strays := sorted(p.name for p in output.glob(PARTS) if p.name not in listed):
+        raise OSError(f"{output / strays[0]} is in no journal; use --fresh")
     return [
-        {"name": path.name, "bytes": path.stat().st_size, "records": summary.records[path.name]}
-        for path in files
+        {**dataclasses.asdict(archive), "records": summary.records[archive.name]}
+        for archive in sorted(summary.archives, key=lambda archive: archive.name)
     ]
 
 

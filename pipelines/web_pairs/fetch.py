@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
@@ -67,7 +68,7 @@ def fetch_missing(
         run_steps(job, MINE)
         fetching = Fetching(output=str(folder), buckets=all_cores(), policy=policy)
         folder.mkdir(parents=True, exist_ok=True)
-        with use_local_scratch(continued(fetching)) as fetching:
+        with journal_errors(), use_local_scratch(continued(fetching)) as fetching:
             distribute(fetching, _missing(job, run_steps))
             with rounds_here(fetching, all_cores()) as run_round:
                 run_rounds(fetching, run_round)

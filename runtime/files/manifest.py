@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.inputs import Input, make_records, parse_inputs
+from vlmill.runtime.files.listed import ListedFile, file_problems, parse_listed
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import SOFTWARE, Shard, describe_shard
 from vlmill.runtime.files.value_offsets import ShardByteRanges, binary_columns, find_misplaced
@@ -22,6 +23,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import TABLES, check_version, conform
 
 MANIFEST = "_manifest.json"
+WARCS = "warcs.json"  # of a crawl: its archives, which are not tables
 
 
 def write_manifest(
@@ -75,12 +77,15 @@ def verify_folder(folder: str | Path) -> list[str]:
     """Read everything back against the manifest; return what is wrong, one line each.
 
     Checks that each listed shard is there with its size, checksum and rows, that every column of
-    every row obeys the table's contract, that binary values lie where the shard says, and that no
-    shard lies there that is not listed.
+    every row obeys the table's contract, that binary values lie where the shard says, that no
+    shard lies there that is not listed, and that each archive of a crawl is the one that was
+    written.
     """
     folder = to_path(folder)
-    shards: list[Shard] = read_manifest(folder)["shards"]
+    manifest = read_manifest(folder)
+    shards: list[Shard] = manifest["shards"]
     problems = [problem for shard in shards for problem in _verify_shard(folder, shard)]
+    problems += file_problems(folder, read_archives(folder, manifest["job"]))
     listed_names = {shard.name for shard in shards}
     for name in TABLES:
         stray = sorted(
@@ -88,6 +93,30 @@ def verify_folder(folder: str | Path) -> list[str]:
         )
         problems += [f"{folder / n}: not in the manifest" for n in stray]
     return problems
+
+
+def digest_problems(folder: str | Path) -> list[str]:
+    """Returns what differs between a finished folder's files and their recorded digests.
+
+    Each shard and each archive of a crawl is read once; its rows are not looked at.
+    """
+    folder = to_path(folder)
+    manifest = read_manifest(folder)
+    shards = [ListedFile(name=s.name, bytes=s.bytes, sha256=s.sha256) for s in manifest["shards"]]
+    return file_problems(folder, [*shards, *read_archives(folder, manifest["job"])])
+
+
+def read_archives(folder: Path, job: str) -> list[ListedFile]:
+    """Returns the archives that ``job`` lists in ``folder``; only a crawl has any."""
+    path = folder / WARCS
+    if job != "crawl":
+        return []
+    try:
+        return parse_listed(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; run the crawl again with --fresh") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}); put it back from a copy") from None
 
 
 def _verify_shard(folder: Path, shard: Shard) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.lock import LOCK
-from vlmill.runtime.files.manifest import MANIFEST
+from vlmill.runtime.files.manifest import MANIFEST, WARCS
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE
@@ -22,7 +22,7 @@ PLAN = "_plan.json"
 REPORTS = (
     *("funnel.json", "report.html", "report.json", "metrics.json"),
     *("neighbours.json", "webdataset.json"),
-    *("warcs.json", LABELS_FILE),
+    *(WARCS, LABELS_FILE),
     *("classes.json", "attributes.json"),  # vocabularies alongside a table of boxes
 )
 # What evaluations write for the servers of their tasks, and for each other.

@@ -41,19 +41,31 @@ CREATE TABLE sent (
 CREATE INDEX sent_to ON sent (bucket, id);
 CREATE TABLE pulled (bucket INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 """
+# Finished parts of the bucket's archive. A journal that an older vlmill began lacks the table.
+_PARTS = """
+CREATE TABLE IF NOT EXISTS parts (
+    part INTEGER PRIMARY KEY, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
+)
+"""
 _BUSY_S = 60.0
 _CACHE_KIB = 4_096
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """Opens a journal's file, which is made if it is not there."""
-    is_new = not path.exists()
+def open_database(path: Path, *, new: bool = False) -> sqlite3.Connection:
+    """Opens a journal's file; ``new`` makes it.
+
+    Raises OSError for one that is missing: an empty journal in its place would say that nothing
+    was ever listed.
+    """
+    if not new and not path.is_file():
+        raise OSError(f"the journal {path} is missing; put it back, or use --fresh")
     database = sqlite3.connect(path, timeout=_BUSY_S)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
     database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-    if is_new:
+    if new:
         database.executescript(_TABLES)
+    database.execute(_PARTS)
     return database
 
 

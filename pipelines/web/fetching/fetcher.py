@@ -89,8 +89,7 @@ class Fetcher:
             self._parts.flush()
             self._journal.commit()
             if self._parts.is_full:  # between two commits: all of it is journalled
-                self._parts.finish()
-                self._journal.keep()
+                self._journal.finish_part(self._parts)
             self._tell()
         self._journal.commit()
         self._tell()

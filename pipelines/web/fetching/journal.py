@@ -13,8 +13,9 @@ from vlmill.pipelines.web.fetching.database import copy_database, open_database
 from vlmill.pipelines.web.fetching.entries import HostRow, OriginRow, Outcome, QueuedUrl, UrlEntry
 from vlmill.pipelines.web.fetching.hosts import get_host
 from vlmill.pipelines.web.fetching.outbox import Outbox
-from vlmill.pipelines.web.fetching.warc import RecordLocation
+from vlmill.pipelines.web.fetching.warc import Parts, RecordLocation, part_name
 from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.files.listed import ListedFile
 from vlmill.schemas.rejects import Reason
 
 WAITING, DONE, FAILED = 0, 1, 2  # failed: answered for now, and may be tried again
@@ -26,12 +27,13 @@ class Journal:
     """One bucket's journal; at most one process at a time may write it.
 
     ``resume_path`` is its place in a store, which a run on another machine can go on from.
+    ``new`` makes the file; without it OSError is raised for a journal that is missing.
     """
 
-    def __init__(self, path: Path, resume_path: Path | None = None) -> None:
+    def __init__(self, path: Path, resume_path: Path | None = None, *, new: bool = False) -> None:
         self.path, self._kept = path, resume_path
         self._host_ids: dict[str, int] = {}
-        self._db = open_database(path)
+        self._db = open_database(path, new=new)
         self.outbox = Outbox(self._db)
 
     def commit(self) -> None:
@@ -283,6 +285,31 @@ class Journal:
             "ORDER BY part DESC, offset DESC LIMIT 1"
         ).fetchone()
         return None if row is None else RecordLocation(part=row[0], offset=row[1], length=row[2])
+
+    # Finished parts of the archive.
+
+    def finish_part(self, parts: Parts) -> None:
+        """Records the size and SHA-256 of the open part, and gives the part its final name.
+
+        The journal is on the disk before the part has its name, so that no finished part has
+        records that the journal lacks, even after a power failure.
+        """
+        if (described := parts.describe_open_part()) is not None:
+            self._db.execute(
+                "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)",
+                (parts.part, described.bytes, described.sha256),
+            )
+            self._db.commit()
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            parts.finish()
+        self.keep()
+
+    def finished_parts(self, bucket: int) -> list[ListedFile]:
+        """Returns the parts of the bucket's archive that were finished, in their order."""
+        return [
+            ListedFile(name=part_name(bucket, part), bytes=num_bytes, sha256=sha256)
+            for part, num_bytes, sha256 in self.rows("SELECT * FROM parts ORDER BY part")
+        ]
 
     # Between buckets.
 

@@ -12,7 +12,9 @@ from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED, URLS
 from vlmill.pipelines.web.fetching.warc import part_name
-from vlmill.pipelines.web.fetching.work import Fetching
+from vlmill.pipelines.web.fetching.work import Fetching, read_lines
+from vlmill.runtime.files.listed import ListedFile, describe_file, file_problem
+from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import OUTCOMES, REJECTS, Table
@@ -47,26 +49,64 @@ class CrawlSummary:
     hosts: list[tuple[Any, ...]] = field(default_factory=list)
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     records: Counter[str] = field(default_factory=Counter)  # by archive
+    archives: list[ListedFile] = field(default_factory=list)
 
 
 def write_tables(job: Fetching, bucket: int) -> CrawlSummary:
-    """Writes a bucket's shards of both tables. Memory: one group of rows."""
+    """Writes a bucket's shards of both tables. Memory: one group of rows.
+
+    Raises OSError where the bucket's lines are not its outcomes and rejects, or an archive is not
+    the one that was finished: nothing that the journal or the archives hold is deleted then.
+    """
     written = CrawlSummary()
     with job.journal(bucket) as journal:
-        outcomes = _count_rows(journal, written, bucket)
+        outcomes = _count_rows(job, journal, written, bucket)
         written.shards.append(_write(job, OUTCOMES, bucket, outcomes))
         written.shards.append(_write(job, REJECTS, bucket, _rejects(journal, written)))
         written.hosts = list(journal.rows(_HOSTS))
         (left_out,) = next(journal.rows("SELECT total(left_out) FROM hosts"))
         written.left_out = int(left_out)
+        written.archives = _find_archives(job, bucket, journal, written)
+    _check_lines(job, bucket, written)
     return written
 
 
-def _count_rows(journal: Journal, written: CrawlSummary, bucket: int) -> Iterator[dict[str, Any]]:
+def _check_lines(job: Fetching, bucket: int, written: CrawlSummary) -> None:
+    """Raises OSError unless every line that the bucket was given is an outcome or a reject."""
+    lines = read_lines(job.folder)
+    actual = written.tallies[URLS.name, IN]
+    if lines is not None and actual != lines[bucket]:
+        raise OSError(
+            f"the journal {job.journal_path(bucket)} accounts for {actual} of the {lines[bucket]} "
+            "lines that it was given; use --fresh"
+        )
+
+
+def _find_archives(
+    job: Fetching, bucket: int, journal: Journal, written: CrawlSummary
+) -> list[ListedFile]:
+    """Returns the bucket's finished archives. Raises OSError for one that is missing or cut."""
+    output = to_path(job.output)
+    archives = {archive.name: archive for archive in journal.finished_parts(bucket)}
+    for archive in archives.values():
+        if problem := file_problem(output / archive.name, archive, hashes=False):
+            raise OSError(f"{problem}; use --fresh")
+    for name in written.records.keys() - archives.keys():  # finished by an older vlmill
+        if not (output / name).is_file():
+            raise OSError(f"{output / name} is missing; use --fresh")
+        archives[name] = describe_file(output / name)
+    return [archives[name] for name in sorted(archives)]
+
+
+def _count_rows(
+    job: Fetching, journal: Journal, written: CrawlSummary, bucket: int
+) -> Iterator[dict[str, Any]]:
     for values in journal.rows(_OUTCOMES):
         *columns, part, offset, length, times = values
         row = dict(zip(OUTCOMES.schema.names, columns, strict=False))
-        assert row["outcome"] is not None, f"{row['url']} has no outcome"
+        if row["outcome"] is None:
+            path = job.journal_path(bucket)
+            raise OSError(f"the journal {path} has no outcome of {row['url']}; use --fresh")
         timestamp = row["fetched_at"]
         row["fetched_at"] = None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
         row["warc"] = None if part is None else part_name(bucket, part)
@@ -130,6 +170,7 @@ def merge_summaries(parts: Iterable[CrawlSummary]) -> CrawlSummary:
     summary = CrawlSummary()
     for part in parts:
         summary.shards += part.shards
+        summary.archives += part.archives
         for name in ("tallies", "outcomes", "statuses", "tenths", "records"):
             getattr(summary, name).update(getattr(part, name))
         summary.left_out += part.left_out

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vlmill.runtime.files.atomic import sync
+from vlmill.runtime.files.listed import ListedFile, hash_file
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.runtime.net.exchange import user_agent
@@ -139,11 +140,17 @@ class Parts:
         self._contact, self._max_bytes = contact, max_bytes
         self.part = 0 if journalled is None else journalled.part
         end = 0 if journalled is None else journalled.offset + journalled.length
-        if (output / part_name(bucket, self.part)).exists():  # it was full, and has its place
-            self.part, end = self.part + 1, 0
+        if journalled is not None and (output / part_name(bucket, self.part)).exists():
+            self.part, end = self.part + 1, 0  # that part was full, and has its name
+        stray = output / part_name(bucket, self.part)
+        if end == 0 and stray.exists():
+            raise OSError(f"{stray} has records that its journal lacks; use --fresh")
         self._file = self._path.open("ab")
         if self._file.tell() < end:
-            raise OSError(f"{self._path} has lost records that its journal lists; use --fresh")
+            raise OSError(
+                f"{output / part_name(bucket, self.part)} is missing, and {self._path} has lost "
+                "records that its journal lists; use --fresh"
+            )
         self._file.truncate(end)
         self._end = end
 
@@ -169,6 +176,14 @@ class Parts:
     def flush(self) -> None:
         """Hands what was added to the operating system: a kill of this process loses none."""
         self._file.flush()
+
+    def describe_open_part(self) -> ListedFile | None:
+        """Returns the name, size and SHA-256 of the open part; None if it has no record."""
+        if self._end == 0:
+            return None
+        self._file.flush()
+        name = part_name(self._bucket, self.part)
+        return ListedFile(name=name, bytes=self._end, sha256=hash_file(self._path))
 
     def finish(self) -> None:
         """Gives the open part its place and name; the next record begins another."""

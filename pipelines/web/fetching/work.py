@@ -1,5 +1,6 @@
 """A fetch as a job: its buckets, distributing URLs to them, and fetching one of them."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from vlmill.runtime.files.atomic import (
     has_folder,
     temporary_folder,
     write_bytes,
+    write_json,
 )
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.outputs import WORK
@@ -34,6 +36,7 @@ from vlmill.schemas.errors import InputError
 
 LINES_A_COMMIT = 10_000
 ORPHANS_S = 30.0  # how long a worker of a killed run may take to end
+LINES = "lines.json"  # alongside the journals: how many lines of the list each was given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,35 @@ def continued(job: Fetching) -> Fetching:
     """The fetch with as many buckets as an earlier run has begun it with, if one has."""
     if not has_folder(job.resume_folder):
         return job
-    return replace(job, buckets=len(list(job.resume_folder.glob("*.journal"))))
+    lines = read_lines(job.resume_folder)
+    journals = len(list(job.resume_folder.glob("[0-9]*.journal"))) if lines is None else len(lines)
+    return replace(job, buckets=journals)
+
+
+def read_lines(folder: Path) -> list[int] | None:
+    """Returns how many lines of the list each bucket was given; None where an older vlmill began.
+
+    Raises OSError for a damaged record.
+    """
+    path = folder / LINES
+    if not path.is_file():
+        return None
+    try:
+        return [int(lines) for lines in json.loads(path.read_text(encoding="utf-8"))["lines"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise OSError(f"{path} is damaged ({error}); use --fresh") from None
+
+
+def _check_journals(job: Fetching) -> None:
+    """Raises OSError for a journal that is missing, before anything is done with the others."""
+    for bucket in range(job.buckets):
+        job.journal(bucket).close()
+    lines = read_lines(job.folder)
+    if lines is not None and len(lines) != job.buckets:
+        raise OSError(
+            f"{job.folder / LINES} lists {len(lines)} buckets and the run has {job.buckets}; "
+            "use --fresh"
+        )
 
 
 def distribute(job: Fetching, lines: Iterable[Line]) -> None:
@@ -106,21 +137,25 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
     Duplicates are counted. All of it or, killed, nothing. Memory does not grow with the list.
     """
     if job.folder.exists() or restore(job):
+        _check_journals(job)
         return
     for leftover in job.folder.parent.glob(f"{TEMPORARY_PREFIX}*"):  # of a run that was killed
         shutil.rmtree(leftover)
     with atomic_folder(job.folder) as folder, ExitStack() as stack:
         journals = [
-            stack.enter_context(Journal(folder / job.journal_path(bucket).name))
+            stack.enter_context(Journal(folder / job.journal_path(bucket).name, new=True))
             for bucket in range(job.buckets)
         ]
+        counts = [0] * job.buckets
         progress = stack.enter_context(Progress(total=None, unit="line", label="list of URLs"))
         for number, (line, entry) in enumerate(lines, start=1):
             if isinstance(entry, Drop):
-                journal = journals[crc32(line.encode("utf-8", "replace")) % job.buckets]
-                journal.drop_line(line, entry.reason, entry.detail)
+                bucket = crc32(line.encode("utf-8", "replace")) % job.buckets
+                journals[bucket].drop_line(line, entry.reason, entry.detail)
             else:
-                journals[assign_bucket(get_host(entry.url), job.buckets)].list_url(entry)
+                bucket = assign_bucket(get_host(entry.url), job.buckets)
+                journals[bucket].list_url(entry)
+            counts[bucket] += 1
             progress.advance()
             if number % LINES_A_COMMIT == 0:
                 for journal in journals:
@@ -128,10 +163,12 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
         for journal in journals:
             journal.commit()
             journal.close()
+        write_json(folder / LINES, {"lines": counts})
     if job.local is not None:
         for bucket in range(job.buckets):
             with job.journal(bucket) as journal:
                 journal.keep()
+        write_json(job.resume_folder / LINES, {"lines": counts})
         write_bytes(job.resume_folder / WHOLE, b"")
 
 
@@ -142,12 +179,17 @@ def restore(job: Fetching) -> bool:
     """
     if job.local is None or not has_folder(job.resume_folder):
         return False
+    names = [job.journal_path(bucket).name for bucket in range(job.buckets)]
+    if missing := [name for name in names if not (job.resume_folder / name).is_file()]:
+        raise OSError(f"the journal {job.resume_folder / missing[0]} is missing; use --fresh")
+    lines = read_lines(job.resume_folder)
     with atomic_folder(job.folder) as folder:
-        for bucket in range(job.buckets):
-            name = job.journal_path(bucket).name
+        for name in names:
             remote = job.resume_folder / name
             assert isinstance(remote, RemotePath)
             remote.download(folder / name)
+        if lines is not None:
+            write_json(folder / LINES, {"lines": lines})
     sent = {}
     for bucket in range(job.buckets):
         with job.journal(bucket) as journal:
@@ -224,8 +266,7 @@ def fetch_bucket(job: Fetching, bucket: int) -> None:
 def finish_bucket(job: Fetching, bucket: int) -> None:
     """Gives the open part of a bucket's archive its place: nothing more will come."""
     with job.journal(bucket) as journal, job.parts(bucket, journal) as parts:
-        parts.finish()
-        journal.keep()
+        journal.finish_part(parts)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The generated web of 50 hosts is crawled: every URL's outcome, every host's rate, and kills."""
 
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 from fastwarc.warc import ArchiveIterator
 from worlds.host_server import Hit, Served, serve_site
 
+from vlmill.pipelines.crawl import job
 from vlmill.pipelines.crawl.command import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.rejects import MAX_KEY
@@ -118,6 +120,10 @@ def is_whole(output: Path) -> None:
     assert archived == {url: (row["warc"], row["warc_offset"]) for url, row in kept.items()}
     warcs = json.loads((output / "warcs.json").read_text())
     assert sum(warc["records"] for warc in warcs) == len(kept)
+    archives = sorted(output.glob("*.warc.gz"))
+    assert [hashlib.sha256(path.read_bytes()).hexdigest() for path in archives] == [
+        warc["sha256"] for warc in warcs
+    ]
     assert {path.name for path in output.iterdir() if path.is_dir()} == set()
 
 
@@ -210,6 +216,78 @@ def test_a_finished_crawl_asks_nobody(tmp_path: Path, served: Served) -> None:
     ]
     assert main(args) == 0
     assert served.hits() == hits
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_an_archive_that_has_changed_is_named(
+    tmp_path: Path, served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By ``verify`` and by a second run, which also checks the tables."""
+    output = tmp_path / "crawl"
+    listed = write_list(tmp_path / "urls", [served.site.url(2, "/a.jpg")])
+    args = arguments(listed, output, "--workers", "1")
+    assert main(args) == 0
+    (archive,) = output.glob("*.warc.gz")
+    content = archive.read_bytes()
+    for damage in (flip_byte, lambda path: path.write_bytes(content[:-1]), Path.unlink):
+        damage(archive)
+        assert [archive.name in problem for problem in verify_folder(output)] == [True]
+        assert main(args) == 2
+        assert str(archive) in capsys.readouterr().err
+        archive.write_bytes(content)
+    flip_byte(next(output.glob("outcomes-*.parquet")))
+    assert main(args) == 2
+    # What an older version has written lists no SHA-256.
+    warcs = json.loads((output / "warcs.json").read_text())
+    (output / "warcs.json").write_text(
+        json.dumps([{k: v for k, v in warc.items() if k != "sha256"} for warc in warcs])
+    )
+    flip_byte(archive)
+    assert not [problem for problem in verify_folder(output) if archive.name in problem]
+
+
+def test_a_crawl_that_has_lost_a_journal_or_an_archive_keeps_the_rest(
+    tmp_path: Path,
+    served: Served,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was killed before its tables; then files went that it goes on from."""
+    output = tmp_path / "crawl"
+    listed = write_list(tmp_path / "urls", [served.site.url(2, "/a.jpg")])
+    args = arguments(listed, output, "--workers", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "write_tables", _stop)
+        assert main(args) == 1
+    (archive,) = output.glob("*.warc.gz")
+    content = archive.read_bytes()
+    bucket = int(archive.name.split("-")[1])
+    journal = output / "work" / "buckets" / f"{bucket:05d}.journal"
+    os.replace(journal, tmp_path / "journal")
+    assert main(args) == 1
+    assert str(journal) in capsys.readouterr().err
+    assert archive.read_bytes() == content
+    os.replace(tmp_path / "journal", journal)
+    archive.unlink()
+    assert main(args) == 1
+    assert str(archive) in capsys.readouterr().err and journal.exists()
+    archive.write_bytes(content)
+    stray = output / "crawl-00000-00077.warc.gz"
+    stray.write_bytes(b"")
+    assert main(args) == 1
+    assert str(stray) in capsys.readouterr().err
+    stray.unlink()
+    assert main(args) == 0
+    is_whole(output)
+
+
+def _stop(*_: object) -> None:
+    raise OSError("killed")
 
 
 def test_an_empty_list_is_a_crawl(tmp_path: Path) -> None:

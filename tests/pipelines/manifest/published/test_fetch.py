@@ -20,7 +20,7 @@ from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 RULES = ("/robots.txt", "/.well-known/tdmrep.json")  # asked of each host first
 
 

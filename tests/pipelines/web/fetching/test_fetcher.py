@@ -64,7 +64,7 @@ Run = Callable[..., dict[str, tuple[str, str | None]]]
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", new=True) as journal:
         yield journal
 
 

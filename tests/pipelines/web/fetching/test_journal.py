@@ -22,7 +22,7 @@ GONE = Outcome(outcome="timed_out", may_retry=True, fetched_at=1.0)
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "a.journal") as journal:
+    with Journal(tmp_path / "a.journal", new=True) as journal:
         yield journal
 
 
@@ -90,7 +90,7 @@ def test_what_is_answered_waits_no_more(journal: Journal) -> None:
 
 def test_nothing_counts_before_it_is_committed(tmp_path: Path) -> None:
     path = tmp_path / "a.journal"
-    with Journal(path) as journal:
+    with Journal(path, new=True) as journal:
         journal.list_url(wanted("http://a.org/1"))
         journal.commit()
         host = only_host(journal)
@@ -151,7 +151,7 @@ def test_what_is_sent_is_pulled_once(tmp_path: Path, journal: Journal) -> None:
     journal.outbox.send(1, wanted("http://b.org/1", referrer="http://a.org/", hops=2))
     journal.outbox.send(2, wanted("http://c.org/1"))
     journal.commit()
-    with Journal(tmp_path / "b.journal") as other:
+    with Journal(tmp_path / "b.journal", new=True) as other:
         for _ in range(2):
             other.pull(0, journal.outbox.sent_to(1, other.outbox.pulled(0)), max_pages=9)
             assert list(other.rows("SELECT url, hops, times FROM urls")) == [

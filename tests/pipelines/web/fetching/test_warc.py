@@ -15,6 +15,7 @@ from vlmill.pipelines.web.fetching.warc import (
     response_record,
     revisit_record,
 )
+from vlmill.runtime.files.listed import describe_file
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/jpeg\r\n\r\n"
 URL = "http://a.org/x.jpg"
@@ -119,6 +120,19 @@ def test_a_kill_behind_the_rename_is_no_loss(tmp_path: Path) -> None:
     assert again.add(packed(), timestamp=0).part == 1
     again.close()
     assert urls_in(tmp_path / part_name(3, 0)) == [None, URL]
+
+
+def test_a_finished_part_that_the_journal_lacks_is_an_error(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path)
+    parts.add(packed(), timestamp=0)
+    described = parts.describe_open_part()
+    parts.finish()
+    parts.close()
+    path = tmp_path / part_name(3, 0)
+    assert described == describe_file(path)
+    with pytest.raises(OSError, match=f"{path} has records that its journal lacks"):
+        parts_of(tmp_path)
+    assert path.exists()
 
 
 def test_lost_records_are_an_error(tmp_path: Path) -> None:

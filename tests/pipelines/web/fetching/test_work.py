@@ -1,7 +1,10 @@
 """Lists go to buckets as a whole, and URLs between buckets once."""
 
+import os
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +13,21 @@ import pytest
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.pipelines.web.fetching.hosts import assign_bucket
+from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.pipelines.web.fetching.tables import write_tables
 from vlmill.pipelines.web.fetching.warc import part_name
-from vlmill.pipelines.web.fetching.work import Fetching, distribute, pull_all, retry_failed
+from vlmill.pipelines.web.fetching.work import (
+    LINES,
+    Fetching,
+    continued,
+    distribute,
+    finish_bucket,
+    pull_all,
+    read_lines,
+    retry_failed,
+)
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.rejects import Reason
@@ -59,6 +73,62 @@ def test_a_list_is_spread_once_and_whole(job: Fetching) -> None:
     distribute(job, lines(*LISTED))
     distribute(job, lines("http://other.org/"))
     assert "http://other.org/" not in set.union(*(urls_of(job, b) for b in range(3)))
+
+
+def test_a_missing_journal_ends_the_run_before_anything_is_deleted(job: Fetching) -> None:
+    distribute(job, lines(*LISTED))
+    open_part = job.folder / "00001.warc.gz"
+    open_part.write_bytes(b"records")
+    job.journal_path(1).unlink()
+    for attempt in (lambda: distribute(job, lines()), lambda: finish_bucket(job, 1)):
+        with pytest.raises(OSError, match=f"{job.journal_path(1)} is missing"):
+            attempt()
+    assert open_part.read_bytes() == b"records" and not job.journal_path(1).exists()
+    # As many buckets as there were, not as many as have a journal.
+    assert continued(replace(job, buckets=8)).buckets == 3
+
+
+def test_lines_that_a_journal_has_lost_are_an_error(job: Fetching) -> None:
+    distribute(job, lines(*LISTED, LISTED[0]))
+    given = read_lines(job.folder)
+    assert given is not None and sum(given) == len(LISTED) + 2
+    bucket = given.index(max(given))
+    empty = given.index(min(given))
+    with Journal(job.folder / "empty.journal", new=True) as journal:
+        journal.commit()
+    os.replace(job.folder / "empty.journal", job.journal_path(bucket))
+    expected = f"accounts for 0 of the {given[bucket]} lines"
+    with pytest.raises(OSError, match=expected):
+        write_tables(job, bucket)
+    (job.folder / LINES).write_text('{"lines": [1]}')
+    with pytest.raises(OSError, match="lists 1 buckets and the run has 3"):
+        distribute(job, lines())
+    (job.folder / LINES).write_text('{"lines": 7}')
+    with pytest.raises(OSError, match="is damaged"):
+        write_tables(job, empty)
+
+
+def test_a_bucket_without_an_outcome_has_no_tables(job: Fetching) -> None:
+    distribute(job, lines(*LISTED))
+    bucket = assign_bucket("a.org", 3)
+    with pytest.raises(OSError, match="has no outcome of http://"):
+        write_tables(job, bucket)
+
+
+def test_work_of_an_older_version_continues(job: Fetching) -> None:
+    """Its journals have no table of parts, and there is no record of lines."""
+    distribute(job, lines())
+    (job.folder / LINES).unlink()
+    for bucket in range(3):
+        with closing(sqlite3.connect(job.journal_path(bucket))) as database:
+            database.execute("DROP TABLE parts")
+            database.commit()
+    (job.folder / ".vlmill-lock-00000.journal").touch()
+    distribute(job, lines())
+    assert continued(replace(job, buckets=8)).buckets == 3
+    for bucket in range(3):
+        finish_bucket(job, bucket)
+        assert write_tables(job, bucket).archives == []
 
 
 def test_what_was_sent_arrives_before_the_next_round(job: Fetching) -> None:
