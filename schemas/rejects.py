@@ -22,6 +22,7 @@ class Reason(StrEnum):
     DAMAGED = "damaged"  # bytes between two records of an archive that belong to none
     EMPTY = "empty"  # no bytes, or nothing in them
     TOO_LARGE = "too_large"  # more bytes or pixels than the limit
+    TOO_EXPENSIVE = "too_expensive"  # an image whose parts would take too much time or memory
 
     # Pages
     BROKEN_PAGE = "broken_page"  # cannot be parsed

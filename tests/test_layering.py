@@ -62,6 +62,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "runtime": (
         "processes settings extras",
+        "bounded_calls",
         "files",
         "readers console net",
         "service",

@@ -6,8 +6,7 @@ No more than a fixed number is under way, so memory does not grow.
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,7 +19,7 @@ from vlmill.extract.images.plan import InputImage
 from vlmill.extract.images.reader import InputReader
 from vlmill.extract.images.resize import NetworkInput, PixelInput, lighter_input, network_input
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.runtime.processes import live_as_long_as_the_parent, process_context
+from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.schemas.images.orientation import UPRIGHT
 from vlmill.schemas.rejects import Rejected
 
@@ -97,33 +96,30 @@ def pool(
     resize: bool,
     crops: Sequence[Crop],
 ) -> Iterator[Source]:
-    """Prepares images in worker processes, a few ahead."""
-    executor = ProcessPoolExecutor(
-        workers,
-        mp_context=process_context(__name__),
-        initializer=start_worker,
-        initargs=(spec, limits, resize, crops),
+    """Prepares images in worker processes, a few ahead; one that costs too much is rejected."""
+    processes: BoundedPool[InputImage, PreparedImage] = BoundedPool(
+        workers, start_worker, spec, limits, resize, crops
     )
 
     def source(images: Iterable[InputImage]) -> Iterator[PreparedImage]:
-        tasks: deque[Future[PreparedImage]] = deque()
-        try:
-            for image in images:
-                tasks.append(executor.submit(prepare_here, image))
-                if len(tasks) > under_way(workers, batch_size):
-                    yield unpack_tensor(tasks.popleft().result())
-            while tasks:
-                yield unpack_tensor(tasks.popleft().result())
-        except BrokenProcessPool:
-            raise ChildProcessError(
-                "a process of --workers was ended from outside (memory?); "
-                "the same command continues where it stopped"
-            ) from None
+        tasks: deque[tuple[InputImage, Future[PreparedImage]]] = deque()
+        for image in images:
+            tasks.append((image, processes.submit(image)))
+            if len(tasks) > under_way(workers, batch_size):
+                yield receive(*tasks.popleft())
+        while tasks:
+            yield receive(*tasks.popleft())
 
-    try:
+    with processes:
         yield source
-    finally:
-        executor.shutdown(cancel_futures=True)
+
+
+def receive(image: InputImage, future: "Future[PreparedImage]") -> PreparedImage:
+    """Waits for an image that a worker process prepares; one that ends the process is rejected."""
+    try:
+        return unpack_tensor(future.result())
+    except Rejected as why:
+        return PreparedImage(image=image, image_id=image.image_id, result=why)
 
 
 @contextmanager
@@ -166,25 +162,15 @@ def unpack_tensor(ready: PreparedImage) -> PreparedImage:
 
 # --- in a worker process --------------------------------------------------------------------------
 
-_here: Callable[[InputImage], PreparedImage] | None = None
-
 
 def start_worker(
     spec: DetectorConfig, limits: InputLimits, resize: bool, crops: Sequence[Crop]
-) -> None:
-    """Readies a worker process."""
-    global _here
-    live_as_long_as_the_parent()
+) -> Callable[[InputImage], PreparedImage]:
+    """Readies a worker process; returns what prepares an image there."""
     torch.set_num_threads(1)
     reader = InputReader(limits.max_bytes)
 
-    def here(image: InputImage) -> PreparedImage:
+    def prepare_packed(image: InputImage) -> PreparedImage:
         return pack_tensor(prepare(image, reader, spec, limits, resize=resize, crops=crops))
 
-    _here = here
-
-
-def prepare_here(image: InputImage) -> PreparedImage:
-    """Prepares an image in a worker process."""
-    assert _here is not None
-    return _here(image)
+    return prepare_packed
