@@ -1,9 +1,13 @@
-"""Bodies of requests become images and words: one image, a form of files, or JSON."""
+"""Bodies of requests become images and words: one image, a form of files, or JSON.
 
-import base64
+Parsers copy what images hold once, and never make text of it. Besides, JSON takes up to eight times
+its texts, which are bounded.
+"""
+
 import binascii
 import json
 import re
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +24,13 @@ HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
 # What JSON may have besides what stands in its strings: brackets, commas, quotes, white space.
 # Unbounded, 31 MiB of empty lists became 900 MiB, and of empty objects 1.9 GiB.
 MOST_BESIDE_STRINGS = 65_536
+# All strings of JSON but images in base64: where a letter of four bytes stands among others, each
+# of these takes four, in the text and in the strings made of it.
+MOST_TEXT_BYTES = 8 * 2**20
 # A string, or what begins as one: it goes on from where it ended, whatever stands there, so that a
 # body is read once.
-STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{1024,}={0,2}"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +106,7 @@ class Parts:
         self._form, self._known, self._most = form, words, most_images
         self._name = self._value = b""
         self._headers: dict[bytes, bytes] = {}
-        self._content: list[bytes] = []
+        self._spans: list[tuple[bytes, int, int]] = []  # of the part's content, in the body
         self._is_whole = False
 
     def read(self, boundary: bytes, body: bytes) -> None:
@@ -127,7 +135,7 @@ class Parts:
 
     def _begin(self) -> None:
         self._name = self._value = b""
-        self._headers, self._content = {}, []
+        self._headers, self._spans = {}, []
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
@@ -140,7 +148,10 @@ class Parts:
         self._name = self._value = b""
 
     def _data(self, data: bytes, start: int, end: int) -> None:
-        self._content.append(data[start:end])
+        # Where a boundary might begin, content comes in spans of a few bytes: they are joined.
+        if self._spans and self._spans[-1][0] is data and self._spans[-1][2] == start:
+            start = self._spans.pop()[1]
+        self._spans.append((data, start, end))
 
     def _whole(self) -> None:
         self._is_whole = True
@@ -155,8 +166,10 @@ class Parts:
             raise bad_request(
                 "multipart: a part has no content-disposition with a name", "bad_form"
             )
-        content = b"".join(self._content)
         file = options.get(b"filename")
+        if file is None and sum(end - start for _, start, end in self._spans) > 4 * LONGEST_TEXT:
+            raise too_long(name.decode("utf-8", "replace"))
+        content = b"".join(memoryview(data)[start:end] for data, start, end in self._spans)
         if file is not None:
             require_image_type(self._headers.get(b"content-type", b"").decode("latin-1"))
             self._form.images.append(RequestImage(name=plain_name(file), content=content))
@@ -201,20 +214,25 @@ def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
         there = f"there are {', '.join(sorted(known))}" if known else "there is none"
         raise bad_request(f"unknown field {name[:80]!r}; {there} beside files", "unknown_field")
     if len(text) > LONGEST_TEXT:
-        raise RequestRefused(413, "too_long", f"field {name}: over {LONGEST_TEXT} characters")
+        raise too_long(name)
     if sum(map(len, form.words.values())) >= MOST_FIELDS:
         raise RequestRefused(413, "too_many_fields", f"over {MOST_FIELDS} fields")
     form.words.setdefault(name, []).append(text)
 
 
+def too_long(name: str) -> RequestRefused:
+    """Makes the refusal of a text that is too long."""
+    return RequestRefused(413, "too_long", f"field {name[:80]}: over {LONGEST_TEXT} characters")
+
+
 def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
     """Reads a JSON object: ``images`` in base64, and lists of texts or single ones."""
+    rest, images = cut_images(body)
     try:
-        text = body.decode("utf-8-sig")
-        require_few_values(text)
-        content = json.loads(text, parse_constant=_no_number)
+        content = json.loads(rest.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise bad_request("the body is no JSON", "bad_json") from None
+    del rest
     if not isinstance(content, Mapping):
         raise bad_request("the body is no JSON object", "bad_json")
     for name, value in content.items():
@@ -229,40 +247,65 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
                     )
             if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
                 raise bad_request(f"field {name[:80]!r}: text with lone surrogates", "bad_text")
+            encoded = images.get(item, item)
             if name == "pictures":
                 form.images.append(
-                    RequestImage(name=f"image {len(form.images)}", content=decode_base64(item))
+                    RequestImage(name=f"image {len(form.images)}", content=decode_base64(encoded))
                 )
-            else:
-                add_word(form, name, item, words)
+            elif isinstance(encoded, str):
+                add_word(form, name, encoded, words)
+            elif len(encoded) > LONGEST_TEXT:
+                raise too_long(name)
+            else:  # a word that might be base64
+                add_word(form, name, str(encoded, "ascii"), words)
 
 
-def require_few_values(text: str) -> None:
-    """Raises Refused for JSON of more values than a request needs, before they take memory: each
-    takes dozens of bytes for two or three of the text.
+def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
+    """Takes images in base64 out of JSON: returns the rest, with a name in the place of each, and
+    the images by these names, as parts of the body.
+
+    Raises Refused for JSON of more values, or of more text, than a request needs, before they take
+    memory: each value takes dozens of bytes for two or three of the text.
     """
-    in_strings = 0  # but one character of each, so that empty ones count
-    for string in STRING.finditer(text):
-        in_strings += string.end() - string.start() - 1
-        if string.end() - in_strings > MOST_BESIDE_STRINGS:
-            break
-    else:
-        if len(text) - in_strings <= MOST_BESIDE_STRINGS:
-            return
-    raise RequestRefused(
-        413,
-        "too_many_fields",
-        f"JSON with over {MOST_BESIDE_STRINGS} characters besides its strings",
-    )
+    if b"\0" in body:  # of which each might stand for a value in another encoding
+        raise bad_request("the body is no JSON", "bad_json")
+    nonce = secrets.token_hex(16)  # so that no string of the body is such a name
+    rest, images, end = [], dict[str, memoryview](), 0
+    num_besides = num_text_bytes = 0  # outside of strings, but one byte of each; inside of others
+    for match in STRING.finditer(body):
+        num_besides += match.start() - end + 1
+        if LONG_BASE64.fullmatch(body, *match.span()):
+            name = f"{nonce}{len(images)}"
+            images[name] = memoryview(body)[match.start() + 1 : match.end() - 1]
+            rest.append(body[end : match.start()] + f'"{name}"'.encode())
+        else:
+            rest.append(body[end : match.end()])
+            num_text_bytes += match.end() - match.start()
+        end = match.end()
+        require_little(num_besides, num_text_bytes)
+    require_little(num_besides + len(body) - end, num_text_bytes)
+    return b"".join([*rest, body[end:]]), images
+
+
+def require_little(num_besides: int, num_text_bytes: int) -> None:
+    """Raises Refused for too many bytes of JSON besides its strings, or in those but images."""
+    if num_besides > MOST_BESIDE_STRINGS:
+        raise RequestRefused(
+            413,
+            "too_many_fields",
+            f"JSON with over {MOST_BESIDE_STRINGS} characters besides its strings",
+        )
+    if num_text_bytes > MOST_TEXT_BYTES:
+        raise RequestRefused(413, "too_long", f"JSON with over {MOST_TEXT_BYTES} bytes of text")
 
 
 def _no_number(word: str) -> None:
     raise ValueError(word)
 
 
-def decode_base64(text: str) -> bytes:
+def decode_base64(encoded: str | memoryview) -> bytes:
     """Decodes base64. Raises Refused."""
     try:
-        return base64.b64decode(text, validate=True)
+        return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError):
         raise bad_request("images: not base64", "bad_json") from None

@@ -11,11 +11,12 @@ import json
 import secrets
 import time
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from vlmill.runtime.service.connections import CONNECTION, ClientConnection
 from vlmill.runtime.service.logs import log
 from vlmill.runtime.service.metrics import Metrics
 from vlmill.runtime.service.refusals import RequestRefused
@@ -26,7 +27,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 OPEN = frozenset(("/", "/page.js", "/page.css", "/healthz", "/readyz", "/openapi.json"))
-DEADLINE, ACCOUNT = "vlmill.deadline", "vlmill.account"
+HEALTH = frozenset(("/healthz", "/readyz", "/metrics"))  # answered also where all sockets are taken
+SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
+DEADLINE, ACCOUNT, HOLD = "vlmill.deadline", "vlmill.account", "vlmill.hold"
 LINGER_SECONDS = 2.0
 SAFE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -52,10 +55,15 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         exchange = Exchange(self, scope, receive, send)
+        connection = exchange.connection
+        if connection is not None:
+            connection.begin_request()
         try:
             await exchange.run()
         finally:
-            self.held_bytes -= exchange.num_bytes
+            self.held_bytes -= exchange.held_bytes
+            if connection is not None:
+                connection.end_request()
             exchange.note()
 
 
@@ -71,12 +79,13 @@ class Exchange:
         self.deadline = self.begin + self.settings.seconds
         self.id = secrets.token_hex(8)
         self.headers = {name: value for name, value in scope["headers"]}
-        self.num_bytes, self.status = 0, 0
+        self.num_bytes, self.held_bytes, self.status = 0, 0, 0
         self.has_body, self.is_gone, self.has_ended = False, False, False
         self.trace: str | None = None
         self.account: dict[str, Any] = {}  # what the endpoint says for the log
         scope[DEADLINE], scope[ACCOUNT] = self.deadline, self.account
-        scope["vlmill.id"] = self.id
+        scope[HOLD], scope["vlmill.id"] = self.hold, self.id
+        self.connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
 
     async def run(self) -> None:
         """Lets the application answer; answers itself where that fails."""
@@ -85,8 +94,9 @@ class Exchange:
             await self.guard.app(self.scope, self.receive, self.send)
         except RequestRefused as why:
             await self.refuse(why)
-        except ClientGone:
-            pass  # there is nobody to answer
+        except ClientGone:  # there is nobody to answer, or the connection has been
+            if self.connection is not None and self.connection.is_malformed:
+                self.account["reason"] = "bad_http"
         except Exception:
             self.trace = traceback.format_exc()
             self.guard.metrics.errors.inc()
@@ -97,6 +107,11 @@ class Exchange:
     def check(self) -> None:
         """Refuses what the headers alone show to be wrong."""
         settings = self.settings
+        if self.is_spare() and self.scope["path"] not in HEALTH:
+            raise RequestRefused(
+                503, "busy", "all connections are taken; come again later", retry_after=1
+            )
+        self.require_one_length()
         if self.guard.is_local and not names_no_site(self.headers.get(b"host", b"")):
             raise RequestRefused(
                 403,
@@ -104,6 +119,14 @@ class Exchange:
                 "without a token this service answers to addresses and localhost alone: pages of "
                 "the web could ask it by a name of theirs; ask with Host: localhost, or start it "
                 "with a token",
+            )
+        is_unsafe = self.scope["method"] not in SAFE_METHODS
+        if settings.token is None and is_unsafe and is_cross_site(self.headers):
+            raise RequestRefused(
+                403,
+                "cross_site",
+                "without a token this service takes no request that a page of another site makes; "
+                "start it with a token",
             )
         is_open = settings.token is None or self.scope["path"] in OPEN
         if not is_open and not has_token(
@@ -115,10 +138,36 @@ class Exchange:
         length = self.headers.get(b"content-length")
         size = int(length) if length is not None and length.isdigit() else 0
         self.require_size(size)
-        if self.guard.held_bytes + size > settings.bytes_in_flight:
+        self.require_room(size)
+
+    def require_one_length(self) -> None:
+        """Raises Refused where a proxy might find another end of the body than this service: what
+        follows it would be a request to one of them alone (RFC 9112, 6.1).
+        """
+        if b"transfer-encoding" not in self.headers:
+            return
+        if b"content-length" in self.headers or self.scope["http_version"] == "1.0":
+            raise RequestRefused(
+                400,
+                "bad_http",
+                "send content-length, or transfer-encoding in HTTP/1.1, and not both",
+            )
+
+    def require_room(self, more: int = 0) -> None:
+        """Raises Refused where all requests hold more than they may, with ``more`` bytes."""
+        if self.guard.held_bytes + more > self.settings.bytes_in_flight:
             raise RequestRefused(
                 429, "busy", "too many bytes are being read; come again", retry_after=1
             )
+
+    def hold(self, num_bytes: int) -> None:
+        """Counts bytes that the request holds until it ends. Raises Refused where there is no
+        room for more.
+        """
+        self.held_bytes += num_bytes
+        self.guard.held_bytes += num_bytes
+        if num_bytes > 0:
+            self.require_room()
 
     def require_size(self, size: int) -> None:
         """Raises Refused for a body over the limit."""
@@ -148,13 +197,9 @@ class Exchange:
             raise ClientGone
         size = len(message.get("body", b""))
         self.num_bytes += size
-        self.guard.held_bytes += size
         self.has_body = not message.get("more_body", False)
         self.require_size(self.num_bytes)
-        if self.guard.held_bytes > self.settings.bytes_in_flight:
-            raise RequestRefused(
-                429, "busy", "too many bytes are being read; come again", retry_after=1
-            )
+        self.hold(size)
         return message
 
     async def send(self, message: Message) -> None:
@@ -163,10 +208,12 @@ class Exchange:
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self.connection is not None:
+                self.connection.begin_answer()
             names = {name.lower() for name, _ in message["headers"]}
             more = [(name, value) for name, value in SAFE_HEADERS if name not in names]
             message["headers"] = [*message["headers"], *more, (b"x-request-id", self.id.encode())]
-            if not self.is_body_read():
+            if self.is_spare() or not self.is_body_read():
                 message["headers"].append((b"connection", b"close"))
         left = max(1.0, self.deadline - time.monotonic())
         try:
@@ -179,6 +226,10 @@ class Exchange:
             self.has_ended = last
         except TimeoutError:
             self.is_gone = True
+
+    def is_spare(self) -> bool:
+        """Says whether the connection is one over the limit."""
+        return self.connection is not None and self.connection.is_spare
 
     def is_body_read(self) -> bool:
         """Says whether nothing of the body is left to come."""
@@ -216,9 +267,13 @@ class Exchange:
         path = self.scope["path"]
         route = getattr(self.scope.get("route"), "path", path)  # /v1/rows/{number} of /v1/rows/7
         known = route if route in self.guard.paths else "other"
+        is_malformed = self.account.get("reason") == "bad_http" and not self.status
         status = "gone" if self.is_gone and not self.has_ended else str(self.status)
+        status = "400" if is_malformed else status
         self.guard.metrics.requests.labels(path=known, status=status).inc()
         self.guard.metrics.request_seconds.labels(path=known).observe(seconds)
+        if "reason" in self.account:
+            self.guard.metrics.refusals.labels(reason=self.account["reason"]).inc()
         client = self.scope.get("client")
         fields: dict[str, Any] = {
             "id": self.id,
@@ -248,6 +303,21 @@ def names_no_site(host: bytes) -> bool:
         return name == "localhost" or bool(ip_address(name))
     except ValueError:
         return False
+
+
+def is_cross_site(headers: Mapping[bytes, bytes]) -> bool:
+    """Says whether a browser sends a request for a page that is not this service's.
+
+    Newer ones say so in Sec-Fetch-Site, which no page can change; others name the page's Origin.
+    Programs send neither.
+    """
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site.strip().lower() not in (b"same-origin", b"none")
+    origin = headers.get(b"origin")
+    if origin is None:
+        return False
+    return origin.strip().lower().partition(b"://")[2] != headers.get(b"host", b"").strip().lower()
 
 
 def has_token(header: bytes, token: str) -> bool:

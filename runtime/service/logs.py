@@ -1,30 +1,176 @@
-"""Logs of a service: one JSON object a line, on standard error."""
+"""Logs of a service: one JSON object a line, on standard error.
 
+To log never blocks and never raises: a thread writes the lines. On a full disk, or where nobody
+reads standard error, lines are dropped and counted.
+"""
+
+import contextlib
+import io
 import json
 import logging
-import sys
+import os
+import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
+
+QUEUE_BYTES = 4 * 2**20  # of lines that wait to be written
+WRITE_BYTES = 2**16  # at once: what a pipe holds
+LONGEST_LINE = 8_192  # of standard error without a line's end
+STANDARD_ERROR = 2
+
+
+class LineWriter:
+    """Writes lines to a file descriptor from a thread, which begins with the first line.
+
+    A line that finds the queue full, or that cannot be written, is dropped. The next line that is
+    written says how many were.
+    """
+
+    def __init__(self, descriptor: int, max_bytes: int = QUEUE_BYTES) -> None:
+        self._descriptor, self._max_bytes = descriptor, max_bytes
+        self._lines: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._is_writing = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.num_dropped = 0
+
+    def put(self, line: bytes) -> None:
+        """Queues a line, with its end."""
+        with self._changed:
+            if self._num_bytes + len(line) > self._max_bytes or not self._has_thread():
+                self.num_dropped += 1
+                return
+            self._lines.append(line)
+            self._num_bytes += len(line)
+            self._changed.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until all lines are written, but not for longer; returns whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lines and not self._is_writing, seconds)
+
+    def _has_thread(self) -> bool:
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._write, name="logging", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads can be had now
+                return False
+            self._thread = thread
+        return True
+
+    def _write(self) -> None:
+        num_reported, is_cut = 0, False
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._lines))
+                lines = self._take()
+                num_dropped = self.num_dropped
+            data = b"".join(lines)
+            if num_dropped > num_reported:
+                data = encode_line("log_dropped", lines=num_dropped - num_reported) + data
+            # A line that was cut by a full disk ends where the next one begins.
+            data = b"\n" + data if is_cut else data
+            num_written, is_whole = write_all(self._descriptor, data)
+            if is_whole:
+                num_reported, is_cut = num_dropped, False
+            elif num_written:
+                is_cut = True
+            with self._changed:
+                self.num_dropped += 0 if is_whole else len(lines)
+                self._is_writing = False
+                self._changed.notify_all()
+
+    def _take(self) -> list[bytes]:
+        lines, size = list[bytes](), 0
+        while self._lines and (not lines or size + len(self._lines[0]) <= WRITE_BYTES):
+            lines.append(self._lines.popleft())
+            size += len(lines[-1])
+        self._num_bytes -= size
+        self._is_writing = True
+        return lines
+
+
+def write_all(descriptor: int, data: bytes) -> tuple[int, bool]:
+    """Writes bytes; returns how many were written, and whether these are all."""
+    num_written = 0
+    try:
+        while num_written < len(data):
+            num_written += os.write(descriptor, data[num_written:])
+    except OSError:  # a full disk, a reader that has gone, a closed descriptor
+        return num_written, False
+    return num_written, True
+
+
+WRITER = LineWriter(STANDARD_ERROR)
 
 
 def log(event: str, **fields: Any) -> None:
     """Writes a line: when, what, and the fields."""
+    WRITER.put(encode_line(event, **fields))
+
+
+def flush_log(seconds: float = 1.0) -> None:
+    """Waits until the log is written, but not for longer."""
+    WRITER.flush(seconds)
+
+
+def encode_line(event: str, **fields: Any) -> bytes:
+    """Returns the line of an event, with its end."""
     stamp = (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() % 1 * 1000):03d}Z"
     )
     line = json.dumps({"time": stamp, "event": event, **fields}, default=str, ensure_ascii=True)
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    return line.encode() + b"\n"
+
+
+class LogStream(io.TextIOBase):
+    """Makes lines of the log of what is written to it: a standard error that never blocks."""
+
+    def __init__(self) -> None:
+        self._rest, self._lock = "", threading.Lock()
+
+    def writable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Logs the lines that are whole now."""
+        with self._lock:
+            *lines, self._rest = (self._rest + text).split("\n")
+            if len(self._rest) > LONGEST_LINE:
+                lines.append(self._rest)
+                self._rest = ""
+        for line in lines:
+            if line.strip():
+                log("stderr", message=line)
+        return len(text)
+
+
+@contextlib.contextmanager
+def log_standard_error() -> Iterator[None]:
+    """Makes lines of the log of all that Python code writes to standard error inside."""
+    with contextlib.redirect_stderr(LogStream()):
+        try:
+            yield
+        finally:
+            flush_log()
 
 
 class JsonLines(logging.Handler):
     """Writes the records of libraries as the others."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields = {"logger": record.name, "level": record.levelname.lower()}
-        if record.exc_info:
-            fields["trace"] = logging.Formatter().formatException(record.exc_info)
-        log("log", message=record.getMessage(), **fields)
+        try:
+            fields = {"logger": record.name, "level": record.levelname.lower()}
+            if record.exc_info:
+                fields["trace"] = logging.Formatter().formatException(record.exc_info)
+            log("log", message=record.getMessage(), **fields)
+        except Exception:  # a message that does not fit its arguments, say
+            self.handleError(record)
 
 
 def log_libraries() -> None:

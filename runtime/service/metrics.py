@@ -36,6 +36,11 @@ class Metrics:
             buckets=SIZES,
             registry=self.registry,
         )
+        self.refusals = self._counter("refusals", "Requests refused, by reason.", ("reason",))
+        self.closed = self._counter(
+            "connections_closed", "Connections closed by the service, by reason.", ("reason",)
+        )
+        self.accept_errors = self._counter("accept_errors", "Connections that were not accepted.")
         self.restarts = self._counter("worker_restarts", "Workers that were started again.")
         self.errors = self._counter("errors", "Errors of the server itself.")
 

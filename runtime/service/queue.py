@@ -1,5 +1,6 @@
 """A bounded queue that gives workers batches formed over requests."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,10 +11,14 @@ from typing import Any
 
 @dataclass(kw_only=True, eq=False)
 class Item:
-    """One thing to compute, and where its result goes; ``weight`` is its part of a batch."""
+    """One thing to compute, and where its result goes.
+
+    ``weight`` is its part of a batch, ``deadline`` when it has to be computed (``time.monotonic``).
+    """
 
     payload: Any
     weight: int = 1
+    deadline: float = math.inf
     future: "Future[Any]" = field(default_factory=Future)
 
 
@@ -35,7 +40,7 @@ class BatchQueue:
     @property
     def weight(self) -> int:
         """What all that wait weigh."""
-        return sum(item.weight for item in list(self._items))
+        return sum(item.weight for item in list(self._items) if not item.future.cancelled())
 
     def put(self, items: Sequence[Item]) -> bool:
         """Adds all of the items; none, and False, where there is no room for all."""
@@ -90,6 +95,23 @@ class BatchQueue:
                 batch.append(item)
                 capacity -= item.weight
         return batch
+
+    def shed(self, is_in_time: Callable[[Item, int], bool]) -> list[Item]:
+        """Takes the items out that will not be computed in time, and returns them.
+
+        ``is_in_time`` is asked with an item and the weight that waits before it.
+        """
+        with self._changed:
+            self._drop_cancelled()
+            items, self._items = self._items, deque()
+            late, weight = list[Item](), 0
+            for item in items:
+                if is_in_time(item, weight):
+                    self._items.append(item)
+                    weight += item.weight
+                elif item.future.set_running_or_notify_cancel():
+                    late.append(item)
+            return late
 
     def wake(self) -> None:
         """Lets those who wait look again."""

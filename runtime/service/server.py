@@ -1,6 +1,5 @@
 """Listens, and stops so that no request that was accepted is lost."""
 
-import asyncio
 import contextlib
 import signal
 import socket
@@ -9,11 +8,12 @@ from ipaddress import ip_address
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.service.connections import Acceptor, Connections, raise_descriptor_limit
 from vlmill.runtime.service.guard import Guard
-from vlmill.runtime.service.logs import log, log_libraries
+from vlmill.runtime.service.logs import log, log_libraries, log_standard_error
+from vlmill.runtime.service.protocol import HttpConnection, probe_uvicorn
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell
 from vlmill.runtime.service.workers import Plan
@@ -22,88 +22,43 @@ from vlmill.schemas.errors import InputError
 KEEP_ALIVE_SECONDS = 5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 HEADER_BYTES = 32_768
-NO_HTTP_SAID = b'{"error": "this is no request of HTTP/1.1", "reason": "bad_http"}'
-NO_HTTP = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%s" % (len(NO_HTTP_SAID), NO_HTTP_SAID)
-)
-
-
-def patient_for(seconds: float) -> type[H11Protocol]:
-    """Makes the protocol of connections whose headers have to come within ``seconds``, and on which
-    an answer has to go on.
-    """
-
-    class Protocol(H11Protocol):
-        """Closes a connection on which a request is begun, and not told, for too long; and one
-        whose client reads nothing: closing politely would wait for it forever.
-        """
-
-        _late: asyncio.TimerHandle | None = None
-        _unread: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._wait()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            between = self.cycle is None or self.cycle.response_complete
-            if not between:
-                self._rest()
-            elif self._late is None:
-                self._wait()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._rest()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._unread = self.loop.call_later(seconds, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._read()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._rest()
-            self._read()
-            super().connection_lost(exc)
-
-        def send_400_response(self, msg: str) -> None:
-            # Also where an answer has begun already: then the connection only ends.
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(NO_HTTP)
-            self.transport.close()
-
-        def _wait(self) -> None:
-            self._late = self.loop.call_later(seconds, self.transport.abort)
-
-        def _rest(self) -> None:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-
-        def _read(self) -> None:
-            if self._unread is not None:
-                self._unread.cancel()
-                self._unread = None
-
-    return Protocol
 
 
 class Server(uvicorn.Server):
     """Says once where it listens, and tells the shell when it is asked to stop."""
 
-    def __init__(self, config: uvicorn.Config, shell: Shell, name: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, shell: Shell, listener: socket.socket, name: str
+    ) -> None:
         super().__init__(config)
-        self._shell, self._name = shell, name
+        self._shell, self._listener, self._name = shell, listener, name
+        self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        assert sockets
-        host, port = sockets[0].getsockname()[:2]
+        await super().startup(sockets=[])  # none that uvicorn accepts from
+        shell, lacking = self._shell, probe_uvicorn(self.config)
+        if lacking:
+            log("uvicorn_differs", version=uvicorn.__version__, lacks=lacking)
+        limit = raise_descriptor_limit(shell.settings.max_connections)
+        if limit < shell.settings.max_connections:
+            log("connections_limited", limit=limit, why="the number of files a process may open")
+        connections = Connections(limit)
+        shell.metrics.watch("connections", "Open connections.", lambda: len(connections))
+
+        def make_protocol(is_spare: bool) -> HttpConnection:
+            return HttpConnection(
+                self.config,
+                self.server_state,
+                connections,
+                shell.metrics,
+                seconds=shell.settings.header_seconds,
+                is_spare=is_spare,
+                keeps_half_closed="conn" not in lacking,
+            )
+
+        self._acceptor = Acceptor(self._listener, connections, shell.metrics, make_protocol)
+        self._acceptor.start()
+        host, port = self._listener.getsockname()[:2]
         display_host = f"[{host}]" if ":" in host else host
         print(f"{self._name}: http://{display_host}:{port}/", flush=True)
 
@@ -113,7 +68,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log("stopping", open_requests=len(self.server_state.tasks))
-        await super().shutdown(sockets=sockets)
+        if self._acceptor is not None:
+            await self._acceptor.stop()
+        await super().shutdown(sockets=[self._listener])
         log("stopped")
 
 
@@ -184,19 +141,17 @@ def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) 
     settings = shell.settings
     config = uvicorn.Config(
         application,
-        http=patient_for(settings.header_seconds),
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=settings.max_connections,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.seconds) + 5,
         h11_max_incomplete_event_size=HEADER_BYTES,
-        backlog=min(2048, settings.max_connections),
     )
     log_libraries()
-    with quiet_signals():
-        Server(config, shell, name).run(sockets=[listener])
+    with quiet_signals(), log_standard_error():
+        Server(config, shell, listener, name).run(sockets=[])

@@ -57,8 +57,11 @@ class ServiceSettings:
 
     @property
     def bytes_in_flight(self) -> int:
-        """How many bytes of bodies are held at once, over all requests."""
-        return 16 * self.max_bytes
+        """How many bytes of bodies, or of their images, all requests hold together.
+
+        Parsers hold up to twice ``max_bytes`` more, and what they make of texts.
+        """
+        return 14 * self.max_bytes
 
 
 def format_flag(name: str) -> str:

@@ -1,11 +1,12 @@
 """The application that every service is: its endpoints come on top of these.
 
-``/`` is the page, ``/healthz`` says that the front process answers, ``/readyz`` that a worker can
-compute and that no stop was asked for, ``/metrics`` what was counted, ``/v1/about`` what is served.
+``/`` is the page, ``/healthz`` says that the front process answers and feeds its workers,
+``/readyz`` that a worker can compute and that no stop was asked for, ``/metrics`` what was counted,
+``/v1/about`` what is served.
 """
 
 import asyncio
-import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,15 +19,17 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from vlmill import __version__
-from vlmill.runtime.service.bodies import Form, RequestImage, read_form, require_few
+from vlmill.runtime.service.bodies import Form, RequestImage, require_few
 from vlmill.runtime.service.fetching import fetch_images
-from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, Guard
-from vlmill.runtime.service.logs import log
+from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, HOLD, Guard
+from vlmill.runtime.service.logs import WRITER, log
 from vlmill.runtime.service.metrics import Metrics, resident_bytes
+from vlmill.runtime.service.overload import Forecast, make_forecast
+from vlmill.runtime.service.parsing import BodyParser, read_body
 from vlmill.runtime.service.queue import BatchQueue, Item
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
-from vlmill.runtime.service.workers import Plan, Watcher, Worker
+from vlmill.runtime.service.workers import Plan, Watcher, Worker, fail_item
 
 PAGE_TYPES = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 PAGE_RULES = (
@@ -49,9 +52,11 @@ class Shell:
     def __post_init__(self) -> None:
         self.queue = BatchQueue(self.settings.queue)
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetching")
+        self._parser = BodyParser(self.settings.max_images)
         watch = self.metrics.watch
         watch("queue_items", "Images or questions that wait.", lambda: len(self.queue))
         watch("queue_limit", "How many may wait.", lambda: self.settings.queue)
+        watch("log_lines_dropped", "Lines of the log that were lost.", lambda: WRITER.num_dropped)
         watch("workers", "Workers.", lambda: len(self.workers))
         watch("workers_ready", "Workers that can compute.", lambda: self.num_ready)
         watch(
@@ -72,7 +77,7 @@ class Shell:
 
     def start(self, plans: Sequence[Plan]) -> None:
         """Starts the workers, and returns when all are ready. Raises InputError or OSError."""
-        watcher = Watcher(batch_computed=self.metrics.computed, event=self._event)
+        watcher = Watcher(batch_computed=self._batch_computed, event=self._event)
         for plan in plans:
             self.workers.append(Worker(plan, self.queue, self.settings, watcher))
         try:
@@ -91,9 +96,32 @@ class Shell:
             worker.stop()
         for item in self.queue.drain():
             if item.future.set_running_or_notify_cancel():
-                item.future.set_exception(
-                    RequestRefused(503, "stopping", "the service is stopping")
-                )
+                fail_item(item, RequestRefused(503, "stopping", "the service is stopping"))
+
+    def list_unfed(self) -> list[str]:
+        """Returns the names of workers that get nothing to compute, as their thread has ended."""
+        return [worker.plan.name for worker in self.workers if not worker.is_fed]
+
+    def forecast(self) -> Forecast:
+        """Says when the workers will come to what waits."""
+        return make_forecast([worker.load for worker in self.workers if worker.is_ready])
+
+    def require_time(self, request: Request) -> None:
+        """Raises Refused where a request would wait for longer than its deadline."""
+        deadline: float = request.scope[DEADLINE]
+        seconds_left, forecast = deadline - time.monotonic(), self.forecast()
+        if not forecast.is_in_time(self.queue.weight, seconds_left):
+            raise too_busy(forecast, self.queue.weight, seconds_left)
+
+    def _batch_computed(self, num_items: int, seconds: float) -> None:
+        """Counts a batch; what now turns out to wait in vain is refused."""
+        self.metrics.computed(num_items, seconds)
+        now, forecast = time.monotonic(), self.forecast()
+        late = self.queue.shed(
+            lambda item, weight: forecast.is_in_time(weight, item.deadline - now)
+        )
+        for item in late:
+            fail_item(item, too_busy(forecast, self.queue.weight, item.deadline - now))
 
     def _event(self, name: str, fields: Mapping[str, Any]) -> None:
         if name == "worker_started":
@@ -105,42 +133,49 @@ class Shell:
     async def form(self, request: Request, *, words: Sequence[str] = ()) -> Form:
         """Reads a request's body; images that it names by URLs are fetched. Raises Refused."""
         require_query(request, ())
-        body = await request.body()
+        self.require_time(request)  # before the body is read
+        body = await read_body(request)
         content_type = request.headers.get("content-type", "")
-        settings = self.settings
-        form = await asyncio.to_thread(
-            read_form,
-            content_type,
-            body,
-            words=(*words, URLS),
-            most_images=settings.max_images,
-        )
+        form = await self._parser.parse(content_type, body, words=(*words, URLS))
+        del body
         urls = form.words.pop(URLS, [])
         if urls:
-            form.images += await self._fetched(urls)
-            require_few(form.images, settings.max_images)
+            form.images += await self._fetched(request, urls)
+            require_few(form.images, self.settings.max_images)
         account(request)["pictures"] = len(form.images)
         return form
 
-    async def _fetched(self, urls: Sequence[str]) -> list[RequestImage]:
-        if not self.settings.allow_urls:
+    async def _fetched(self, request: Request, urls: Sequence[str]) -> list[RequestImage]:
+        settings = self.settings
+        if not settings.allow_urls:
             raise RequestRefused(403, "urls_off", "this service fetches no URLs; send the images")
-        require_few(urls, self.settings.max_images)
+        require_few(urls, settings.max_images)
+        hold: Callable[[int], None] = request.scope[HOLD]
+        hold(settings.max_bytes)
         # Threads of their own: slow servers elsewhere must not take those that read and encode.
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._fetchers, fetch_images, urls, self.settings)
+        images = await loop.run_in_executor(self._fetchers, fetch_images, urls, settings)
+        contents = {id(image.content): len(image.content) for image in images}
+        hold(sum(contents.values()) - settings.max_bytes)
+        return images
 
     async def ask(self, request: Request, payloads: Sequence[Any], *, weight: int = 1) -> list[Any]:
         """Lets the workers compute, and gives their results in order; each weighs ``weight``.
 
-        Raises Refused where the queue is full, where they are late, and where a worker was lost.
+        Raises Refused where the queue is full or would take too long, where they are late, and
+        where a worker was lost.
         """
-        items = [Item(payload=payload, weight=weight) for payload in payloads]
+        deadline = request.scope[DEADLINE]
+        items = [Item(payload=payload, weight=weight, deadline=deadline) for payload in payloads]
         if not items:
             return []
+        self.require_time(request)
         if not self.queue.put(items):
             raise RequestRefused(
-                429, "busy", "too much is waiting; come again later", retry_after=self.wait_seconds
+                429,
+                "busy",
+                "too much is waiting; come again later",
+                retry_after=self.forecast().retry_after(self.queue.weight, 0.0),
             )
         loop = asyncio.get_running_loop()
         results = asyncio.gather(*(asyncio.wrap_future(item.future) for item in items))
@@ -159,7 +194,7 @@ class Shell:
                 503,
                 "too_slow",
                 f"not computed within {self.settings.seconds:g} seconds; come again later",
-                retry_after=self.wait_seconds,
+                retry_after=self.forecast().retry_after(self.queue.weight, 0.0),
             )
         finally:
             gone.cancel()
@@ -168,11 +203,16 @@ class Shell:
             if not results.done():
                 results.cancel()
 
-    @property
-    def wait_seconds(self) -> int:
-        """In how many seconds what waits now will have been computed."""
-        each = max((worker.seconds_per_weight for worker in self.workers), default=0.0)
-        return max(1, min(60, math.ceil(each * self.queue.weight / max(1, self.num_ready))))
+
+def too_busy(forecast: Forecast, weight: float, seconds_left: float) -> RequestRefused:
+    """Makes the refusal of a request that would wait for longer than its deadline."""
+    return RequestRefused(
+        429,
+        "busy",
+        f"what waits takes about {forecast.seconds(weight):.0f} seconds, which is too near to the "
+        "deadline of a request; come again later",
+        retry_after=forecast.retry_after(weight, seconds_left),
+    )
 
 
 async def hung_up(request: Request) -> None:
@@ -231,9 +271,13 @@ def new_application(
             request, RequestRefused(500, "internal_error", "an error of the server; it is logged")
         )
 
-    @application.get("/healthz", summary="Whether the process answers")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+    @application.get("/healthz", summary="Whether the process answers, and feeds its workers")
+    async def healthz() -> Response:
+        unfed = [] if shell.is_draining else shell.list_unfed()
+        if unfed:
+            status = f"the threads that feed workers have ended: {', '.join(unfed)}"
+            return JSONResponse({"status": status}, status_code=503)
+        return JSONResponse({"status": "ok"})
 
     @application.get("/readyz", summary="Whether requests will be computed")
     async def readyz() -> Response:

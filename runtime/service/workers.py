@@ -1,19 +1,25 @@
-"""Worker processes compute batches; one that dies costs its batches, and is started again."""
+"""Worker processes compute batches; one that dies costs its batches, and is started again.
+
+That holds in bad times, too: a thread that feeds a worker survives a full disk, and descriptors,
+threads and memory that cannot be had.
+"""
 
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from vlmill.runtime.processes import live_as_long_as_the_parent, process_context
-from vlmill.runtime.service.logs import log
+from vlmill.runtime.service.logs import LogStream, flush_log, log
+from vlmill.runtime.service.overload import Pace, WorkerLoad
 from vlmill.runtime.service.queue import BatchQueue, Item
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.runtime.service.settings import ServiceSettings
@@ -73,16 +79,27 @@ class Worker:
         self.is_ready, self.restarts = False, 0
         self.process: BaseProcess | None = None
         self.about: Mapping[str, Any] = {}
-        self.seconds_per_weight = 0.0  # of late
+        self.pace = Pace()
+        self._sent: deque[list[Item]] = deque()  # batches that the process has
+        self._computing_since = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self) -> Connection:
-        """Starts the process; what it says first is waited for with :meth:`welcome`."""
+        """Starts the process; what it says first is waited for with :meth:`welcome`.
+
+        Raises OSError, EOFError or RuntimeError where neither pipe nor process can be had.
+        """
         context = process_context(self.plan.module)
         parent_end, child_end = context.Pipe()
-        self.process = context.Process(target=work, args=(child_end, self.plan.open))
-        self.process.start()
-        child_end.close()
+        try:
+            process = context.Process(target=work, args=(child_end, self.plan.open))
+            process.start()
+        except BaseException:
+            parent_end.close()
+            raise
+        finally:
+            child_end.close()
+        self.process = process
         return parent_end
 
     def welcome(self, connection: Connection) -> None:
@@ -110,12 +127,26 @@ class Worker:
         self._thread.start()
 
     @property
+    def is_fed(self) -> bool:
+        """Whether the thread is there that gives the process what waits."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def load(self) -> WorkerLoad:
+        """What the process has to compute."""
+        weights = [sum(item.weight for item in batch) for batch in list(self._sent)]
+        elapsed = time.monotonic() - self._computing_since if weights else 0.0
+        return WorkerLoad(
+            seconds_per_weight=self.pace.seconds_per_weight, weights=weights, elapsed=elapsed
+        )
+
+    @property
     def max_weight(self) -> int:
         """What a batch may weigh now: what takes no longer than it may, as far as is known."""
         settings = self._settings
         if settings.batch_seconds is None:
             return settings.batch
-        each = self.seconds_per_weight
+        each = self.pace.seconds_per_weight
         return max(1, min(settings.batch, int(settings.batch_seconds / each))) if each else 1
 
     def stop(self) -> None:
@@ -127,108 +158,115 @@ class Worker:
             self._thread.join()
         self._end()  # one that was just being started
 
-    def _end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
+    def _end(self) -> int | None:
+        if self.process is None:
+            return None
+        self.process.kill()
+        self.process.join()
+        return self.process.exitcode
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: Connection | None) -> None:
         pause = FIRST_PAUSE
         while not self._stopped.is_set():
             begin = time.monotonic()
-            self._serve(connection)
-            self.is_ready = False
-            connection.close()
-            process = self.process
-            assert process is not None
-            process.kill()
-            process.join()
-            while not self._stopped.is_set():
-                ran = time.monotonic() - begin
-                pause = FIRST_PAUSE if ran > LONGEST_PAUSE else pause
-                status = process.exitcode
-                self._watcher.event("worker_ended", {"worker": self.plan.name, "status": status})
-                if self._stopped.wait(pause):
-                    return
-                pause = min(2 * pause, LONGEST_PAUSE)
-                begin = time.monotonic()
-                connection = self.start()
-                process = self.process
-                assert process is not None
-                try:
+            try:
+                if connection is None:
+                    connection = self.start()
                     self.welcome(connection)
-                except (InputError, OSError) as error:
-                    self._watcher.event("worker_not_ready", {"error": str(error)})
-                    process.kill()
-                    process.join()
-                    continue
-                self.restarts += 1
-                self._watcher.event("worker_started", {"worker": self.plan.name})
-                break
+                    self.restarts += 1
+                    self._watcher.event("worker_started", {"worker": self.plan.name})
+                self._serve(connection)
+            except (InputError, OSError, EOFError) as error:
+                name = type(error).__name__
+                self._watcher.event("worker_not_ready", {"error": str(error) or name})
+            except Exception:  # also no thread or memory: the next process may have them again
+                self._watcher.event("error", {"trace": traceback.format_exc()})
+            finally:
+                self.is_ready = False
+                status = self._end()
+                if connection is not None:
+                    connection.close()
+                    connection = None
+            if self._stopped.is_set():
+                return
+            self._watcher.event("worker_ended", {"worker": self.plan.name, "status": status})
+            pause = FIRST_PAUSE if time.monotonic() - begin > LONGEST_PAUSE else pause
+            self._stopped.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _serve(self, connection: Connection) -> None:
         """Sends batches until the process ends; what it had then is refused."""
-        sent: deque[list[Item]] = deque()
+        self._sent.clear()
         free_slots = threading.Semaphore(AHEAD)
         ended = threading.Event()
 
         def receive() -> None:
-            idle = 0.0
             try:
-                while idle < STUCK_SECONDS:
-                    if not connection.poll(POLL_SECONDS):
-                        idle = idle + POLL_SECONDS if sent else 0.0
-                        continue
-                    results, seconds = connection.recv()
-                    idle = 0.0
-                    self._settle(sent[0], results, seconds)
-                    sent.popleft()
-                    free_slots.release()
-                    self._queue.wake()
+                self._receive(connection, free_slots)
             except (EOFError, OSError):
-                pass
-            ended.set()
-            free_slots.release()
-            self._queue.wake()
+                pass  # the process has ended
+            except Exception:  # a result that cannot be read, say
+                self._watcher.event("error", {"trace": traceback.format_exc()})
+            finally:
+                ended.set()
+                free_slots.release()
+                self._queue.wake()
 
         receiver = threading.Thread(target=receive, daemon=True)
         receiver.start()
+        try:
+            self._send(connection, free_slots, lambda: ended.is_set() or self._stopped.is_set())
+        finally:
+            self._end()  # which ends the receiver, too
+            receiver.join()
+            for batch in self._sent:
+                for item in batch:
+                    fail_item(item, RequestRefused(503, "worker_lost", LOST, retry_after=1))
+            self._sent.clear()
 
-        def has_ended() -> bool:
-            return ended.is_set() or self._stopped.is_set()
-
+    def _send(
+        self, connection: Connection, free_slots: threading.Semaphore, has_ended: Callable[[], bool]
+    ) -> None:
         while not has_ended():
             free_slots.acquire()
             # While one is computed, only a full one goes ahead: others may still be joined.
             batch = self._queue.take(
                 self.max_weight,
                 self._settings.batch_wait if self._settings.batch > 1 else 0.0,
-                ahead=lambda: bool(sent),
+                ahead=lambda: bool(self._sent),
                 ended=has_ended,
             )
             if not batch:
-                break
-            sent.append(batch)
+                return
+            if not self._sent:
+                self._computing_since = time.monotonic()
+            self._sent.append(batch)
             try:
                 connection.send([item.payload for item in batch])
             except (OSError, ValueError):
-                break
-        assert self.process is not None
-        self.process.kill()  # ends the receiver, too
-        receiver.join()
-        for batch in sent:
-            for item in batch:
-                _fail(item, RequestRefused(503, "worker_lost", LOST, retry_after=1))
+                return
+
+    def _receive(self, connection: Connection, free_slots: threading.Semaphore) -> None:
+        idle = 0.0
+        while idle < STUCK_SECONDS:
+            if not connection.poll(POLL_SECONDS):
+                idle = idle + POLL_SECONDS if self._sent else 0.0
+                continue
+            results, seconds = connection.recv()
+            idle = 0.0
+            self._computing_since = time.monotonic()
+            self._settle(self._sent[0], results, seconds)
+            self._sent.popleft()
+            self._watcher.batch_computed(len(results), seconds)
+            free_slots.release()
+            self._queue.wake()
 
     def _settle(self, batch: Sequence[Item], results: Sequence[Any], seconds: float) -> None:
-        each = seconds / sum(item.weight for item in batch)
-        late = self.seconds_per_weight
-        self.seconds_per_weight = each if not late else 0.9 * late + 0.1 * each
-        self._watcher.batch_computed(len(batch), seconds)
+        self.pace.add(sum(item.weight for item in batch), seconds)
         for item, result in zip(batch, results, strict=True):
             if isinstance(result, Failure):
                 self._watcher.event("error", {"trace": result.trace})
-                _fail(
+                fail_item(
                     item,
                     RequestRefused(500, "internal_error", "an error of the server; it is logged"),
                 )
@@ -239,7 +277,8 @@ class Worker:
 LOST = "the process that computed this was lost; send the request again"
 
 
-def _fail(item: Item, why: RequestRefused) -> None:
+def fail_item(item: Item, why: RequestRefused) -> None:
+    """Gives an item a refusal in place of a result, unless it has either."""
     if not item.future.done():
         item.future.set_exception(why)
 
@@ -251,6 +290,19 @@ def work(connection: Connection, open_: Callable[[], WorkerContext]) -> None:
     """Computes the batches that come, until the other end is closed."""
     live_as_long_as_the_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the front process drains, and ends this one
+    # A warning must not wait for who reads standard error.
+    with redirect_stderr(LogStream()):
+        try:
+            compute_batches(connection, open_)
+        except Exception:
+            log("worker_failed", trace=traceback.format_exc())
+            sys.exit(1)
+        finally:
+            flush_log()
+
+
+def compute_batches(connection: Connection, open_: Callable[[], WorkerContext]) -> None:
+    """Opens what computes, says what it is, and computes batches."""
     try:
         context = open_()
     except InputError as error:

@@ -335,3 +335,6 @@ class Fetcher:
     def _admit(self, host: Host, row: OriginRow) -> None:
         self._journal.keep_origin(host.row.id, row)
         host.admit(row.origin, Permission(row))
+        # Checked when the permission arrives: the host's next turn is only after the delay.
+        if (why := host.asks_too_much(self._manners)) is not None:
+            self._close(host, Reason.HOST_LIMIT, why)

@@ -109,7 +109,13 @@ class Host:
 
     @property
     def ready_at(self) -> float:
-        """When the next request may begin: the delay is from the end of the last answer, too."""
+        """When the next request may begin: the delay is from the end of the last answer, too.
+
+        A host that is closed has no further request, and is left immediately: its delay may be an
+        hour, and a crawl ends only when its last host is left.
+        """
+        if self.closed is not None:
+            return 0.0
         return max(self.row.last_at + self.delay_s, self.row.not_before)
 
     def head(self, journal: Journal) -> QueuedUrl | None:

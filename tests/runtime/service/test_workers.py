@@ -93,7 +93,7 @@ def test_a_batch_takes_no_longer_than_it_may() -> None:
     ):
         settings = ServiceSettings(batch=64, batch_seconds=limit)
         worker = Worker(plan, BatchQueue(8), settings, watcher)
-        worker.seconds_per_weight = each
+        worker.pace.seconds_per_weight = each
         assert worker.max_weight == most
 
 

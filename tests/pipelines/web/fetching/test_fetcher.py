@@ -142,12 +142,26 @@ def test_robots_may_ask_for_more_time(run: Run) -> None:
     assert min(b - a for a, b in itertools.pairwise(times)) >= 7
 
 
-def test_robots_that_ask_for_too_much_close_a_host(run: Run) -> None:
-    robots = {"status": 200, "content": b"User-agent: *\nCrawl-delay: 9999\n"}
+@pytest.mark.parametrize(
+    "asked", ["Crawl-delay: 9999", "Crawl-delay: 1e308", "Request-rate: 1/99999999999999999999d"]
+)
+def test_robots_that_ask_for_too_much_close_a_host(asked: str, run: Run) -> None:
+    """Immediately: the crawl does not wait for the turn that such a host would have."""
+    robots = {"status": 200, "content": f"User-agent: *\n{asked}\n".encode()}
     world = World({"http://a.org/robots.txt": [robots]})
-    outcomes = run(world, "http://a.org/1", "http://b.org/1")
-    assert outcomes["http://a.org/1"][0] == "host_limit"
+    outcomes = run(world, "http://a.org/1", "http://a.org/2", "http://b.org/1")
+    assert outcomes["http://a.org/1"][0] == outcomes["http://a.org/2"][0] == "host_limit"
     assert outcomes["http://b.org/1"][0] == "bad_status"
+    assert world.now < 1_010
+
+
+@pytest.mark.parametrize("asked", ["nan", "-5", "-1e308", "inf"])
+def test_a_delay_that_is_no_number_of_seconds_is_not_asked_for(asked: str, run: Run) -> None:
+    robots = {"status": 200, "content": f"User-agent: *\nCrawl-delay: {asked}\n".encode()}
+    urls = [f"http://a.org/{n}" for n in range(3)]
+    world = World({**images(*urls), "http://a.org/robots.txt": [robots]})
+    assert {outcome for outcome, _ in run(world, *urls).values()} == {"fetched"}
+    assert world.now < 1_010
 
 
 @pytest.mark.parametrize("place", ["b.org", "nota.org", "a.org.b.org", "www.a.org:81"])
@@ -225,6 +239,7 @@ def test_a_host_that_wants_too_long_is_set_aside(run: Run) -> None:
     outcomes = run(world, "http://a.org/1", "http://a.org/2")
     assert [o for o, _ in outcomes.values()] == ["bad_status", "host_failed"]
     assert world.urls() == ["http://a.org/1"]
+    assert world.now < 1_010  # nor does the crawl wait for it
 
 
 def test_a_host_that_fails_is_set_aside_and_tried_in_the_next_pass(

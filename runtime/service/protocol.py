@@ -1,0 +1,232 @@
+"""HTTP/1.1 on a connection: uvicorn's protocol, with the patience and the ends that it lacks.
+
+What is used of uvicorn besides what it documents is ``conn``, where h11 says what the client has
+sent, and ``send_400_response``; :func:`probe_uvicorn` tries both. Without the one, clients that
+close their sending half are let go as uvicorn does it; without the other, uvicorn words the answer.
+"""
+
+import asyncio
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from vlmill.runtime.service.connections import CONNECTION, Connections
+from vlmill.runtime.service.metrics import Metrics
+
+NO_HTTP_SAID = b'{"error": "this is no request of HTTP/1.1", "reason": "bad_http"}'
+NO_HTTP = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(NO_HTTP_SAID), NO_HTTP_SAID)
+)
+ASK_SECONDS = 1.0  # between two looks at whether a client that sends no more is still there
+TCP_CLOSE = 7  # a connection's state in TCP_INFO, of Linux
+
+
+class HttpConnection(H11Protocol):
+    """Closes a connection on which a request is begun, and not told, for too long; and one whose
+    client reads nothing: closing politely would wait for it forever.
+
+    A client that has closed its sending half gets its answer.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        connections: Connections,
+        metrics: Metrics,
+        *,
+        seconds: float,
+        is_spare: bool = False,
+        keeps_half_closed: bool = True,
+    ) -> None:
+        super().__init__(config, server_state, {CONNECTION: self})
+        self._all, self._metrics, self._seconds = connections, metrics, seconds
+        self.is_spare, self.is_malformed = is_spare, False
+        self._keeps_half_closed, self._is_half_closed = keeps_half_closed, False
+        self._num_requests, self._is_answering = 0, False
+        self._late: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._asking: asyncio.TimerHandle | None = None
+
+    # What the transport reports.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._all.open(self)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._num_requests:
+            self._all.rest(self, Connections.PARTIAL)
+            self._wait_for_headers()
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keeps the connection for the answer to a request that has come whole."""
+        if not self._keeps_half_closed or not self._owes_answer():
+            return None
+        self._is_half_closed = True
+        if self._asking is None:
+            self._asking = self.loop.call_later(ASK_SECONDS, self._ask_whether_there)
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._seconds, self._let_go, "unread")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        stop_timer(self._unread)
+        self._unread = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.close(self)
+        for timer in (self._late, self._unread, self._asking):
+            stop_timer(timer)
+        super().connection_lost(exc)
+
+    # What the guard reports.
+
+    def begin_request(self) -> None:
+        """Waits for headers no more."""
+        self._num_requests += 1
+        self._is_answering = False
+        stop_timer(self._late)
+        self._late = None
+        self._all.work(self)
+
+    def begin_answer(self) -> None:
+        """Lets nothing else be sent."""
+        self._is_answering = True
+
+    def end_request(self) -> None:
+        """Waits for the next request, if there can be one."""
+        self._num_requests -= 1
+        if self._num_requests:
+            return
+        self._is_answering = False
+        if self._is_half_closed and not self._owes_answer():
+            self.transport.close()
+        self._all.rest(self, Connections.KEPT)
+
+    def close_idle(self) -> None:
+        """Closes the connection, on which there is no request."""
+        self.transport.abort()
+
+    # What uvicorn calls.
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP, unless an answer has begun: then the connection only ends."""
+        if not self._is_answering:
+            self.is_malformed = True
+            self.transport.write(NO_HTTP)
+        self._metrics.closed.labels(reason="bad_http").inc()
+        self.transport.close()
+
+    # Clients that say nothing.
+
+    def _wait_for_headers(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self._seconds, self._let_go, "late")
+
+    def _let_go(self, reason: str) -> None:
+        self._metrics.closed.labels(reason=reason).inc()
+        self.transport.abort()
+
+    def _owes_answer(self) -> bool:
+        has_all = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
+        return has_all and self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
+
+    def _ask_whether_there(self) -> None:
+        """Lets go of a client that has closed its connection altogether, which looks like one that
+        has closed its sending half: its system answers with a reset to what is sent to it, here an
+        interim response that every client has to skip.
+        """
+        self._asking = None
+        if self.transport.is_closing():
+            return
+        if is_reset(self.transport.get_extra_info("socket")):
+            self._let_go("gone")
+            return
+        if not self._is_answering and self.conn.their_http_version != b"1.0":
+            with suppress(h11.LocalProtocolError):  # the answer has begun
+                interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                self.transport.write(self.conn.send(interim) or b"")
+        self._asking = self.loop.call_later(ASK_SECONDS, self._ask_whether_there)
+
+
+def stop_timer(timer: asyncio.TimerHandle | None) -> None:
+    """Stops a timer, if there is one."""
+    if timer is not None:
+        timer.cancel()
+
+
+def is_reset(connection: socket.socket) -> bool:
+    """Returns whether the other end has reset a connection; False where the system does not say."""
+    if sys.platform != "linux":
+        return False
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+
+
+class ProbeTransport(asyncio.Transport):
+    """Keeps what is written, for :func:`probe_uvicorn`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.is_closed = b"", False
+
+    def write(self, data: Any) -> None:
+        """Keeps it."""
+        self.written += data
+
+    def close(self) -> None:
+        """Notes it."""
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        """Returns whether it was closed."""
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        """Does nothing."""
+
+    def resume_reading(self) -> None:
+        """Does nothing."""
+
+
+def probe_uvicorn(config: uvicorn.Config) -> list[str]:
+    """Returns which of what :class:`HttpConnection` uses this version of uvicorn lacks: those of
+    ``conn`` and ``send_400_response`` that do not what they should. Needs a running loop.
+    """
+
+    def connect() -> tuple[HttpConnection, ProbeTransport]:
+        connection = HttpConnection(
+            config, ServerState(), Connections(1), Metrics(), seconds=60, keeps_half_closed=False
+        )
+        transport = ProbeTransport()
+        connection.connection_made(transport)
+        return connection, transport
+
+    lacking = []
+    malformed, transport = connect()
+    malformed.data_received(b"\0\r\n\r\n")
+    if not malformed.is_malformed or transport.written != NO_HTTP or not transport.is_closed:
+        lacking.append("send_400_response")
+    malformed.connection_lost(None)
+    begun, _ = connect()
+    begun.data_received(b"POST / HTTP/1.1\r\nhost: probe\r\n")  # not whole: nothing is called
+    states = getattr(begun, "conn", None)
+    if (getattr(states, "their_state", None), getattr(states, "our_state", None)) != (
+        h11.IDLE,
+        h11.IDLE,
+    ):
+        lacking.append("conn")
+    begun.connection_lost(None)
+    return lacking
