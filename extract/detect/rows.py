@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vlmill.extract.config import Storage
@@ -14,7 +14,14 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import SelectedRegions
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes
-from vlmill.runtime.readers.regions import RegionRow, from_stored, to_stored
+from vlmill.runtime.readers.region_rows import (
+    LARGEST,
+    LARGEST_BFLOAT16,
+    RegionRow,
+    describe_overflow,
+    from_stored,
+    to_stored,
+)
 from vlmill.schemas.rejects import Reason, Rejected
 
 Array = npt.NDArray[Any]
@@ -25,7 +32,9 @@ Outcome = RegionRow | Rejected
 def stored_tensors(
     detections: Detections, chosen: SelectedRegions, spec: DetectorConfig, storage: Storage
 ) -> dict[str, Tensor]:
-    """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`."""
+    """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`, and
+    "finite" [N]: whether the stored type can hold an image's.
+    """
     tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
     if storage.class_probs != "none":
         tensors["class_ids"] = chosen.class_ids.short()
@@ -44,9 +53,14 @@ def stored_tensors(
     if storage.global_feature:
         assert detections.global_features is not None
         tensors["global_feature"] = detections.global_features
-    if storage.dtype == "float16":  # rounded there: half as many bytes come back
+    # Rounded there: of float16 half as many bytes come back. NumPy has no bfloat16.
+    if storage.dtype == "float16":
         tensors |= {name: tensors[name].half() for name in ROUNDED if name in tensors}
-    return tensors
+    finite = finite_images(tensors, chosen.box_mask, storage.dtype)
+    if storage.dtype == "bfloat16":
+        rounded = {name: tensors[name].bfloat16() for name in ROUNDED if name in tensors}
+        tensors |= {name: values.float() for name, values in rounded.items()}
+    return {**tensors, "finite": finite}
 
 
 def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N M D"]:
@@ -62,46 +76,72 @@ def background_first(
     return class_probs if spec.background == "first" else class_probs.roll(1, dims=-1)
 
 
+def finite_images(
+    tensors: Mapping[str, Tensor], box_mask: Bool[Tensor, "N M"], dtype: str
+) -> Bool[Tensor, " N"]:
+    """Returns which images' features and probabilities the stored type can hold.
+
+    Looked at on the device, where it costs microseconds; places that are not taken do not count.
+    """
+    finite = torch.ones(len(box_mask), dtype=torch.bool, device=box_mask.device)
+    for name in ROUNDED:
+        if name in tensors:
+            # The largest of each row: NaN if there is one.
+            within = fits(tensors[name].abs().amax(dim=-1), dtype)
+            finite &= within if name == "global_feature" else (within | ~box_mask).all(dim=1)
+    return finite
+
+
+def fits(magnitudes: Tensor, dtype: str) -> Tensor:
+    """Returns which numbers of at least 0 :func:`~vlmill.runtime.readers.regions.to_stored`
+    accepts; they are of float16 already where that is stored.
+    """
+    if dtype == "float16":
+        return magnitudes <= torch.finfo(torch.float16).max
+    within = magnitudes <= LARGEST
+    return within & (magnitudes.bfloat16() <= LARGEST_BFLOAT16) if dtype == "bfloat16" else within
+
+
 def make_outcomes(
     queries: Sequence[Query], batch: Mapping[str, Array], storage: Storage
 ) -> list[Outcome]:
-    """A row for each image of a batch's arrays, or why there is none."""
+    """A row for each image of a batch's arrays, or why there is none.
+
+    Rows of images all of whose places are taken are views of the batch's arrays.
+    """
     arrays = dict(batch)
-    box_mask = arrays.pop("taken")
-    outcomes = []
+    box_mask, finite = arrays.pop("taken"), arrays.pop("finite")
+    if "class_prob_ids" in arrays:
+        arrays["class_prob_ids"] = arrays["class_prob_ids"].astype(np.uint16)
+    outcomes: list[Outcome] = []
     for number, query in enumerate(queries):
+        if not finite[number]:
+            outcomes.append(not_finite(storage.dtype))
+            continue
+        taken = slice(None) if box_mask[number].all() else box_mask[number]
         values = {
-            name: array[number] if name == "global_feature" else array[number][box_mask[number]]
+            name: array[number] if name == "global_feature" else array[number][taken]
             for name, array in arrays.items()
         }
-        outcomes.append(make_outcome(query, values, storage))
+        outcomes.append(make_row(query, values))
     return outcomes
 
 
-def make_outcome(query: Query, arrays: Mapping[str, Array], storage: Storage) -> Outcome:
-    """The row, or why there is none."""
-    try:
-        return make_row(query, arrays, storage)
-    except Rejected as why:
-        return why
-
-
-def make_row(query: Query, arrays: Mapping[str, Array], storage: Storage) -> RegionRow:
-    """A row of arrays by their names. Raises Rejected where the stored type cannot hold them."""
-    values = dict(arrays)
-    for name in ROUNDED:
-        if name in values:
-            values[name] = as_stored(values[name], storage.dtype)
-    if "class_prob_ids" in values:
-        values["class_prob_ids"] = values["class_prob_ids"].astype(np.uint16)
-    return RegionRow(
-        image_id=query.image_id, width=query.image.width, height=query.image.height, **values
-    )
+def make_row(query: Query, arrays: Mapping[str, Array]) -> RegionRow:
+    """The row of arrays by their names, rounded as they are stored."""
+    image = query.image
+    return RegionRow(image_id=query.image_id, width=image.width, height=image.height, **arrays)
 
 
 def as_stored(values: Array, dtype: str) -> Array:
     """Values as a reader will see them. Raises Rejected where the type cannot hold them."""
     try:
         return from_stored(to_stored(values, dtype), dtype)
-    except ValueError as error:
-        raise Rejected(Reason.NOT_FINITE, f"a feature or probability: {error}") from None
+    except ValueError:
+        raise not_finite(dtype) from None
+
+
+def not_finite(dtype: str) -> Rejected:
+    """Returns the reject of an image whose features or probabilities the type cannot hold."""
+    detail = f"a feature or probability: {describe_overflow(dtype)}"
+    return Rejected(Reason.NOT_FINITE, detail)

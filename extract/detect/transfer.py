@@ -1,8 +1,8 @@
 """One upload and one download of a batch, between which the host waits for nothing."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +53,12 @@ def images_there(
 ) -> Float[Tensor, "N 3 H W"]:
     """The network's inputs on the device; those that are not resized yet are resized there."""
     small = [image for image in images if isinstance(image, PixelInput)]
-    tensors = [image.tensor for image in images if isinstance(image, NetworkInput)]
-    if not small:
-        return sent(torch.cat(tensors), device)
-    resized = iter(resized_there(small, spec, device))
-    inputs = iter(sent(torch.cat(tensors), device) if tensors else ())
+    resized = iter(resized_there(small, spec, device)) if small else iter(())
     return torch.stack(
-        [next(resized if isinstance(image, PixelInput) else inputs) for image in images]
+        [
+            next(resized) if isinstance(image, PixelInput) else sent(image.tensor, device)[0]
+            for image in images
+        ]
     )
 
 
@@ -68,22 +67,19 @@ def resized_there(
 ) -> Float[Tensor, "N 3 H W"]:
     """What :func:`vlmill.extract.images.resize.network_input` makes of the pixels, bit for
     bit.
+
+    Each image is sent by itself: pixels in pinned memory go from where they are.
     """
     assert spec.resize == "opencv"
     by_axes: dict[tuple[Axis, Axis], list[int]] = {}
     for number, image in enumerate(images):
         by_axes.setdefault(get_axes(image), []).append(number)
-    order = [number for numbers in by_axes.values() for number in numbers]
-    flat = [torch.from_numpy(images[number].pixels).flatten() for number in order]
-    there = sent(torch.cat(flat), device)
-    like = torch.empty(0, device=device)
-    mean, std = constants(spec.pixel_mean, like), constants(spec.pixel_std, like)
+    mean, std = (constants_there(tuple(v), device) for v in (spec.pixel_mean, spec.pixel_std))
     resized: dict[int, Tensor] = {}
     for (across, down), numbers in by_axes.items():  # images of one size together
-        shape = (len(numbers), *images[numbers[0]].pixels.shape)
-        pixels, there = torch.tensor_split(there, [math.prod(shape)])
+        pixels = torch.stack([sent(torch.from_numpy(images[n].pixels), device) for n in numbers])
         columns, rows = positions_there(across, device), positions_there(down, device)
-        values = interpolate(pixels.view(shape).float() - mean, columns, rows) / std
+        values = interpolate(pixels.float() - mean, columns, rows) / std
         resized |= dict(zip(numbers, values, strict=True))
     return torch.stack([resized[n] for n in range(len(images))]).permute(0, 3, 1, 2)
 
@@ -97,10 +93,17 @@ def get_axes(image: PixelInput) -> tuple[Axis, Axis]:
     return (image.width, width, image.scale), (image.height, height, image.scale)
 
 
+@lru_cache(maxsize=256)  # photographs have a dozen frequent sizes; each takes up to 20 kB
 def positions_there(axis: Axis, device: torch.device) -> Positions:
     """Where an axis is sampled; computed here, in double."""
     low, high, weight = sample_positions(*axis)
     return sent(low, device), sent(high, device), sent(weight, device)
+
+
+@cache
+def constants_there(values: tuple[float, ...], device: torch.device) -> Float[Tensor, " n"]:
+    """Returns a detector's numbers on the device, in float32."""
+    return constants(values, torch.empty(0, device=device))
 
 
 def pad_boxes(
@@ -147,7 +150,8 @@ def download(results: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
     device = results["taken"].device
     if device.type != "cuda":
         return lambda: copies
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # The thread sleeps while it waits: workers need the cores, and writing the interpreter.
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
 
     def arrived() -> dict[str, Tensor]:

@@ -109,7 +109,10 @@ class PartWriter:
 
     def _flush(self) -> None:
         rows, self._rows = self._rows, []
-        self._background.submit(lambda: self._writer.write(encode_regions(rows, dtype=self._dtype)))
+        # Features were looked at on the device (extract/detect/rows.py).
+        self._background.submit(
+            lambda: self._writer.write(encode_regions(rows, dtype=self._dtype, checked=True))
+        )
 
     def __enter__(self) -> "PartWriter":
         self._background.submit(lambda: self._open.enter_context(self._writer))

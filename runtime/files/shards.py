@@ -6,7 +6,6 @@ array), ``vlmill.places`` (JSON: where each binary value lies,
 :mod:`vlmill.runtime.files.value_offsets`) and, of arrays that were looked at, ``vlmill.finite``.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 
 import vlmill
 from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.files.growing import GrowingFile
 from vlmill.runtime.files.paths import readable, to_path
 from vlmill.runtime.files.value_offsets import ByteRangesWriter, binary_columns
 from vlmill.schemas.tables import Table, conform, table_of_rows
@@ -97,6 +97,7 @@ class ShardWriter:
 
     def __enter__(self) -> "ShardWriter":
         self._temporary = self._stack.enter_context(atomic_path(self.path))
+        self._file = GrowingFile(self._temporary)
         self._stack.push(self._describe)
         self._sink = self._stack.enter_context(pa.OSFile(str(self._temporary), "wb"))
         binary = binary_columns(self.spec)
@@ -111,15 +112,22 @@ class ShardWriter:
             )
         )
         if self._compression == "none":
-            self._places = ByteRangesWriter(self._temporary, self.spec)
+            self._places = ByteRangesWriter(self.spec)
         self._stack.push(self._keep_facts)
         return self
 
     def _describe(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Reads the file that is about to appear: in a store it would have to come back."""
+        """Describes the file that is about to appear: in a store it would have to come back."""
         if kind is None:
-            shard = describe_shard(self._temporary, self.spec.name, self._rows)
-            self._described = dataclasses.replace(shard, name=self.path.name)
+            size = self._temporary.stat().st_size
+            self._file.extend(size)
+            self._described = Shard(
+                table=self.spec.name,
+                name=self.path.name,
+                rows=self._rows,
+                bytes=size,
+                sha256=self._file.sha256(),
+            )
 
     def _keep_facts(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -136,10 +144,11 @@ class ShardWriter:
         else:
             table = table_of_rows(list(rows), self.spec)
         if table.num_rows:
-            begin = self._sink.tell()
+            self._file.extend(self._sink.tell())  # of a row group its own bytes follow
             self._writer.write_table(table, row_group_size=table.num_rows)
-            if self._places is not None:
-                self._places.add(table, begin, self._sink.tell())
+            written = self._file.extend(self._sink.tell())
+            if self._places is not None and written is not None:
+                self._places.add(table, written)
             self._rows += table.num_rows
             self._finite &= isinstance(rows, pa.Table) and is_marked_finite(rows.schema.metadata)
 
@@ -193,9 +202,9 @@ def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
         return []
 
 
-def describe_shard(path: Path, table: str, rows: int | None = None) -> Shard:
-    """Size, checksum and row count (read from the footer if not given) of a finished shard."""
+def describe_shard(path: Path, table: str) -> Shard:
+    """Size, checksum and row count (of the footer) of a finished shard."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    rows = pq.read_metadata(readable(path)).num_rows if rows is None else rows
+    rows = pq.read_metadata(readable(path)).num_rows
     return Shard(table=table, name=path.name, rows=rows, bytes=path.stat().st_size, sha256=digest)

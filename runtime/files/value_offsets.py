@@ -28,6 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.runtime.files.growing import MappedRange
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import Table
 
@@ -66,34 +67,31 @@ def length_prefix(size: int) -> bytes:
 class ByteRangesWriter:
     """Collects the places of a shard's values, row group by row group."""
 
-    def __init__(self, path: Path, spec: Table) -> None:
-        self._path = path
+    def __init__(self, spec: Table) -> None:
         self._sizes: dict[str, list[Sizes]] = {name: [] for name in binary_columns(spec)}
         self._gaps: dict[str, list[Offsets]] = {name: [] for name in self._sizes}
 
-    def add(self, table: pa.Table, begin: int, end: int) -> None:
-        """Find the values of ``table``, which is the row group in the file's bytes
-        ``begin:end``.
-        """
-        if not self._sizes:
-            return
-        with self._path.open("rb") as file:
-            written = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    def add(self, table: pa.Table, written: MappedRange) -> None:
+        """Find the values of ``table`` in its row group, which is the part of the file."""
+        begin = written.begin
         for name in self._sizes:
             values = [value.as_buffer() if value.is_valid else None for value in table.column(name)]
             filled = [value for value in values if value is not None and value.size]
-            offsets = find_values(filled, written, begin, end, table.num_rows)
-            if offsets is None:
+            found = find_values(filled, written.mapped, begin, written.end, table.num_rows)
+            if found is None:
                 self._sizes[name].append(np.full(len(values), UNKNOWN, dtype=np.int32))
                 continue
             sizes = [NULL if value is None else value.size for value in values]
             self._sizes[name].append(np.array(sizes, dtype=np.int32))
+            offsets = [written.start + position for position in found]
             ends = [
                 0,
                 *(offset + value.size for offset, value in zip(offsets, filled, strict=True)),
             ]
             self._gaps[name].append(np.array(offsets, dtype=np.int64) - ends[: len(offsets)])
-            begin = max(begin, ends[-1])  # columns follow each other in the schema's order
+            begin = max(
+                begin, ends[-1] - written.start
+            )  # columns follow each other in the schema's order
 
     def metadata(self) -> dict[str, str]:
         """What the file's metadata says; empty if no place is known."""

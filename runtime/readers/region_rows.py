@@ -26,6 +26,7 @@ PER_BOX = (
     "attribute_ids",
     "attribute_scores",
 )
+LISTS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")  # a number a box
 # numpy's type of the stored bytes. numpy has no bfloat16: its 16 bits are kept as they are, and
 # readers get float32, which holds every bfloat16 exactly.
 FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
@@ -34,6 +35,7 @@ FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
 }
 CLASS_NUMBERS = np.dtype("<u2")
+NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +102,29 @@ def to_stored(values: Array, dtype: str) -> Array:
 
     Raises ValueError for values that it cannot hold, and for larger ones than :data:`LARGEST`.
     """
-    if dtype != "bfloat16":
-        with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
-            array = np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
-        finite = are_finite(_view_bytes(array), dtype)
-    else:
+    array = _round(values, dtype)
+    finite = are_finite(_view_bytes(array), dtype)
+    if dtype == "bfloat16":  # rounding takes some NaN to 0
         exact = np.ascontiguousarray(values, dtype="<f4")
-        bits = exact.view("<u4")
-        rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)
-        array = (rounded >> 16).astype("<u2")
-        # Before, as rounding takes some NaN to 0, and after, as it may round up beyond the largest.
-        finite = are_finite(_view_bytes(exact), "float32") and are_finite(_view_bytes(array), dtype)
+        finite = finite and are_finite(_view_bytes(exact), "float32")
     if not finite:
-        raise ValueError(f"values that {dtype} cannot hold, or above {LARGEST:g}")
+        raise ValueError(describe_overflow(dtype))
     return array
+
+
+def describe_overflow(dtype: str) -> str:
+    """Returns the reason why an array cannot be stored as ``dtype``."""
+    return f"values that {dtype} cannot hold, or above {LARGEST:g}"
+
+
+def _round(values: Array, dtype: str) -> Array:
+    """Returns the array whose bytes are stored, whatever the values are."""
+    if dtype != "bfloat16":
+        with np.errstate(over="ignore"):  # an overflow becomes inf
+            return np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
+    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
+    rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)
+    return (rounded >> 16).astype("<u2")
 
 
 def _view_bytes(array: Array) -> npt.NDArray[np.uint8]:
@@ -123,6 +134,7 @@ def _view_bytes(array: Array) -> npt.NDArray[np.uint8]:
 # Larger numbers overflow float32 once a model has multiplied them. Detectors' are below 1e3.
 LARGEST = 1e10
 _LARGEST_BITS = int(np.float32(LARGEST).view(np.uint32))
+LARGEST_BFLOAT16 = float(np.uint32(_LARGEST_BITS >> 16 << 16).view(np.float32))  # at most that
 # The bits of a number without its sign, and those of the largest one. A number has larger bits the
 # larger it is, and infinity and NaN have larger ones than all numbers.
 MAGNITUDES = {
@@ -154,18 +166,25 @@ def from_stored(array: Array, dtype: str) -> Array:
     return (array.astype("<u4") << 16).view("<f4")
 
 
-def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
+def encode_regions(rows: Sequence[RegionRow], *, dtype: str, checked: bool = False) -> pa.Table:
     """Encodes rows as a table of the regions contract; ``dtype``: of features and class_probs.
 
     Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
     not finite (after conversion: 70,000 overflows float16) or above :data:`LARGEST`. The table says
-    that they are.
+    that they are. With ``checked`` the caller vouches for features, probabilities and global
+    features, and they are not looked at again.
     """
+    encoded = [_encode(row, dtype, checked) for row in rows]
+    columns = [
+        _encode_column([values[field.name] for values in encoded], field.type)
+        for field in REGIONS.schema
+    ]
     schema = REGIONS.schema.with_metadata({FINITE: "true"})
-    return pa.Table.from_pylist([_encode(row, dtype) for row in rows], schema=schema)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
+def _encode(row: RegionRow, dtype: str, checked: bool) -> dict[str, Any]:
+    """Returns a row's values by column: arrays as they are stored, None where there is none."""
     count = len(row.boxes)
     if row.boxes.shape != (count, 4):
         raise ValueError(f"{row.image_id}: boxes are {row.boxes.shape}, must be ({count}, 4)")
@@ -173,6 +192,8 @@ def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
         array = getattr(row, name)
         if array is not None and len(array) != count:
             raise ValueError(f"{row.image_id}: {len(array)} {name} for {count} boxes")
+        if array is not None and name in LISTS and array.ndim != 1:
+            raise ValueError(f"{row.image_id}: {name} are {array.shape}, must be ({count},)")
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf
         boxes = row.boxes.astype(np.float32)
     for name, array in (
@@ -190,30 +211,76 @@ def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
         "width": row.width,
         "height": row.height,
         "num_boxes": count,
-        "boxes": boxes.tolist(),
-        "features": _to_bytes(row, "features", dtype),
-        "class_ids": _to_list(row.class_ids),
-        "class_scores": _to_list(row.class_scores),
-        "class_probs": _to_bytes(row, "class_probs", dtype),
+        "boxes": boxes,
+        "features": _encode_array(row, "features", dtype, checked),
+        "class_ids": row.class_ids,
+        "class_scores": row.class_scores,
+        "class_probs": _encode_array(row, "class_probs", dtype, checked),
         "class_prob_ids": None
         if numbers is None
-        else np.ascontiguousarray(numbers, dtype=CLASS_NUMBERS).tobytes(),
-        "attribute_ids": _to_list(row.attribute_ids),
-        "attribute_scores": _to_list(row.attribute_scores),
-        "global_feature": _to_bytes(row, "global_feature", dtype),
+        else np.ascontiguousarray(numbers, dtype=CLASS_NUMBERS),
+        "attribute_ids": row.attribute_ids,
+        "attribute_scores": row.attribute_scores,
+        "global_feature": _encode_array(row, "global_feature", dtype, checked),
     }
 
 
-def _to_list(array: Array | None) -> list[Any] | None:
-    return None if array is None else array.tolist()
-
-
-def _to_bytes(row: RegionRow, name: str, dtype: str) -> bytes | None:
+def _encode_array(row: RegionRow, name: str, dtype: str, checked: bool) -> Array | None:
     array: Array | None = getattr(row, name)
     if array is None:
         return None
+    if checked:
+        return _round(array, dtype)
     hint = "" if dtype == "float32" else "; store them as float32"
     try:
-        return to_stored(array, dtype).tobytes()
+        return to_stored(array, dtype)
     except ValueError as error:
         raise ValueError(f"{row.image_id}: {name} has {error}{hint}") from None
+
+
+def _encode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Returns a column of the rows' values, of which arrays are copied in one piece: lists of
+    Python's numbers hold the interpreter ten times as long.
+    """
+    if pa.types.is_large_binary(kind):
+        return _encode_bytes(values)
+    if pa.types.is_list(kind):
+        return _encode_lists(values, kind)
+    return pa.array(values, kind)
+
+
+def _encode_bytes(arrays: Sequence[Array | None]) -> pa.Array:
+    """Returns a ``large_binary`` column of the arrays' bytes."""
+    contents = [NO_BYTES if array is None else _view_bytes(array) for array in arrays]
+    buffers = [
+        _mask_buffer(arrays),
+        _offset_buffer(contents, np.int64),
+        pa.py_buffer(np.concatenate([NO_BYTES, *contents])),
+    ]
+    return pa.Array.from_buffers(pa.large_binary(), len(arrays), buffers)
+
+
+def _encode_lists(arrays: Sequence[Array | None], kind: pa.ListType) -> pa.Array:
+    """Returns a column of lists of numbers, or of lists of rows of a fixed number of them."""
+    inner = kind.value_type
+    rows = inner if pa.types.is_fixed_size_list(inner) else None
+    number = inner if rows is None else rows.value_type
+    # Of the narrowest type: it widens no other array.
+    empty = np.empty((0,) if rows is None else (0, rows.list_size), np.int16)
+    contents = [empty if array is None else array for array in arrays]
+    values = pa.array(np.concatenate([empty, *contents]).reshape(-1)).cast(number)
+    if rows is not None:
+        values = pa.FixedSizeListArray.from_arrays(values, type=rows)
+    buffers = [_mask_buffer(arrays), _offset_buffer(contents, np.int32)]
+    return pa.Array.from_buffers(kind, len(arrays), buffers, children=[values])
+
+
+def _mask_buffer(values: Sequence[Any]) -> pa.Buffer | None:
+    """Returns a bit for each value that is there; None if all are."""
+    mask = np.array([value is not None for value in values], dtype=bool)
+    return None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def _offset_buffer(arrays: Sequence[Array], kind: type[np.signedinteger[Any]]) -> pa.Buffer:
+    """Returns where each array begins among all that follow each other, and the end of the last."""
+    return pa.py_buffer(np.cumsum([0, *map(len, arrays)], dtype=kind))

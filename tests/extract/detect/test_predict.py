@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.extract.host_waits import refusing_waits
+from tests.extract.host_waits import as_on_a_gpu, refusing_waits
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.detect import predict
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import compute, start_batch
+from vlmill.extract.detect.predict import choose_chunk_size, compute, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import network_input
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, airsplay_pairs
+from vlmill.models.detector.roi_heads import RoiHeads
 from vlmill.runtime.readers.regions import RegionRow
 
 SIZES = {
@@ -141,3 +143,41 @@ def test_the_refusal_refuses() -> None:
     ):
         with pytest.raises(AssertionError, match="makes the host wait"), refusing_waits():
             bad()
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "total_gib", "chunk"),
+    [
+        (78, 79.1, 2400),  # H100
+        (138, 139.8, 2400),  # H200
+        (35, 79.1, 2400),
+        (30, 79.1, 1200),  # most of it is another process's
+        (3, 79.1, 600),
+        (39, 39.4, 1200),
+        (23, 23.6, 600),
+        (7, 8, 600),
+    ],
+)
+def test_the_card_decides_how_many_regions_are_computed_together(
+    free_gib: float, total_gib: float, chunk: int
+) -> None:
+    assert choose_chunk_size(int(free_gib * 2**30), int(total_gib * 2**30)) == chunk
+
+
+def test_rows_do_not_depend_on_how_many_regions_are_computed_together(
+    jpeg: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoiHeads, "region_features", as_on_a_gpu)
+    found = small("milvlg")
+    ours = queries(jpeg, found.model.config)
+    rows = []
+    for chunk in (36, 7, 12):
+        monkeypatch.setattr(predict, "get_chunk_size", lambda _, chunk=chunk: chunk)
+        rows.append(start_batch(ours, found, CONFIG)())
+    for other in rows[1:]:
+        for row, expected in zip(other, rows[0], strict=True):
+            assert isinstance(row, RegionRow) and isinstance(expected, RegionRow)
+            np.testing.assert_array_equal(row.class_ids, expected.class_ids)
+            np.testing.assert_array_equal(row.boxes, expected.boxes)
+            assert row.features is not None and expected.features is not None
+            np.testing.assert_allclose(row.features, expected.features, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 """Shards, manifest and reading: what is written is what is read, and damage is found."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlmill.runtime.files.growing import GrowingFile
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder, write_manifest
 from vlmill.runtime.files.reading import find_shards, iter_batches, read_producer, read_table
-from vlmill.runtime.files.shards import ShardWriter, shard_name, write_shard
+from vlmill.runtime.files.shards import ShardWriter, describe_shard, shard_name, write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.rejects import Reason, reject
-from vlmill.schemas.tables import PAIRS, REJECTS, Table, conform, table_of_rows
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table, conform, table_of_rows
 
 
 def pair(number: int, text: str = "a cat on a mat") -> dict[str, object]:
@@ -64,6 +66,40 @@ def test_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
         write_folder(tmp_path / name)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_checksum_is_that_of_the_file_which_is_not_read_again(
+    tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [
+        [{"image_id": f"{n}-{k}", "bytes": bytes([n + k]) * 3000 * n} for k in range(3)]
+        for n in range(4)
+    ]
+    with monkeypatch.context() as patch:
+        patch.delattr(hashlib, "file_digest")
+        with ShardWriter(tmp_path, IMAGES, 0, 1, compression=compression) as writer:
+            for rows in groups:
+                writer.write(rows)
+    assert writer.shard is not None and writer.shard.rows == 12
+    assert writer.shard == describe_shard(writer.path, IMAGES.name)
+    empty = write_shard(tmp_path / "empty", REJECTS, [])
+    assert empty == describe_shard(tmp_path / "empty" / empty.name, REJECTS.name)
+
+
+def test_the_checksum_of_a_growing_file(tmp_path: Path) -> None:
+    path, content = tmp_path / "file", bytes(range(256)) * 100
+    path.write_bytes(content)
+    file = GrowingFile(path)
+    assert file.extend(0) is None
+    for size in (1, 4095, 4096, 4097, 20_000, len(content)):
+        old = file.size
+        added = file.extend(size)
+        assert added is not None
+        assert added.mapped[added.begin : added.end] == content[old:size]
+        assert added.start + added.begin == old
+        assert file.sha256() == hashlib.sha256(content[:size]).hexdigest()
+    assert file.extend(len(content)) is None
 
 
 def test_nothing_appears_when_writing_fails(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlmill.runtime.files.growing import GrowingFile
 from vlmill.runtime.files.manifest import verify_folder, write_manifest
 from vlmill.runtime.files.shards import ShardWriter, describe_shard
 from vlmill.runtime.files.value_offsets import KEY, NULL, ByteRangesWriter, ShardByteRanges
@@ -28,13 +29,15 @@ SPEC = Table(name="test", version="1.0", schema=SCHEMA)
 def write_file(path: Path, groups: list[Values], **options: Any) -> None:
     """A file as the shards' writer makes it, but with pages of any size and form."""
     about = {"compression": "none", "use_dictionary": False, "write_statistics": False} | options
-    places = ByteRangesWriter(path, SPEC)
+    places, file = ByteRangesWriter(SPEC), GrowingFile(path)
     with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, SCHEMA, **about) as writer:
         for values in groups:
             columns = [pa.array([1] * len(values), pa.int32()), pa.array(values, pa.large_binary())]
-            table, begin = pa.table(columns, schema=SCHEMA), sink.tell()
+            table = pa.table(columns, schema=SCHEMA)
+            file.extend(sink.tell())
             writer.write_table(table)
-            places.add(table, begin, sink.tell())
+            if (written := file.extend(sink.tell())) is not None:
+                places.add(table, written)
         writer.add_key_value_metadata(places.metadata())
 
 
@@ -111,11 +114,13 @@ def test_a_required_column_has_no_levels(tmp_path: Path) -> None:
     values: Values = [b"abc" * 30, b"", b"d"]
     path = tmp_path / "x.parquet"
     table = pa.table([pa.array([1, 1, 1], pa.int32()), pa.array(values, pa.large_binary())], schema)
-    places = ByteRangesWriter(path, SPEC)
+    places, file = ByteRangesWriter(SPEC), GrowingFile(path)
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
     with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, schema, **options) as writer:
         writer.write_table(table)
-        places.add(table, 4, sink.tell())
+        written = file.extend(sink.tell())
+        assert written is not None
+        places.add(table, written)
         writer.add_key_value_metadata(places.metadata())
     assert values_of(path, 0) == values
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.runtime.files.contract import read_parquet_footer
-from vlmill.runtime.files.shards import ShardWriter, is_marked_finite, write_shard
+from vlmill.runtime.files.shards import FINITE, ShardWriter, is_marked_finite, write_shard
 from vlmill.runtime.readers.region_rows import LARGEST
 from vlmill.runtime.readers.regions import (
     RegionReader,
@@ -167,6 +168,54 @@ def test_bfloat16_rounds_to_nearest(value: float) -> None:
     assert once.dtype == np.float32
     assert once.tolist() == expected.float().tolist()
     assert from_stored(to_stored(once, "bfloat16"), "bfloat16").tolist() == once.tolist()
+
+
+def lists_of_python(row: RegionRow, dtype: str) -> dict[str, Any]:
+    """A row's values as plain Python has them, from which Arrow makes the table by itself."""
+    values: dict[str, Any] = {**vars(row), "num_boxes": len(row.boxes)}
+    for name in ("features", "class_probs", "global_feature"):
+        if values[name] is not None:
+            values[name] = to_stored(values[name], dtype).tobytes()
+    if row.class_prob_ids is not None:
+        values["class_prob_ids"] = row.class_prob_ids.astype("<u2").tobytes()
+    values["boxes"] = row.boxes.astype(np.float32)
+    return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in values.items()}
+
+
+MIXED = [
+    row("a", 3, global_feature=np.arange(4, dtype=np.float32)),
+    row("b", 0),
+    row("c", 2, features=None, class_ids=None, class_scores=None, class_probs=None),
+    row("d", 4, class_prob_ids=np.arange(12).reshape(4, 3), boxes=np.eye(4)),
+    row("e", 1, class_ids=np.array([-1]), class_scores=np.array([0.1]), attribute_ids=np.ones(1)),
+    row("f", 2, attribute_ids=np.array([7, 8], np.int16), attribute_scores=np.ones(2, np.float32)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [MIXED, MIXED[:1], MIXED[2:3], []])
+def test_the_bytes_are_those_of_lists_of_python(
+    tmp_path: Path, rows: list[RegionRow], dtype: str
+) -> None:
+    schema = REGIONS.schema.with_metadata({FINITE: "true"})
+    expected = pa.Table.from_pylist([lists_of_python(r, dtype) for r in rows], schema=schema)
+    contents = []
+    for name, checked in (("plain", False), ("checked", True)):
+        table = encode_regions(rows, dtype=dtype, checked=checked)
+        table.validate(full=True)
+        assert table.equals(expected, check_metadata=True)
+        write_shard(tmp_path / name, REGIONS, table)
+        contents += [path.read_bytes() for path in (tmp_path / name).iterdir()]
+    write_shard(tmp_path / "expected", REGIONS, expected)
+    assert contents == 2 * [path.read_bytes() for path in (tmp_path / "expected").iterdir()]
+
+
+def test_numbers_that_a_column_cannot_hold_are_refused() -> None:
+    for ids in (np.array([40_000]), np.array([0.5])):
+        with pytest.raises(ValueError, match=r"40000|truncated"):
+            encode_regions([row("a", 1, class_ids=ids)], dtype="float16")
+    with pytest.raises(ValueError, match=r"a: class_ids are \(2, 1\), must be \(2,\)"):
+        encode_regions([row("a", 2, class_ids=np.zeros((2, 1), np.int16))], dtype="float16")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.1e10, -3e38])

@@ -1,0 +1,50 @@
+"""A file's checksum grows with the file, so that it need not be read again once it is whole."""
+
+import hashlib
+import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+# Pages are in memory already: mapped together they cost a tenth of one fault each. Linux alone.
+MAPPING = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
+
+
+class MappedRange(NamedTuple):
+    """A part of a file: ``mapped[begin:end]``, whose first mapped byte is the file's ``start``."""
+
+    mapped: mmap.mmap
+    start: int
+    begin: int
+    end: int
+
+
+class GrowingFile:
+    """Computes the SHA-256 of a file that another object appends to.
+
+    The bytes are mapped as soon as they have been written. A file object that hashes what it writes
+    would have Arrow copy each page into Python's memory, and wait for the interpreter 50 times a
+    row group; so a row group waits for it once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._digest = path, hashlib.sha256()
+        self.size = 0  # of what has been hashed
+
+    def extend(self, size: int) -> MappedRange | None:
+        """Hashes the bytes up to ``size``, all of which have been written; None if none is new."""
+        if size <= self.size:
+            return None
+        start = self.size // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        with self._path.open("rb") as file:
+            mapped = mmap.mmap(
+                file.fileno(), size - start, flags=MAPPING, prot=mmap.PROT_READ, offset=start
+            )
+        with memoryview(mapped) as view, view[self.size - start :] as added:
+            self._digest.update(added)
+        added_range = MappedRange(mapped, start, self.size - start, size - start)
+        self.size = size
+        return added_range
+
+    def sha256(self) -> str:
+        """Returns the checksum of the bytes hashed so far, in hexadecimal."""
+        return self._digest.hexdigest()
