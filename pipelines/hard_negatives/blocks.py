@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.captions import Staged, read_arrow
 from vlmill.pipelines.hard_negatives.index import build_index
@@ -23,6 +22,7 @@ from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.runtime.files.atomic import atomic_folder, has_folder
 from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.units.numbers import Numbers, timed
 from vlmill.schemas.tables import NEGATIVES
 
 BLOCK = 20_000  # captions whose lists are in memory together

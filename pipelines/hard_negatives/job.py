@@ -21,12 +21,12 @@ from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
 from vlmill.pipelines.hard_negatives.steps import Step, list_steps, run_here, staging
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
-from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.files.atomic import has_folder, remove_leftovers
 from vlmill.runtime.files.outputs import State, prepare_output, remove_output
 from vlmill.runtime.files.paths import remove_tree, to_path
+from vlmill.runtime.units.launch.loading import quiet_beam_import
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES
@@ -87,8 +87,8 @@ def select_runner(
     # Beam takes seconds to load.
     with quiet_beam_import():
         from vlmill.pipelines.hard_negatives.on_beam import run_beam
-        from vlmill.pipelines.launch.clusters import require_for_cluster
-        from vlmill.pipelines.launch.options import beam_options
+        from vlmill.runtime.units.launch.clusters import require_for_cluster
+        from vlmill.runtime.units.launch.options import beam_options
 
     options = beam_options(beam_flags, __name__)
     require_for_cluster(options, {"--pairs": args.pairs, "--output": str(args.output)})

@@ -13,8 +13,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pvalue import AsIter
 
 from vlmill.pipelines.hard_negatives.steps import Step
-from vlmill.pipelines.launch.metrics import count_in_beam
-from vlmill.pipelines.launch.options import run_pipeline
+from vlmill.runtime.units.launch.metrics import count_in_beam
+from vlmill.runtime.units.launch.options import run_pipeline
 
 
 class DoUnits(beam.DoFn):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vlmill.pipelines.counting.numbers import Numbers
 from vlmill.pipelines.hard_negatives.blocks import (
     build_part,
     count_captions,
@@ -21,9 +20,10 @@ from vlmill.pipelines.hard_negatives.captions import Staged, stage
 from vlmill.pipelines.hard_negatives.finish import finish
 from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.vectors import cut_chunk, write_vectors
-from vlmill.pipelines.launch.local import open_workers
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import has_folder
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.pool import open_workers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, save
 from vlmill.pipelines.hard_negatives.captions import Staged, chunk_starts, read_arrow, write_arrow
 from vlmill.pipelines.hard_negatives.index import build_bags
@@ -25,6 +24,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import atomic_path, has_folder
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.units.numbers import Numbers, timed
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import VOCABULARY
 

@@ -23,6 +23,7 @@ import vlmill
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.paths import readable, to_path
 from vlmill.runtime.files.value_offsets import ByteRangesWriter, binary_columns
+from vlmill.runtime.files.written import note_digest
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
 # Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN,
@@ -119,6 +120,7 @@ class ShardWriter:
         """Reads the file that is about to appear: in a store it would have to come back."""
         if kind is None:
             shard = describe_shard(self._temporary, self.spec.name, self._rows)
+            note_digest(self._temporary, shard.sha256)
             self._described = dataclasses.replace(shard, name=self.path.name)
 
     def _keep_facts(self, kind: type[BaseException] | None, *_: object) -> None:

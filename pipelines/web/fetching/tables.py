@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import IN, OUT, Tally
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED, URLS
 from vlmill.pipelines.web.fetching.warc import part_name
 from vlmill.pipelines.web.fetching.work import Fetching
 from vlmill.runtime.files.shards import Shard, ShardWriter
+from vlmill.runtime.units.funnel import IN, OUT, Tally
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import OUTCOMES, REJECTS, Table
 

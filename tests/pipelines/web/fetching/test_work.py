@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.pipelines.web.fetching.hosts import assign_bucket
 from vlmill.pipelines.web.fetching.lines import Line
@@ -16,6 +15,7 @@ from vlmill.pipelines.web.fetching.warc import part_name
 from vlmill.pipelines.web.fetching.work import Fetching, distribute, pull_all, retry_failed
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]

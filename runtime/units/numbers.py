@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
-from vlmill.pipelines.counting.funnel import IMAGES, IN, NEAR_DUPLICATES, OUT, PAGES, Tally
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.units.funnel import IN, OUT, Tally
 
 Numbers = Counter[str]
 """``pages``, ``pictures``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
@@ -15,22 +15,15 @@ Numbers = Counter[str]
 
 BYTES, MILLISECONDS, REJECTS = "bytes", "milliseconds", "rejects"
 SHOWN_REASONS = 3  # of rejects, on the screen: the most frequent ones
-COUNTED = {
-    (PAGES.name, IN): "pages",
-    (IMAGES.name, IN): "pictures",
-    (NEAR_DUPLICATES.name, OUT): "pairs",
-}
 
 
-def sum_tallies(tallies: Mapping[Tally, int], *, num_bytes: int = 0) -> Numbers:
-    """Returns the numbers of a unit that counted its stages so."""
-    numbers = Numbers({BYTES: num_bytes} if num_bytes else {})
-    for tally, count in tallies.items():
-        if tally[1] not in (IN, OUT):
-            numbers += count_rejects({tally[1]: count})
-        elif tally in COUNTED:
-            numbers[COUNTED[tally]] += count
-    return numbers
+def count_tallies(tallies: Mapping[Tally, int]) -> Numbers:
+    """Returns the numbers of what the stages of a unit dropped."""
+    reasons = Counter[str]()
+    for (_, what), count in tallies.items():
+        if what not in (IN, OUT):
+            reasons[what] += count
+    return count_rejects(reasons)
 
 
 def count_rejects(reasons: Mapping[str, int]) -> Numbers:
