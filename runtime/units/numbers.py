@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.units.funnel import IN, OUT, Tally
 
@@ -44,13 +45,18 @@ def timed(numbers: Numbers) -> Iterator[None]:
 class UnitProgress:
     """Shows how many units of a step are done, and the sums of their numbers."""
 
-    def __init__(self, *, total: int, label: str, unit: str = "unit") -> None:
-        self._progress = Progress(total=total, unit=unit, label=label)
+    def __init__(self, *, total: int, label: str) -> None:
+        self._progress = Progress(total=total, unit="unit", label=label, visible=total > 1)
+        self._total, self._label, self._before = total, label, 0
         self._sums = Numbers()
         self._start = time.monotonic()
 
-    def add(self, numbers: Numbers) -> None:
-        """Counts one more unit."""
+    def add(self, numbers: Numbers | None) -> None:
+        """Counts one more unit; None is one that was finished before."""
+        if numbers is None:
+            self._before += 1
+            self._progress.advance(1)
+            return
         self._sums += numbers
         seconds = time.monotonic() - self._start
         self._progress.advance(1, rejects=numbers[REJECTS], **format_notes(self._sums, seconds))
@@ -70,6 +76,9 @@ class UnitProgress:
         trace: TracebackType | None,
     ) -> None:
         self._progress.__exit__(kind, error, trace)
+        if self._before:
+            units = f"{self._before} of {self._total} unit{'s' * (self._total > 1)}"
+            print_status(f"continuing: {self._label}, {units} finished before")
 
 
 def format_notes(sums: Numbers, seconds: float) -> dict[str, str]:

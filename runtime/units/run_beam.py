@@ -27,7 +27,7 @@ class RunUnits(beam.DoFn):
         job, steps = self.stored.load()
         step, units = steps[self.number], list(numbered[1])
         for unit in units:
-            count_in_beam(step.name, step.run(job, unit))
+            count_in_beam(step.name, step.run(job, unit) or {})
         yield 0, len(units)
 
 

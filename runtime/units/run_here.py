@@ -1,6 +1,7 @@
 """Steps on this machine: a process that is free takes the next unit."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from vlmill.runtime.units.numbers import Numbers, UnitProgress
 from vlmill.runtime.units.pool import open_workers
@@ -32,16 +33,13 @@ def run_here(
                     idle()
                     progress.idle()
 
-                if step.threads or len(units) < 2:
-                    for unit in units:
-                        progress.add(step.run(job, unit))
-                else:
-                    numbered = [(number, unit) for unit in units]
-                    for numbers in pool.map_units(_do, numbered, tick):
-                        progress.add(numbers)
+                numbered = [(number, unit) for unit in units]
+                here = map(partial(_do, (job, steps)), numbered)
+                for numbers in here if step.threads else pool.map_units(_do, numbered, tick):
+                    progress.add(numbers)
 
 
-def _do(shared: Shared[AnyJob], numbered: tuple[int, Unit]) -> Numbers:
+def _do(shared: Shared[AnyJob], numbered: tuple[int, Unit]) -> Numbers | None:
     job, steps = shared
     number, unit = numbered
     return steps[number].run(job, unit)

@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Generic
 
 from vlmill.runtime.units.numbers import BYTES, Numbers, count_tallies, timed
-from vlmill.runtime.units.unit import (
-    AnyJob,
-    Result,
-    Unit,
-    parse_result,
-    read_record,
-    record_path,
-    run_unit,
-    work_folder,
-)
+from vlmill.runtime.units.unit import AnyJob, Result, Unit, read_result, run_unit, work_folder
 
 Units = Callable[[AnyJob], Sequence[Unit]]
 Work = Callable[[AnyJob, Unit], Result]
@@ -37,8 +28,8 @@ class Step(Generic[AnyJob]):
     threads: bool = False
     recorded: bool = True
 
-    def run(self, job: AnyJob, unit: Unit) -> Numbers:
-        """Does a unit unless it is done; returns what was done."""
+    def run(self, job: AnyJob, unit: Unit) -> Numbers | None:
+        """Does a unit and returns what was done; None if it was finished before."""
         numbers = Numbers()
         with timed(numbers):
             if self.recorded:
@@ -46,14 +37,14 @@ class Step(Generic[AnyJob]):
             else:
                 result = self.work(job, unit)
         if result is None:
-            return Numbers()
+            return None
         written = Numbers({BYTES: sum(shard.bytes for shard in result.shards)})
         return numbers + result.numbers + written + count_tallies(result.tallies)
 
     def results(self, job: AnyJob) -> Iterator[Result]:
         """Yields the results of all units. Raises FileNotFoundError for one that is not done."""
         folder = self.folder(job)
-        return (parse_result(read_record(record_path(folder, u))) for u in self.units(job))
+        return (read_result(folder, unit) for unit in self.units(job))
 
 
 def single_unit(name: str, job: object) -> list[Unit]:

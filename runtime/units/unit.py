@@ -110,8 +110,9 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def parse_result(record: Mapping[str, Any]) -> Result:
-    """Returns the result that a record holds."""
+def read_result(folder: Path, unit: Unit) -> Result:
+    """Returns the result that a unit's record holds. Raises FileNotFoundError before it is done."""
+    record = read_record(record_path(folder, unit))
     return Result(
         tallies=Counter({(stage, what): count for stage, what, count in record["tallies"]}),
         shards=[Shard(**shard) for shard in record["shards"]],

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,10 @@ import pytest
 from tests.dataflow.translating import IMAGE, Translation
 
 from vlmill.extract.run.job import Part
-from vlmill.pipelines.hard_negatives import on_beam as negatives
-from vlmill.pipelines.hard_negatives.captions import Staged
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import list_steps, staging
+from vlmill.pipelines.hard_negatives.steps import list_steps
 from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published.command import open_parts
 from vlmill.pipelines.regions import on_beam as regions
@@ -35,32 +33,35 @@ from vlmill.pipelines.web.fetching.work import Fetching
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.runtime.units import run_beam
 from vlmill.runtime.units.launch.options import beam_options
+from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.stored import StoredJob
 from vlmill.schemas.tables import PAIRS
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
+ENGINE = {"runtime.units.run_beam.RunUnits"}
 
 
-def web_pairs(translation: Translation) -> None:
-    stored = StoredJob(path=f"{OUTPUT}/work/job.pickle", sha256="0" * 64)
-    with translation(beam_options([])) as pipeline:
-        run_beam.build(pipeline, stored, [step.name for step in STEPS])
+def engine(steps: Sequence[Step[Any]]) -> Callable[[Translation], None]:
+    """A job of the one engine: its graph names where job and steps are."""
+
+    def build(translation: Translation) -> None:
+        stored = StoredJob(path=f"{OUTPUT}/work/job.pickle", sha256="0" * 64)
+        with translation(beam_options([])) as pipeline:
+            run_beam.build(pipeline, stored, [step.name for step in steps])
+
+    return build
 
 
-def hard_negatives(_: Translation) -> None:
-    plan = Plan(
-        source=Source(argument="gs://bucket/pairs"),
-        rules=NegativeRules(),
-        output=Path(OUTPUT),
-        settings={"top": 30},
-        shard_captions=1000,
-        parts=3,
-        threads=2,
-    )
-    staged = Staged(rows=10, captions=10, chunks=2, unspaced=0, alone=0)
-    negatives.run_beam(beam_options([]), staging(plan))
-    negatives.run_beam(beam_options([]), list_steps(plan, staged, plan.ranges(staged)))
+PLAN = Plan(
+    source=Source(argument="gs://bucket/pairs"),
+    rules=NegativeRules(),
+    output=Path(OUTPUT),
+    settings={"top": 30},
+    shard_captions=1000,
+    parts=3,
+    threads=2,
+)
 
 
 def regions_job(translation: Translation) -> None:
@@ -95,8 +96,8 @@ def tables(_: Translation) -> None:
 
 
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
-    "web_pairs": (web_pairs, run_beam, {"runtime.units.run_beam.RunUnits"}),
-    "hard_negatives": (hard_negatives, negatives, {"pipelines.hard_negatives.on_beam.DoUnits"}),
+    "web_pairs": (engine(STEPS), run_beam, ENGINE),
+    "hard_negatives": (engine(list_steps(PLAN)), run_beam, ENGINE),
     "crawl": (crawl, on_beam, {"pipelines.web.fetching.on_beam.FetchBuckets"}),
     "manifest": (manifest, parts, {"pipelines.manifest.on_beam.MakePart"}),
     "tables": (tables, on_tables, {"pipelines.tables.on_beam.WriteShard"}),
