@@ -146,7 +146,7 @@ setup(
         "console_scripts": [
             "extract-rois = vlmill.extract.cli:main",
             "train-vl = vlmill.train.cli:main",
-            "vlmill-flink-worker = vlmill.pipelines.launch.flink_worker:main",
+            "vlmill-flink-worker = vlmill.runtime.units.launch.flink_worker:main",
         ]
     },
     packages=PACKAGES,

@@ -24,14 +24,14 @@ from selectolax.lexbor import LexborHTMLParser
 from shell import parse_form, result_line
 from worlds.web import Web, write_archives
 
-from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.reading import Record, open_archive, read_archive
 from vlmill.pipelines.web_pairs.archives import find_archives
 from vlmill.pipelines.web_pairs.job import with_mined
-from vlmill.pipelines.web_pairs.on_beam import run_beam
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.pipelines.web_pairs.units import Job, prepare_work
+from vlmill.runtime.units.launch.options import beam_options
+from vlmill.runtime.units.run_beam import run_beam
 
 SHORT = {"pages": 600, "rounds": 1, "growth": 4}
 FULL = {"pages": 2_000, "rounds": 3, "growth": 16}
@@ -77,7 +77,7 @@ def time_loop(pattern: str, folder: Path) -> dict[str, float]:
 def time_beam(pattern: str, folder: Path) -> float:
     """CPU seconds through Beam's local runner, without the time of its import."""
     job = job_over(pattern, folder)
-    return cpu(lambda: run_beam(job, beam_options([])))
+    return cpu(lambda: run_beam(job, STEPS, options=beam_options([])))
 
 
 def print_line(name: str, value: float, unit: str, **more: object) -> None:

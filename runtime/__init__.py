@@ -3,5 +3,6 @@
 Reading order: ``settings`` (settings as plain YAML), ``extras`` (modules that only some commands
 need), ``processes`` (worker processes), ``files`` (tables that are written whole and found again),
 ``readers`` (a row by its id), ``net`` (a guarded HTTP client), ``console`` (commands, progress,
-reports) and ``service`` (the shell of the HTTP services). It imports ``vlmill.schemas`` alone.
+reports), ``units`` (the one engine of the jobs) and ``service`` (the shell of the HTTP services).
+It imports ``vlmill.schemas`` alone.
 """

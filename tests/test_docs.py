@@ -16,8 +16,8 @@ from vlmill.inference.convert.command import SOURCES
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.pipelines.filters.scorer import GROUPS, NAMES
 from vlmill.pipelines.filters.statistics import GROUPS as IMAGE_GROUPS
-from vlmill.pipelines.launch.loading import flags_of_beam
 from vlmill.runtime.settings.plain_fields import override
+from vlmill.runtime.units.launch.loading import flags_of_beam
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
 from vlmill.train.recipes.tasks import task_recipe_named
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from labelled_sites.labels import Label, read_labels, verdict_of
 from labelled_sites.reading import by_host, joined_pages
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.choose import choose, scenes
 from vlmill.pipelines.web.choice.dominance import judge_images
@@ -15,6 +14,7 @@ from vlmill.pipelines.web.choice.features import features
 from vlmill.pipelines.web.choice.joined_page import JoinedPage, TextSource
 from vlmill.pipelines.web.choice.survey import Site, survey_site
 from vlmill.runtime.net.urls import join_key
+from vlmill.runtime.units.funnel import Drop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.reading import Record, read_archive
 from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured
@@ -16,6 +15,7 @@ from vlmill.pipelines.web.pages.page import Page
 from vlmill.pipelines.web.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
 from vlmill.runtime.net.urls import join_key
+from vlmill.runtime.units.funnel import Drop
 
 
 def joined_pages(archive: Path, rules: WebPairRules) -> list[JoinedPage]:

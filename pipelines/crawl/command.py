@@ -3,8 +3,6 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.launch.loading import parsed
-from vlmill.pipelines.launch.local import local_workers
 from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
@@ -16,6 +14,8 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.units.launch.loading import parsed
+from vlmill.runtime.units.runner import local_workers
 from vlmill.schemas.errors import InputError
 
 
@@ -112,7 +112,7 @@ def run(arguments: Sequence[str]) -> int:
         manners = build_policy(args)
         _check(args)
         workers = local_workers(args.workers, beam_flags)
-        if workers is None and is_remote(args.output):
+        if beam_flags and is_remote(args.output):
             raise InputError(
                 f"--output {args.output}: with {beam_flags[0]} give a folder that every worker "
                 "sees, or leave the flag out: this machine's workers write to a store"

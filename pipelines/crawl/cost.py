@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.fetching.hosts import get_host
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
 from vlmill.runtime.console.cost import Estimate
+from vlmill.runtime.units.funnel import Drop
 
 REQUESTS_FIRST = 2  # of each host: robots.txt and tdmrep.json
 

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.crawl.cost import estimate_cost
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
 from vlmill.pipelines.crawl.report import write_report
-from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.pages import Scope
@@ -42,6 +40,8 @@ from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_wor
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.processes import all_cores
+from vlmill.runtime.units.funnel import build_funnel
+from vlmill.runtime.units.launch.loading import quiet_beam_import
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -51,12 +51,12 @@ JOB = "crawl"
 def run(
     args: argparse.Namespace,
     policy: PolitenessPolicy,
-    workers: int | None,
+    workers: int,
     beam_flags: Sequence[str],
 ) -> int:
     """Runs the job unless its output is there, and says what came out.
 
-    ``workers``: processes of this machine; None for the runner that ``beam_flags`` name.
+    ``workers``: processes of this machine, unless ``beam_flags`` name a runner.
     """
     output = to_path(args.output)
     buckets = args.buckets or _buckets_before(output) or all_cores()
@@ -74,7 +74,7 @@ def run(
     )
     lines = read_lists(lists, column=args.url_column, follow=args.follow)
     if args.dry_run:
-        return print_estimate(estimate_cost(lines, policy, workers or 1), output)
+        return print_estimate(estimate_cost(lines, policy, workers), output)
     inputs = [file_input("--urls", str(path)) for path in lists]
     settings = read_settings(args, job, inputs)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
@@ -99,13 +99,13 @@ def _buckets_before(output: Path) -> int | None:
         return None  # there is none, or prepare_output says what is wrong with it
 
 
-def _fetch(job: Fetching, workers: int | None, beam_flags: Sequence[str]) -> None:
+def _fetch(job: Fetching, workers: int, beam_flags: Sequence[str]) -> None:
     """Fetches everything, in processes of this machine or on the Beam runner that is named."""
-    if workers is None:
+    if beam_flags:
         # Beam takes seconds to load: local workers do without it.
         with quiet_beam_import():
-            from vlmill.pipelines.launch.options import beam_options
             from vlmill.pipelines.web.fetching.on_beam import rounds_on_beam
+            from vlmill.runtime.units.launch.options import beam_options
         run_rounds(job, rounds_on_beam(job, beam_options(beam_flags)))
         return
     with rounds_here(job, workers) as run_round:

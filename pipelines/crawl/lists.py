@@ -14,7 +14,6 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.fetching.answers import TRANSIENT, TRANSIENT_STATUSES
 from vlmill.pipelines.web.fetching.entries import FETCHED, NOT_MODIFIED, UrlEntry
 from vlmill.pipelines.web.fetching.lines import Line, parse_url_line
@@ -23,6 +22,7 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.contract import check_file, read_parquet_footer
 from vlmill.runtime.files.paths import matches, readable, to_path
 from vlmill.runtime.files.reading import find_shards
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import OUTCOMES, REJECTS

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters import statistics
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_image
 from vlmill.runtime.extras import require_extra
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason, Rejected
 
 ANY, SAFETY, REALISM = "picture", "safety", "realism"

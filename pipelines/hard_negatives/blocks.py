@@ -5,7 +5,6 @@ lists lie in between on the disk, of each block and each part of the index. An a
 answers of the parts; their lists are merged by cosine and caption.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,51 +13,52 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
-from vlmill.pipelines.hard_negatives.captions import Staged, read_arrow
+from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.index import build_index
 from vlmill.pipelines.hard_negatives.kernel import search
-from vlmill.pipelines.hard_negatives.plan import Plan, Range
+from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.state import Rules
-from vlmill.runtime.files.atomic import atomic_folder, has_folder
+from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.tables import NEGATIVES
 
 BLOCK = 20_000  # captions whose lists are in memory together
 ROWS_PER_GROUP = 10_000
 
 
-def build_part(plan: Plan, number: int) -> Numbers:
-    """Leaves a part of the index, unless it is there."""
-    folder = plan.part(number)
-    if not has_folder(folder):
-        save(folder, build_index(mapped(plan.bags, Bags), number, plan.parts))
-    return Numbers()
+def build_part(plan: Plan, unit: Unit) -> Result:
+    """Leaves a part of the index."""
+    index = build_index(mapped(plan.bags, Bags), unit.number, plan.parts)
+    save(plan.part(unit.number), index)
+    return Result()
 
 
-def search_block(plan: Plan, unit: tuple[int, int]) -> Numbers:
-    """(part, block): leaves the block's lists from this part, unless they are there.
+def block_units(part: int, plan: Plan) -> list[Unit]:
+    """Returns a unit for each block of captions that is searched in a part of the index."""
+    blocks = range(-(-plan.staged.captions // BLOCK))
+    return [Unit(name=f"lists-{block:05d}-{part}", number=block) for block in blocks]
+
+
+def search_block(number: int, plan: Plan, unit: Unit) -> Result:
+    """Leaves a block's lists from part ``number`` of the index.
 
     Scores that the parts before it have reached need not be found again.
     """
-    number, block = unit
-    if has_folder(lists_folder(plan.work, block, number)):  # before its worker was killed
-        return Numbers()
-    bags, part, rules = mapped(plan.bags, Bags), mapped(plan.part(number), Part), plan.rules
+    block, rules = unit.number, plan.rules
+    bags, part = mapped(plan.bags, Bags), mapped(plan.part(number), Part)
     first = block * BLOCK
     last = first + count_captions(block, bags.members.size)
-    before = [p for p in range(number) if has_folder(lists_folder(plan.work, block, p))]
-    _, scores = merged(plan.work, block, before, np.arange(last - first), rules.top)
+    _, scores = merged(plan.work, block, range(number), np.arange(last - first), rules.top)
     floors = np.ascontiguousarray(scores[:, -1])
     limits = Rules(rules.top, rules.below.numerator, rules.below.denominator)
-    numbers = Numbers(captions=last - first)
-    with timed(numbers):
-        lists = search_range(bags, part, limits, first, last, floors, plan.threads)
+    lists = search_range(bags, part, limits, first, last, floors, plan.threads)
     with atomic_folder(lists_folder(plan.work, block, number), replace=True) as folder:
         for name, array in zip(("numbers", "scores"), lists, strict=True):
             np.save(folder / f"{name}.npy", array)
-    return numbers
+    return Result(numbers=Numbers(captions=last - first))
 
 
 def search_range(
@@ -110,27 +110,36 @@ def all_lists(work: Path, captions: int, parts: int, top: int) -> Iterator[tuple
         yield merged(work, block, range(parts), rows, top)
 
 
-def write_negatives(plan: Plan, staged: Staged, unit: Range) -> Numbers:
-    """(shard, first, last caption): leaves the shard, unless it is there."""
-    shard, first, last = unit
-    if plan.shard(shard, staged).exists():
-        return Numbers()
-    numbers = Numbers(rows=last - first)
-    total = len(plan.ranges(staged))
+def shard_units(plan: Plan) -> list[Unit]:
+    """Returns a unit for each shard: ``slices`` are its captions."""
+    starts = range(0, plan.staged.captions, plan.shard_captions)
+    ends = [*starts[1:], plan.staged.captions]
+    return [
+        Unit(name=f"negatives-{number:05d}", number=number, slices=range(start, end))
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+
+
+def write_negatives(plan: Plan, unit: Unit) -> Result:
+    """Leaves a shard of negatives."""
     writer = ShardWriter(
-        plan.output, NEGATIVES, shard, total, producer=plan.producer, compression="zstd"
+        plan.output,
+        NEGATIVES,
+        unit.number,
+        plan.num_shards,
+        producer=plan.producer,
+        compression="zstd",
     )
-    with timed(numbers), writer:
+    with writer:
         members = mapped(plan.bags, Bags).members
         positions = np.empty(members.size, np.int32)  # of each caption, in the order of search
         positions[members] = np.arange(members.size, dtype=np.int32)
         ids = read_arrow(plan.captions / "ids.arrow").column("id").combine_chunks()
-        for begin in range(first, last, ROWS_PER_GROUP):
-            end = min(begin + ROWS_PER_GROUP, last)
+        for begin in range(unit.slices.start, unit.slices.stop, ROWS_PER_GROUP):
+            end = min(begin + ROWS_PER_GROUP, unit.slices.stop)
             writer.write(_table(plan, ids, range(begin, end), positions[begin:end]))
     assert writer.shard is not None
-    numbers["bytes"] = writer.shard.bytes
-    return numbers
+    return Result(shards=[writer.shard], numbers=Numbers(rows=len(unit.slices)))
 
 
 def _table(plan: Plan, ids: pa.Array, captions: range, positions: Array) -> pa.Table:
@@ -158,18 +167,3 @@ def _table(plan: Plan, ids: pa.Array, captions: range, positions: Array) -> pa.T
 def count_captions(block: int, captions: int) -> int:
     """How many of all captions a block has: the last one has the rest."""
     return min(BLOCK, captions - block * BLOCK)
-
-
-def missing_blocks(work: Path, captions: int, part: int) -> list[tuple[int, int]]:
-    """(part, block) of the blocks whose lists from a part are not there."""
-    blocks = range(-(-captions // BLOCK))
-    return [(part, b) for b in blocks if not has_folder(lists_folder(work, b, part))]
-
-
-def read_staged(work: Path) -> dict[str, int] | None:
-    """What an earlier run has staged in ``work``, None if it has not."""
-    if not has_folder(work / "captions"):
-        return None
-    text = (work / "captions" / "staged.json").read_text(encoding="utf-8")
-    counts: dict[str, int] = json.loads(text)
-    return counts

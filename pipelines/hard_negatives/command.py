@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, build_rules
-from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -15,6 +14,7 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.processes import all_cores
+from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
 def parser() -> Parser:

@@ -1,18 +1,20 @@
 """The end of a run: what was rejected, counts, the report and, last, the manifest."""
 
-from vlmill.pipelines.hard_negatives.captions import JOB, Staged, read_arrow
+from vlmill.pipelines.hard_negatives.blocks import shard_units
+from vlmill.pipelines.hard_negatives.captions import JOB, read_arrow
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.report import look, write_report
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.manifest import write_manifest
 from vlmill.runtime.files.reading import reject_counts
-from vlmill.runtime.files.shards import describe_shard, write_shard
-from vlmill.schemas.tables import NEGATIVES, REJECTS, VOCABULARY
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.units.unit import Result, Unit, read_result, work_folder
+from vlmill.schemas.tables import REJECTS
 
 
-def finish(plan: Plan, staged: Staged) -> None:
+def finish(plan: Plan, unit: Unit) -> Result:
     """Writes rejects, funnel, report and, last, the manifest: all shards are there."""
-    output = plan.output
+    output, staged = plan.output, plan.staged
     rejected = read_arrow(plan.captions / "rejects.arrow")
     rejects = write_shard(output, REJECTS, rejected, producer=plan.producer)
     counts = dict(sorted(reject_counts(output / rejects.name).items()))
@@ -24,16 +26,16 @@ def finish(plan: Plan, staged: Staged) -> None:
         | {"rejects": {}, "without_negatives": findings.without, "short_lists": findings.short},
     ]
     write_json(output / "funnel.json", funnel)
-    shards = [plan.shard(number, staged) for number, _, _ in plan.ranges(staged)]
-    names = [path.name for path in shards]
+    units = [Unit(name="vectors", number=0), *shard_units(plan)]
+    shards = [shard for u in units for shard in read_result(work_folder(plan), u).shards]
+    names = [shard.name for shard in shards[1:]]
     write_report(output, plan.captions, findings, funnel, plan.settings, names, plan.images)
-    written = [describe_shard(path, NEGATIVES.name) for path in shards]
-    vocabulary = describe_shard(plan.vocabulary, VOCABULARY.name)
     remove_leftovers(output)  # of workers that were killed while the run went on with others
     write_manifest(
         output,
-        [*written, vocabulary, rejects],
+        [*shards, rejects],
         job=JOB,
         settings=plan.settings,
         inputs=plan.inputs,
     )
+    return Result()

@@ -1,6 +1,8 @@
 """What a run is: where its captions come from, what counts, and where everything goes."""
 
 import dataclasses
+import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,6 @@ from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.shards import shard_name
 from vlmill.schemas.tables import NEGATIVES, VOCABULARY
-
-Range = tuple[int, int, int]
-"""A shard: its number, its first caption and the one after its last."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,18 +63,22 @@ class Plan:
         """Returns the one shard of the vocabulary."""
         return self.output / shard_name(VOCABULARY, 0, 1)
 
+    @functools.cached_property
+    def staged(self) -> Staged:
+        """Returns what the first step has found. Raises FileNotFoundError before it is done."""
+        text = (self.captions / "staged.json").read_text(encoding="utf-8")
+        return Staged(**json.loads(text))
+
     @property
     def producer(self) -> dict[str, Any]:
         """What shards say of their making."""
         return {"job": JOB, **self.settings}
 
-    def ranges(self, staged: Staged) -> list[Range]:
-        """Returns the shards of negatives, which cover all captions."""
-        starts = range(0, staged.captions, self.shard_captions)
-        ends = [*starts[1:], staged.captions]
-        return [(n, *cut) for n, cut in enumerate(zip(starts, ends, strict=True))]
+    @property
+    def num_shards(self) -> int:
+        """Returns the number of shards of negatives, which cover all captions."""
+        return -(-self.staged.captions // self.shard_captions)
 
-    def shard(self, number: int, staged: Staged) -> Path:
+    def shard(self, number: int) -> Path:
         """Returns a shard of negatives."""
-        total = -(-staged.captions // self.shard_captions)
-        return self.output / shard_name(NEGATIVES, number, total)
+        return self.output / shard_name(NEGATIVES, number, self.num_shards)

@@ -1,118 +1,64 @@
-"""The steps of the job over their units of work, on this machine or on Beam.
+"""The steps of the job: captions, words, vectors, index, search, shards.
 
-What one step leaves for the next lies in files, and no record goes through a shuffle: every runner
-gives the same bytes. What is there already has no unit, or is left as it is.
+Captions are laid out once, cut into words and counted, and indexed; the index is on the disk as
+plain arrays that all workers map. Blocks of captions are searched, and shards written.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from vlmill.pipelines.counting.numbers import Numbers
 from vlmill.pipelines.hard_negatives.blocks import (
+    block_units,
     build_part,
-    count_captions,
-    missing_blocks,
     search_block,
+    shard_units,
     write_negatives,
 )
-from vlmill.pipelines.hard_negatives.captions import Staged, stage
+from vlmill.pipelines.hard_negatives.captions import stage
 from vlmill.pipelines.hard_negatives.finish import finish
-from vlmill.pipelines.hard_negatives.plan import Plan, Range
-from vlmill.pipelines.hard_negatives.vectors import cut_chunk, write_vectors
-from vlmill.pipelines.launch.local import open_workers
-from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.atomic import has_folder
+from vlmill.pipelines.hard_negatives.plan import Plan
+from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
+from vlmill.pipelines.hard_negatives.vectors import chunk_units, cut_chunk, write_vectors
+from vlmill.runtime.units.step import Step, Work, single_unit
+from vlmill.runtime.units.unit import Result, Unit
+from vlmill.schemas.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step: ``work`` leaves the files of each of its units, and returns what was done."""
-
-    name: str
-    label: str  # of its numbers, on the screen and in Beam
-    work: Callable[[Any], Numbers]
-    units: Sequence[Any] = (None,)
-    captions: int = 0  # that it goes through, by which its progress is shown; 0 shows none
-    in_processes: bool = False  # on this machine, units go to processes; else each has all threads
+def lay_out_captions(plan: Plan, unit: Unit) -> Result:
+    """Lays the captions out. Raises InputError if there is none that can be searched."""
+    argument = f"--pairs {plan.source.argument}"
+    staged = stage(plan.source, plan.captions, plan.rules)
+    if not staged.captions:
+        raise InputError(f"{argument}: the table is empty; give one with captions")
+    refuse_unspaced(staged.unspaced, staged.captions, plan.rules, argument)
+    return Result()
 
 
-def staging(plan: Plan) -> list[Step]:
-    """Lays the captions out."""
-    return [_single("Captions", stage, plan.source, plan.captions, plan.rules)]
+def _alone(name: str, work: Work[Plan]) -> Step[Plan]:
+    return Step(name=name, units=partial(single_unit, name), work=work)
 
 
-def list_steps(plan: Plan, staged: Staged, missing: Sequence[Range]) -> list[Step]:
-    """All that follows, as far as it is not there; ``missing`` are shards of negatives."""
-    steps = [] if has_vectors(plan) else _vectors(plan, staged)
-    if missing:
-        steps += _negatives(plan, staged, missing)
-    return [*(step for step in steps if step.units), _single("Finish", finish, plan, staged)]
+def part_units(plan: Plan) -> list[Unit]:
+    """Returns a unit for each part of the index."""
+    return [Unit(name=f"index-{number}", number=number) for number in range(plan.parts)]
 
 
-def has_vectors(plan: Plan) -> bool:
-    """Whether the captions have become vectors: their words are needed no more."""
-    return plan.vocabulary.exists() and has_folder(plan.bags)
-
-
-def _vectors(plan: Plan, staged: Staged) -> list[Step]:
-    """Words, how many captions have each, and the captions' vectors."""
-    chunks = [k for k in range(staged.chunks) if not plan.words_path(k).exists()]
-    share = len(chunks) / max(staged.chunks, 1)  # chunks are of one size, but for the last
-    words = Step(
-        name="Words",
-        label="words",
-        work=partial(cut_chunk, plan),
-        units=chunks,
-        captions=round(staged.rows * share),
-        in_processes=True,
-    )
-    return [words, _single("Vectors", write_vectors, plan, staged)]
-
-
-def _negatives(plan: Plan, staged: Staged, missing: Sequence[Range]) -> list[Step]:
-    """The index, the lists of each block from each part of it, and the shards."""
-    parts = range(plan.parts)
-    index = Step(name="Index", label="index", work=partial(build_part, plan), units=parts)
-    search = [_search(plan, staged, part) for part in parts]
-    write = partial(write_negatives, plan, staged)
-    return [index, *search, Step(name="Write", label="negatives", work=write, units=missing)]
-
-
-def _search(plan: Plan, staged: Staged, part: int) -> Step:
-    """Blocks in one part of the index, after the parts before it: each profits from those."""
-    blocks = missing_blocks(plan.work, staged.captions, part)
-    return Step(
-        name=f"Search part {part}",
-        label="search",
-        work=partial(search_block, plan),
-        units=blocks,
-        captions=sum(count_captions(block, staged.captions) for _, block in blocks),
-    )
-
-
-def _single(name: str, function: Callable[..., object], *arguments: Any) -> Step:
-    """A step of one unit, for which a function is called."""
-    return Step(name=name, label=name.lower(), work=partial(_call, function, arguments))
-
-
-def _call(function: Callable[..., object], arguments: Sequence[Any], _: None) -> Numbers:
-    function(*arguments)
-    return Numbers()
-
-
-def run_here(steps: Sequence[Step], workers: int) -> None:
-    """Does the steps on this machine: what Beam does elsewhere."""
-    for step in steps:
-        progress = Progress(
-            total=step.captions, unit="caption", label=step.label, visible=step.captions > 0
+def list_steps(plan: Plan) -> list[Step[Plan]]:
+    """Returns all steps. A part is searched after those before it: each profits from them."""
+    search = [
+        Step(
+            name=f"search part {part}",
+            units=partial(block_units, part),
+            work=partial(search_block, part),
+            threads=True,
         )
-        processes = workers if step.in_processes else 1
-        with progress, open_workers(processes, step.work, __name__) as pool:
-            for numbers in pool.map_units(_do, step.units, partial(progress.advance, 0)):
-                progress.advance(numbers["captions"])
-
-
-def _do(work: Callable[[Any], Numbers], unit: Any) -> Numbers:
-    return work(unit)
+        for part in range(plan.parts)
+    ]
+    return [
+        _alone("captions", lay_out_captions),
+        Step(name="words", units=chunk_units, work=cut_chunk),
+        _alone("vectors", write_vectors),
+        Step(name="index", units=part_units, work=build_part, threads=True),
+        *search,
+        Step(name="write", units=shard_units, work=write_negatives),
+        _alone("finish", finish),
+    ]

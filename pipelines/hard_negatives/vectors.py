@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, save
 from vlmill.pipelines.hard_negatives.captions import Staged, chunk_starts, read_arrow, write_arrow
 from vlmill.pipelines.hard_negatives.index import build_bags
@@ -22,9 +21,11 @@ from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.tokens import make_tokenizer
 from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.atomic import atomic_path, has_folder
+from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import VOCABULARY
 
@@ -43,14 +44,15 @@ def compute_weights(idf: Array) -> Array:
     return weights
 
 
-def cut_chunk(plan: Plan, chunk: int) -> Numbers:
-    """Does :func:`count_chunk`, unless its files are there, and returns what was done."""
-    numbers = Numbers()
-    if not plan.words_path(chunk).exists():  # it appears after the counts
-        tokenize = make_tokenizer(plan.rules)
-        with timed(numbers):
-            numbers["captions"] = count_chunk(plan.captions, plan.words, chunk, tokenize)
-    return numbers
+def chunk_units(plan: Plan) -> list[Unit]:
+    """Returns a unit for each chunk of captions."""
+    return [Unit(name=f"words-{k:05d}", number=k) for k in range(plan.staged.chunks)]
+
+
+def cut_chunk(plan: Plan, unit: Unit) -> Result:
+    """Does :func:`count_chunk`."""
+    captions = count_chunk(plan.captions, plan.words, unit.number, make_tokenizer(plan.rules))
+    return Result(numbers=Numbers(captions=captions))
 
 
 def count_chunk(
@@ -95,13 +97,14 @@ def _numbers(staged: Path, chunk: int, size: int) -> Array:
     return numbers_of_chunk
 
 
-def write_vectors(plan: Plan, staged: Staged) -> None:
-    """Writes the table of all words and, unless they are there, the captions' vectors."""
+def write_vectors(plan: Plan, unit: Unit) -> Result:
+    """Writes the table of all words, and the captions' vectors."""
     with ShardWriter(plan.output, VOCABULARY, 0, 1, producer=plan.producer) as writer:
-        writer.write(build_vocabulary(plan.words, staged.captions))
-    if not has_folder(plan.bags):
-        vocabulary = pq.read_table(readable(plan.vocabulary))
-        save(plan.bags, load_bags(plan.work, staged, vocabulary, plan.rules))
+        writer.write(build_vocabulary(plan.words, plan.staged.captions))
+    assert writer.shard is not None
+    vocabulary = pq.read_table(readable(plan.vocabulary))
+    save(plan.bags, load_bags(plan.work, plan.staged, vocabulary, plan.rules))
+    return Result(shards=[writer.shard])
 
 
 def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:

@@ -4,8 +4,8 @@ import re
 import unicodedata
 import zlib
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import NumberStore
+from vlmill.runtime.files.kept_values import NumberStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import MAX_KEY, Reason
 

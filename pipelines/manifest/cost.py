@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry
 from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob
 from vlmill.pipelines.manifest.published.parts import CHUNK as ENTRIES
@@ -13,6 +12,7 @@ from vlmill.pipelines.manifest.reading.images import image_row
 from vlmill.pipelines.manifest.reading.rows import read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
+from vlmill.runtime.units.funnel import Drop
 
 
 class FirstRows:

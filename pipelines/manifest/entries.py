@@ -2,7 +2,7 @@
 
 A data set is one file of ``sets/``: it says which tables it writes and opens its files as a
 :class:`Reading`, whose entries come in the order of the published rows, each the rows that it
-becomes or a :class:`~vlmill.pipelines.counting.funnel.Drop`. All else is shared: writing, images,
+becomes or a :class:`~vlmill.runtime.units.funnel.Drop`. All else is shared: writing, images,
 exclusion, counts, reports, resuming.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import ValueStore
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.files.kept_values import ValueStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.tables import Table
 
 Rows = tuple[tuple[Table, dict[str, Any]], ...]

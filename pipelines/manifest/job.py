@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.pipelines.manifest.listed import TITLES
 from vlmill.runtime.console.command import (
     Parser,
     run_command,
 )
 from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
 @dataclass(frozen=True, kw_only=True)

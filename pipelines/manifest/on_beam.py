@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 import apache_beam as beam
 
-from vlmill.pipelines.counting.numbers import Numbers, timed
-from vlmill.pipelines.launch.clusters import require_for_cluster
-from vlmill.pipelines.launch.metrics import count_in_beam
-from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.manifest.own import job as own
 from vlmill.pipelines.manifest.part import finished_part
 from vlmill.pipelines.manifest.published import parts
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import remove_leftovers
 from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.launch.clusters import require_for_cluster
+from vlmill.runtime.units.launch.metrics import count_in_beam
+from vlmill.runtime.units.launch.options import beam_options, run_pipeline
+from vlmill.runtime.units.numbers import Numbers, timed
 
 
 class PartSequence(Protocol):

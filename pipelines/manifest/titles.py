@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.texts.lists import TextLists
 from vlmill.pipelines.web.texts.words import chinese_words
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 MAX_CHARACTERS = 36  # of a title, blanks not counted

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from vlmill.extract.flags import add_engine
 from vlmill.extract.from_flags import check_detector, make_config
-from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -14,6 +13,7 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
 def parser() -> Parser:

@@ -17,7 +17,6 @@ from vlmill.extract.from_flags import (
     make_detector,
     warn_of_random_weights,
 )
-from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import remove_leftovers
@@ -26,6 +25,7 @@ from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.launch.loading import quiet_beam_import
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 

@@ -8,13 +8,13 @@ import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
 from vlmill.extract.from_flags import make_config, make_detector
-from vlmill.pipelines.counting.numbers import Numbers, count_rejects, timed
-from vlmill.pipelines.launch.clusters import require_for_cluster
-from vlmill.pipelines.launch.metrics import count_in_beam
-from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.units.launch.clusters import require_for_cluster
+from vlmill.runtime.units.launch.metrics import count_in_beam
+from vlmill.runtime.units.launch.options import beam_options, run_pipeline
+from vlmill.runtime.units.numbers import Numbers, count_rejects, timed
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
     from vlmill.extract.detect.detector import Detector

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.pipelines.tables.conditions import Condition
 from vlmill.pipelines.tables.inputs import IDS, TableInput
+from vlmill.runtime.files.kept_values import NumberStore
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import read_group
 from vlmill.runtime.readers.trained_on import Keys, known_keys

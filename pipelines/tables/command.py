@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.pipelines.tables.choice import (
     Choose,
     ConditionFilter,
@@ -33,6 +32,7 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.units.launch.loading import parsed, require_flags
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import TABLES
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import apache_beam as beam
 
-from vlmill.pipelines.launch.clusters import require_for_cluster
-from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.pipelines.tables.job import Job, Tally, count_shard, finished_shard, write_table_shard
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import remove_leftovers
+from vlmill.runtime.units.launch.clusters import require_for_cluster
+from vlmill.runtime.units.launch.options import beam_options, run_pipeline
 
 
 class WriteShard(beam.DoFn):

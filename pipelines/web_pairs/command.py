@@ -12,8 +12,6 @@ from vlmill.pipelines.filters.flags import (
     filter_files,
     scores_again,
 )
-from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
-from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
 from vlmill.pipelines.web.texts.language import DETECTORS, parse_languages
@@ -29,6 +27,8 @@ from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local
 from vlmill.runtime.net.remote_file import Unreachable
+from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
+from vlmill.runtime.units.runner import add_workers, local_workers
 from vlmill.schemas.errors import InputError
 
 

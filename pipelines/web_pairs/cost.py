@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives import reading
@@ -10,6 +9,7 @@ from vlmill.pipelines.web.texts.language import LanguageDetector, parse_language
 from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
 from vlmill.pipelines.web_pairs.mine import measure as measure_image
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
+from vlmill.runtime.units.funnel import Drop
 
 MEGABYTE = 1e6
 

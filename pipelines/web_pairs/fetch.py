@@ -6,7 +6,7 @@ what would be dropped even so is not asked for.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -33,27 +33,26 @@ from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
+from vlmill.pipelines.web_pairs.steps import MINE, UP_TO_CHOOSE
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.outputs import WORK, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.processes import all_cores
+from vlmill.runtime.units.runner import RunSteps
 from vlmill.schemas.rejects import MAX_KEY
 
 ASSUMED = Archive(path="assumed:", size=0)
 """Stands in for an archive with every image that is missing"""
 ASSUMED_SIDE_PX = 1_000
 ADDRESSES = 2  # of an image, the first that its page names: often its sizes
-MINE, UP_TO_CHOOSE = range(1), range(1, 4)  # of the job's steps: mine; follow, join, choose
 DONE = "_fetched"
 
 Keys = NDArray[np.uint64]
 
 
-def fetch_missing(
-    job: Job, policy: PolitenessPolicy, run_steps: Callable[[Job, range], None]
-) -> list[tuple[str, int]]:
+def fetch_missing(job: Job, policy: PolitenessPolicy, run_steps: RunSteps) -> list[tuple[str, int]]:
     """Mines the archives, fetches what their candidates lack; returns all archives with fetched
     images, and their sizes.
 
@@ -65,7 +64,7 @@ def fetch_missing(
     folder = folders / f"fetch-{_compute_digest(job)}"
     if not (folder / DONE).exists():
         prepare_work(job)
-        run_steps(job, MINE)
+        run_steps(job, [MINE])
         fetching = Fetching(output=str(folder), buckets=all_cores(), policy=policy)
         folder.mkdir(parents=True, exist_ok=True)
         with journal_errors(), use_local_scratch(continued(fetching)) as fetching:
@@ -92,7 +91,7 @@ def _compute_digest(job: Job) -> str:
     ).hexdigest()
 
 
-def _missing(job: Job, run_steps: Callable[[Job, range], None]) -> Iterator[Line]:
+def _missing(job: Job, run_steps: RunSteps) -> Iterator[Line]:
     """Yields the addresses of the images that candidates lack."""
     available_keys = _find_available_keys(job)
     assumed = replace(job, archives=(*job.archives, ASSUMED))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.pages.images import ArchivedImage
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.hashes import group_hashes
 from vlmill.schemas.rejects import Reason
 

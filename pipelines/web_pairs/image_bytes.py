@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs.mine import INLINE
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import sorted_rows
 from vlmill.pipelines.web_pairs.units import Job
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 
 BATCH = 10_000  # images of an archive that are asked for at once

@@ -6,14 +6,12 @@ archives, then ranges of keys, then shards.
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.image import ImageFilters
-from vlmill.pipelines.launch.local import local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
@@ -26,14 +24,14 @@ from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.shards import JOB
-from vlmill.pipelines.web_pairs.steps import STEPS, run_here
+from vlmill.pipelines.web_pairs.stages import STAGES
+from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.pipelines.web_pairs.units import (
     Archive,
     Job,
     keep_index,
     mined_before,
     prepare_work,
-    results,
 )
 from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.cost import print_estimate
@@ -45,6 +43,8 @@ from vlmill.runtime.files.outputs import FIRST_SCORES, RESCORING, State, prepare
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.funnel import Tally, build_funnel
+from vlmill.runtime.units.runner import local_workers, select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -53,7 +53,12 @@ TABLE_NAMES = ("pairs", "images", "rejects")
 
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the job unless its output is there, and says what came out."""
-    run_steps = select_runner(args, beam_flags)
+    run_steps = select_runner(
+        beam_flags,
+        workers=local_workers(args.workers, beam_flags),
+        module=__name__,
+        paths={"--warc": args.warc, "--output": str(args.output)},
+    )
     filters = ImageFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
     output = to_path(args.output)
@@ -80,29 +85,9 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
             fetched = fetch_missing(job, build_policy(args), run_steps)
         job = build_job(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
-    run_steps(job, range(len(STEPS)))
+    run_steps(job, STEPS)
     finish(job, settings, collect_inputs(args))
     return say_result(output, "done")
-
-
-def select_runner(
-    args: argparse.Namespace, beam_flags: Sequence[str]
-) -> Callable[[Job, range], None]:
-    """Returns what does steps of a job: processes of this machine, or the runner that flags name.
-
-    Raises InputError for flags that neither takes.
-    """
-    workers = local_workers(args.workers, beam_flags)
-    if workers is not None:
-        return lambda job, steps: run_here(job, workers, steps)
-    # Beam takes seconds to load.
-    from vlmill.pipelines.launch.clusters import require_for_cluster
-    from vlmill.pipelines.launch.options import beam_options
-    from vlmill.pipelines.web_pairs.on_beam import run_beam
-
-    options = beam_options(beam_flags, __name__)
-    require_for_cluster(options, {"--warc": args.warc, "--output": str(args.output)})
-    return lambda job, steps: run_beam(job, options, steps)
 
 
 def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
@@ -225,13 +210,13 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     metrics: dict[str, list[dict[str, Any]]] = {}
     shards: list[Shard] = []
     for step in STEPS:
-        for result in results(step.folder(job), step.units(job)):
+        for result in step.results(job):
             tallies.update(result.tallies)
             metrics.setdefault(step.name, []).append(result.metrics)
             shards += result.shards
     mined = {"wrong_digests": sum(part["wrong_digests"] for part in metrics["mine"])}
     written = metrics["shards"]
-    funnel = build_funnel(tallies.items())
+    funnel = build_funnel(tallies.items(), STAGES)
     archives = [[archive.path, archive.size] for archive in job.archives]
     if job.webdataset:
         webdataset.write_index(output, [part["tar"] for part in written])

@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
 
-from vlmill.pipelines.counting.funnel import DOMINANT, JOIN, TEXTS, Drop, Stage
-from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.web.choice.choose import choose
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
 from vlmill.pipelines.web.choice.survey import Site, survey_site
@@ -18,7 +16,11 @@ from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter, Tape, sorted_rows, spool
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
+from vlmill.pipelines.web_pairs.stages import DOMINANT, JOIN, TEXTS
+from vlmill.pipelines.web_pairs.units import Job, open_counts
+from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.funnel import Drop, Stage
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
 # Why an image on a page is dropped tells where: before anybody has looked at it, or at its texts.

@@ -6,20 +6,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from vlmill.pipelines.counting.funnel import (
-    ARCHIVES,
-    IMAGES,
-    INLINE_IMAGES,
-    JOIN,
-    LANGUAGE,
-    PAGES,
-    PARSE,
-    RECORDS,
-    REDIRECTS,
-    Drop,
-    Stage,
-)
-from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Ranges
@@ -36,8 +22,23 @@ from vlmill.pipelines.web.pages.images import ArchivedImage, examine_image
 from vlmill.pipelines.web.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
+from vlmill.pipelines.web_pairs.stages import (
+    ARCHIVES,
+    IMAGES,
+    INLINE_IMAGES,
+    JOIN,
+    LANGUAGE,
+    PAGES,
+    PARSE,
+    RECORDS,
+    REDIRECTS,
+)
+from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import first_opt_out
+from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.funnel import IN, Drop, Stage
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
 MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
@@ -250,6 +251,15 @@ def mine(job: Job, unit: Unit) -> Result:
         for key, record in read_records(archive.path, ranges, job, counts):
             miner.take(key, record)
         miner.finish()
-    num_bytes = archive.size if ranges is None else int(ranges[:, 1].sum())
-    metrics = {"wrong_digests": miner.wrong_digests}
-    return Result(tallies=counts.tallies, metrics=metrics, num_bytes=num_bytes)
+    tallies = counts.tallies
+    numbers = Numbers(
+        bytes=archive.size if ranges is None else int(ranges[:, 1].sum()),
+        pages=tallies[PAGES.name, IN],
+        pictures=tallies[IMAGES.name, IN],
+    )
+    return Result(
+        tallies=tallies,
+        metrics={"wrong_digests": miner.wrong_digests},
+        about={"path": archive.path, "size": archive.size},
+        numbers=numbers,
+    )

@@ -14,7 +14,8 @@ from vlmill.pipelines.web_pairs.spool import (
     spool,
     unsorted_rows,
 )
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit
+from vlmill.pipelines.web_pairs.units import Job
+from vlmill.runtime.units.unit import Result, Unit
 
 KINDS = ("pairs", "images", "rejects")
 PART_BYTES = 16 << 20  # of a shard's rows: so many are sorted, and held, by one worker

@@ -8,7 +8,6 @@ changed and the archives are gone.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web_pairs.metrics import SAMPLE_COLUMNS, SAMPLES, select_first, sum_counts
 from vlmill.pipelines.web_pairs.mine import INLINE
@@ -17,6 +16,7 @@ from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.console.report import thumbnail_uri
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Rejected
 
 

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web.pages.page import Page
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
 from vlmill.runtime.net.urls import join_key
+from vlmill.runtime.units.funnel import Drop
 
 KEY = 16  # bytes of a hashed key
 PLACE = KEY + 16  # bytes that name a page: its host, its archive, its record's offset

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.pipelines.counting.funnel import BEST_TEXT, EXCLUDE, SHARED_TEXT, Drop
-from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts, range_units
+from vlmill.pipelines.web_pairs.stages import BEST_TEXT, EXCLUDE, SHARED_TEXT
+from vlmill.pipelines.web_pairs.units import Job, open_counts, range_units
 from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 
@@ -120,7 +122,7 @@ class SharedTexts:
 
     def __init__(self, job: Job) -> None:
         self._parts: dict[int, Keys] = {}
-        for unit in range_units(job, "shared"):
+        for unit in range_units("shared", job):
             path = shared_path(job, unit)
             if path.stat().st_size:
                 keys: Keys = np.memmap(path, dtype=f"S{rows.KEY}", mode="r")

@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import NEAR_DUPLICATES, Drop
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows, webdataset
 from vlmill.pipelines.web_pairs.groups import Groups, assign_split
@@ -13,8 +12,12 @@ from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
 from vlmill.pipelines.web_pairs.order import ordered_rows
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, open_counts
+from vlmill.pipelines.web_pairs.stages import NEAR_DUPLICATES
+from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.files.shards import Shard, ShardWriter
+from vlmill.runtime.units.funnel import OUT, Drop
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 
@@ -65,7 +68,10 @@ def write_shard(job: Job, unit: Unit) -> Result:
     stream = heapq.merge(ordered_rows(job, "rejects", unit.number), rejects)
     shards.append(write_rows(job, REJECTS, unit.number, examples.collect(reject_rows(stream))))
     return Result(
-        tallies=counts.tallies, shards=shards, metrics={**metrics.as_json(), **examples.as_json()}
+        tallies=counts.tallies,
+        shards=shards,
+        metrics={**metrics.as_json(), **examples.as_json()},
+        numbers=Numbers(pairs=counts.tallies[NEAR_DUPLICATES.name, OUT]),
     )
 
 

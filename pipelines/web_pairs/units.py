@@ -1,23 +1,19 @@
-"""Units of work: one archive, one range of keys, or one shard; each leaves files, or is done again.
+"""What every unit knows, and the units of the steps: archives, ranges of keys, shards.
 
-A unit's files appear whole, its record last: a unit with a record is done. Archives' units stay
-with the output, so that archives can be added to it; those of the joins belong to one set of them.
+The files and records of archives stay with the output, so that archives can be added to it; those
+of the joins belong to one set of archives.
 """
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from vlmill.pipelines.counting.funnel import Tally
-from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index, Ranges
@@ -31,15 +27,11 @@ from vlmill.pipelines.web_pairs.spool import (
     spool,
     unpacked_bytes,
 )
-from vlmill.runtime.files.atomic import (
-    TEMPORARY_PREFIX,
-    atomic_path,
-    remove_leftovers,
-    write_json,
-)
+from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, atomic_path, remove_leftovers
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import remove_tree, to_path
-from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.unit import Unit, read_record
 
 # Of what archives left: the joins are cut into so many ranges. A thousand pages, 4 s of choosing
 # texts: with fewer ranges a run of minutes waits for one process.
@@ -68,7 +60,7 @@ class Archive:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every unit of a run knows; small, as it goes to each worker."""
+    """What every unit of a run knows."""
 
     output: str
     archives: tuple[Archive, ...]
@@ -85,7 +77,7 @@ class Job:
     @property
     def mined(self) -> Path:
         """Returns the folder of what archives left."""
-        return to_path(self.output) / WORK / "archives"
+        return mined_folder(self)
 
     @property
     def index(self) -> Path:
@@ -124,76 +116,21 @@ class Job:
         return sorted(path for path in spools if not path.name.startswith(TEMPORARY_PREFIX))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """One unit of a step: ``slices`` of its keys, or the archive or shard ``number``."""
-
-    name: str
-    number: int
-    slices: range = range(0)
-
-
-@dataclass(kw_only=True)
-class Result:
-    """What a unit leaves beside its files."""
-
-    tallies: Counter[Tally] = field(default_factory=Counter)
-    shards: list[Shard] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    num_bytes: int = 0  # that were read or written; for the screen alone
-
-
-Work = Callable[[Job, Unit], Result]
-
-
-def record_path(folder: Path, unit: Unit) -> Path:
-    """Where a unit's record lies once it is done."""
-    return folder / f"{unit.name}.json"
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The record of a unit that is done. Raises FileNotFoundError before."""
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
-def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> Result | None:
-    """Does a unit unless it is done, which gives None; ``about`` goes into its record."""
-    path = record_path(folder, unit)
-    if path.exists():
-        return None
-    result = work(job, unit)
-    write_json(
-        path,
-        {
-            **about,
-            "tallies": sorted([*tally, count] for tally, count in result.tallies.items()),
-            "shards": [vars(shard) for shard in result.shards],
-            "metrics": result.metrics,
-        },
-    )
-    return result
-
-
-def parse_result(record: Mapping[str, Any]) -> Result:
-    """What a record says."""
-    return Result(
-        tallies=Counter({(stage, what): count for stage, what, count in record["tallies"]}),
-        shards=[Shard(**shard) for shard in record["shards"]],
-        metrics=record["metrics"],
-    )
-
-
-def results(folder: Path, units: Sequence[Unit]) -> Iterator[Result]:
-    """The results of units. Raises FileNotFoundError for one that is not done."""
-    return (parse_result(read_record(record_path(folder, unit))) for unit in units)
-
-
 @contextmanager
 def open_counts(job: Job, path: Path) -> Iterator[Counts]:
     """Gives the counts of a unit, whose rejects go into the spool at ``path``, by shard."""
     with spool(path) as rejects:
         yield Counts(keeper(rejects, job.shards))
+
+
+def mined_folder(job: Job) -> Path:
+    """Returns the folder of what archives left, which stays with the output."""
+    return to_path(job.output) / WORK / "archives"
+
+
+def joins_folder(job: Job) -> Path:
+    """Returns the folder of the joins over this set of archives."""
+    return job.joins
 
 
 def keeper(rejects: SpoolWriter, shards: int) -> Callable[[dict[str, object]], None]:
@@ -210,7 +147,7 @@ def archive_units(job: Job) -> list[Unit]:
     return [Unit(name=a.id.hex(), number=n) for n, a in enumerate(job.archives)]
 
 
-def range_units(job: Job, step: str) -> list[Unit]:
+def range_units(step: str, job: Job) -> list[Unit]:
     """A step's units over ranges of keys: the more the archives have left, the more of them.
 
     They follow from the archives alone, and not from who works: so does every file.

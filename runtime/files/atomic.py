@@ -19,6 +19,7 @@ from typing import Any
 from vlmill.runtime.files.copies import FULL, cache_folder, disk_full_error
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.remote import RemotePath
+from vlmill.runtime.files.written import note_file
 
 TEMPORARY_PREFIX = ".tmp-"
 WHOLE = "_whole"  # of a folder in a store: all of it is there
@@ -36,12 +37,14 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     if isinstance(path, RemotePath):
         with temporary_folder() as folder:
             yield folder / path.name
+            note_file(path, folder / path.name)
             path.upload(folder / path.name)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     try:
         yield temporary
+        note_file(path, temporary)
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
@@ -86,6 +89,7 @@ def atomic_folder(
     if isinstance(path, RemotePath):
         with temporary_folder() as folder:
             yield folder
+            _note_files(path, folder)
             _upload_folder(folder, path, replace=replace, last=last)
         return
     temporary = _temporary(path)
@@ -93,6 +97,7 @@ def atomic_folder(
     temporary.mkdir(parents=True)
     try:
         yield temporary
+        _note_files(path, temporary)
         for file in sorted(temporary.iterdir()):
             sync(file)
         sync(temporary)
@@ -103,6 +108,12 @@ def atomic_folder(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _note_files(path: Path, folder: Path) -> None:
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            note_file(path / file.name, file)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.lock import LOCK
-from vlmill.runtime.files.manifest import MANIFEST, WARCS
+from vlmill.runtime.files.manifest import MANIFEST, WARCS, read_manifest
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE
@@ -59,7 +59,8 @@ def prepare_output(
     leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
     wrote. ``shared`` may be at work there on their parts: their temporary files stay. A plan alone
     is of a run that was refused before it had made anything: it gives way to this one's. Raises
-    InputError if the folder holds another run's output or a stranger's files.
+    InputError if the folder holds another run's output or a stranger's files, or a finished run's
+    output of which a shard is missing or cut.
     """
     folder = to_path(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
@@ -86,7 +87,30 @@ def prepare_output(
             raise
         write_json(folder / PLAN, plan)
         return State.NEW
-    return State.FINISHED if (folder / MANIFEST).exists() else State.PARTIAL
+    if not (folder / MANIFEST).exists():
+        return State.PARTIAL
+    require_shards(folder)
+    return State.FINISHED
+
+
+def require_shards(folder: Path) -> None:
+    """Raises InputError if a shard that a finished folder's manifest lists is not there, or has
+    another size.
+    """
+    for shard in read_manifest(folder)["shards"]:
+        path = folder / shard.name
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            problem = "is missing"
+        else:
+            if size == shard.bytes:
+                continue
+            problem = f"has {size} bytes, and {MANIFEST} lists {shard.bytes}"
+        raise InputError(
+            f"--output {folder} is finished, but {path} {problem}; restore this file, or give "
+            "--fresh to write the output again"
+        )
 
 
 def remove_output(folder: Path) -> None:

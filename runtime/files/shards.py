@@ -23,6 +23,7 @@ from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.growing import GrowingFile
 from vlmill.runtime.files.paths import readable, to_path
 from vlmill.runtime.files.value_offsets import ByteRangesWriter, binary_columns
+from vlmill.runtime.files.written import note_digest
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
 # Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN,
@@ -128,6 +129,7 @@ class ShardWriter:
                 bytes=size,
                 sha256=self._file.sha256(),
             )
+            note_digest(self._temporary, self._described.sha256)
 
     def _keep_facts(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,13 @@ import pytest
 from tests.dataflow.translating import IMAGE, Translation
 
 from vlmill.extract.run.job import Part
-from vlmill.pipelines.hard_negatives import on_beam as negatives
-from vlmill.pipelines.hard_negatives.captions import Staged
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import list_steps, staging
-from vlmill.pipelines.launch.options import beam_options
+from vlmill.pipelines.hard_negatives.steps import list_steps
 from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published.command import open_parts
 from vlmill.pipelines.regions import on_beam as regions
-from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.tables import on_beam as on_tables
 from vlmill.pipelines.tables.choice import DuplicateFilter
 from vlmill.pipelines.tables.inputs import TableInput
@@ -34,33 +30,38 @@ from vlmill.pipelines.tables.job import Job as TablesJob
 from vlmill.pipelines.web.fetching import on_beam
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
 from vlmill.pipelines.web.fetching.work import Fetching
-from vlmill.pipelines.web_pairs import on_beam as pairs
-from vlmill.pipelines.web_pairs.units import Archive, Job
+from vlmill.pipelines.web_pairs.steps import STEPS
+from vlmill.runtime.units import run_beam
+from vlmill.runtime.units.launch.options import beam_options
+from vlmill.runtime.units.step import Step
+from vlmill.runtime.units.stored import StoredJob
 from vlmill.schemas.tables import PAIRS
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
+ENGINE = {"runtime.units.run_beam.RunUnits"}
 
 
-def web_pairs(_: Translation) -> None:
-    archives = tuple(Archive(path=f"gs://bucket/{n}.warc.gz", size=1000) for n in range(3))
-    job = Job(output=OUTPUT, archives=archives, shards=2, rules=WebPairRules())
-    pairs.run_beam(job, beam_options([]))
+def engine(steps: Sequence[Step[Any]]) -> Callable[[Translation], None]:
+    """A job of the one engine: its graph names where job and steps are."""
+
+    def build(translation: Translation) -> None:
+        stored = StoredJob(path=f"{OUTPUT}/work/job.pickle", sha256="0" * 64)
+        with translation(beam_options([])) as pipeline:
+            run_beam.build(pipeline, stored, [step.name for step in steps])
+
+    return build
 
 
-def hard_negatives(_: Translation) -> None:
-    plan = Plan(
-        source=Source(argument="gs://bucket/pairs"),
-        rules=NegativeRules(),
-        output=Path(OUTPUT),
-        settings={"top": 30},
-        shard_captions=1000,
-        parts=3,
-        threads=2,
-    )
-    staged = Staged(rows=10, captions=10, chunks=2, unspaced=0, alone=0)
-    negatives.run_beam(beam_options([]), staging(plan))
-    negatives.run_beam(beam_options([]), list_steps(plan, staged, plan.ranges(staged)))
+PLAN = Plan(
+    source=Source(argument="gs://bucket/pairs"),
+    rules=NegativeRules(),
+    output=Path(OUTPUT),
+    settings={"top": 30},
+    shard_captions=1000,
+    parts=3,
+    threads=2,
+)
 
 
 def regions_job(translation: Translation) -> None:
@@ -95,12 +96,12 @@ def tables(_: Translation) -> None:
 
 
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
-    "web_pairs": (web_pairs, pairs, {"web_pairs.on_beam.RunUnits"}),
-    "hard_negatives": (hard_negatives, negatives, {"hard_negatives.on_beam.DoUnits"}),
-    "crawl": (crawl, on_beam, {"web.fetching.on_beam.FetchBuckets"}),
-    "manifest": (manifest, parts, {"manifest.on_beam.MakePart"}),
-    "tables": (tables, on_tables, {"tables.on_beam.WriteShard"}),
-    "regions": (regions_job, regions, {"regions.on_beam.ExtractPart"}),
+    "web_pairs": (engine(STEPS), run_beam, ENGINE),
+    "hard_negatives": (engine(list_steps(PLAN)), run_beam, ENGINE),
+    "crawl": (crawl, on_beam, {"pipelines.web.fetching.on_beam.FetchBuckets"}),
+    "manifest": (manifest, parts, {"pipelines.manifest.on_beam.MakePart"}),
+    "tables": (tables, on_tables, {"pipelines.tables.on_beam.WriteShard"}),
+    "regions": (regions_job, regions, {"pipelines.regions.on_beam.ExtractPart"}),
 }
 
 
@@ -150,5 +151,5 @@ def test_steps_unpickle_in_a_fresh_process_and_name_no_local_path(
     name: str, unpickled: dict[str, list[dict[str, Any]]]
 ) -> None:
     steps = {step for pipeline in unpickled[name] for step in pipeline["names"]}
-    assert steps >= {f"vlmill.pipelines.{step}" for step in JOBS[name][2]}
+    assert steps >= {f"vlmill.{step}" for step in JOBS[name][2]}
     assert [pipeline["paths"] for pipeline in unpickled[name] if pipeline["paths"]] == []

@@ -17,7 +17,7 @@ from apache_beam.portability.api import beam_job_api_pb2
 from flink_cluster import Cluster
 from google.protobuf import json_format
 
-from vlmill.pipelines.launch import flink_worker
+from vlmill.runtime.units.launch import flink_worker
 
 BEAMS = "__metricscontainers"  # all that Beam counts is one accumulator of Flink's
 WAIT_S = 600  # a busy machine; an idle one takes 20

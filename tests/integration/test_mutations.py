@@ -37,7 +37,6 @@ from vlmill.extract.images.tar import BrokenArchive as BrokenTar
 from vlmill.extract.images.tar import members, read_member
 from vlmill.models.convert.files import read_state
 from vlmill.models.convert.plain_pickle import BadPickle, loads
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.reading import (
@@ -55,6 +54,7 @@ from vlmill.pipelines.web_pairs.mine import decode_source, read_page
 from vlmill.runtime.files.reading import iter_batches, read_table
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected, reject
 from vlmill.schemas.tables import PAIRS, REJECTS

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.lines import tsv_rows
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import Reason

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import ListedImage
 from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.decode import Bounds, open_image
 from vlmill.schemas.images.orientation import (
     LYING,

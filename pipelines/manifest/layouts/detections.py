@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Entry
 from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, edges
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import REGIONS
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import came_earlier, whole_number
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
 from vlmill.pipelines.manifest.layouts.boxes import (
@@ -18,6 +17,7 @@ from vlmill.pipelines.manifest.layouts.boxes import (
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES
 

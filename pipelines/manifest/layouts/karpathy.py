@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, note_repairs, validate_text, whole_number
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

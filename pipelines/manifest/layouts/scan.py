@@ -8,11 +8,11 @@ line: by its place in Karpathy's file, whose names ``id_mapping.json`` has, or b
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import MAX_ELEMENT
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import ListedImage
 from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_frame, size_notes
 from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.sources import Folder, Remarks
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.orientation import LYING, UPRIGHT, turn_boxes
 from vlmill.schemas.rejects import Reason
 

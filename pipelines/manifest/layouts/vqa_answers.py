@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import NumberStore, ValueStore
 from vlmill.pipelines.manifest.cleaning import Claims, whole_number
 from vlmill.pipelines.manifest.entries import Entry
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.kept_values import NumberStore, ValueStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.answers import clean_answer, soft_labels
 from vlmill.schemas.rejects import Reason
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import yaml
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.layouts.box_files import (
     AnnotatedImage,
     AnnotatedObject,
@@ -13,6 +12,7 @@ from vlmill.pipelines.manifest.layouts.box_files import (
     find_split,
     numbers,
 )
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import IMAGE_ENDINGS
 

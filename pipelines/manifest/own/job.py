@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.reading.images import image_row
@@ -23,6 +22,7 @@ from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table

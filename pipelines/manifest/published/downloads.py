@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import IN, OUT, Drop
 from vlmill.pipelines.manifest.entries import Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.web.archives.reading import read_bodies
@@ -42,6 +41,7 @@ from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.processes import all_cores
+from vlmill.runtime.units.funnel import IN, OUT, Drop
 from vlmill.schemas.rejects import Reason
 
 FOLDER, DONE = "fetched", "_fetched.json"

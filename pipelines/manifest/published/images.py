@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import flickr_id
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, ListedImage
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.published.placeholders import is_unavailable
 from vlmill.pipelines.manifest.reading.images import make_image_row
 from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
 from vlmill.pipelines.web.pages.images import examine_image
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import find_shards, iter_batches
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.images.hashes import Neighbours

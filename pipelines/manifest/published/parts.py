@@ -14,8 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import NumberStore, ValueStore
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, ListedImage, Reading, Rows
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.published.images import published_row, write_image
@@ -23,7 +21,9 @@ from vlmill.pipelines.manifest.published.overlaps import Overlaps
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.kept_values import NumberStore, ValueStore
 from vlmill.runtime.files.shards import Shard, shard_name
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, REJECTS, Table

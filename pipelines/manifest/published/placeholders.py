@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.pipelines.manifest.entries import ListedImage, Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.kept_values import NumberStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import key64
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import coco_id
 from vlmill.pipelines.manifest.published.overlaps import IdList
 from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 

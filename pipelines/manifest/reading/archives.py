@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.images import MAX_BYTES as MAX_IMAGE
 from vlmill.pipelines.manifest.reading.images import is_unsafe
 from vlmill.pipelines.manifest.reading.unpacking import (
@@ -19,6 +18,7 @@ from vlmill.pipelines.manifest.reading.unpacking import (
     plain_files,
     plain_name,
 )
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -6,9 +6,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.images import examine_image
 from vlmill.runtime.files.remote import RemotePath
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.decode import FORMATS
 from vlmill.schemas.names import IMAGE_ENDINGS, spellings
 from vlmill.schemas.rejects import Reason

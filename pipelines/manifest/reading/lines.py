@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.json_text import check_depth, json_decoder
 from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

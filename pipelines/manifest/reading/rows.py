@@ -1,6 +1,6 @@
 """Rows of other people's tables, CSV, TSV, JSON lines and Parquet: a stream, whatever is in them.
 
-Nothing here raises for a bad row: it becomes a :class:`~vlmill.pipelines.counting.funnel.Drop` in
+Nothing here raises for a bad row: it becomes a :class:`~vlmill.runtime.units.funnel.Drop` in
 its place, and costs no other row.
 """
 
@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.json_rows import json_columns, json_rows
 from vlmill.pipelines.manifest.reading.text_rows import Fields, Lines, Row, csv_records, tsv_records
 from vlmill.runtime.files.paths import readable
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.archives import Archive
 from vlmill.pipelines.manifest.reading.images import image_content, image_path, is_unsafe
 from vlmill.pipelines.manifest.reading.unpacking import (
@@ -32,6 +31,7 @@ from vlmill.pipelines.manifest.reading.unpacking import (
     plain_files,
     plain_name,
 )
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

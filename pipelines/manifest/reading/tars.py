@@ -4,9 +4,9 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.images import is_unsafe
 from vlmill.pipelines.manifest.reading.unpacking import member_file, plain_files, plain_name
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 MAX_MEMBER = 64 << 20  # bytes of an image, a caption or its metadata

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.lines import without_mark
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 MAX_LINE = 2**20  # bytes of a line, and of a quoted record of several lines

@@ -8,8 +8,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import ValueStore
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,
@@ -30,6 +28,8 @@ from vlmill.pipelines.manifest.entries import (
 from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_reading
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.files.kept_values import ValueStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS

@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import ValueStore
 from vlmill.pipelines.manifest.cleaning import NamedClaims, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import (
     DataSet,
@@ -17,6 +15,8 @@ from vlmill.pipelines.manifest.entries import (
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.files.kept_values import ValueStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import MAX_KEY, Reason
 from vlmill.schemas.tables import PAIRS

@@ -12,11 +12,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text, flickr_id, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import (
     IMAGE_STAGE,
@@ -19,6 +18,7 @@ from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_readi
 from vlmill.pipelines.manifest.layouts.scan import ScanFile, scan_captions, scan_files
 from vlmill.pipelines.manifest.reading.lines import json_lines, read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
 from vlmill.pipelines.manifest.reading.lines import tsv_rows
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.pipelines.manifest.cleaning import note_repairs, usable_id, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.hub_columns import (
@@ -28,6 +26,8 @@ from vlmill.pipelines.manifest.reading.columns import (
     read_schema,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.files.kept_values import NumberStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason

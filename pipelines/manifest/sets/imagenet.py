@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.tars import Member, read_members
 from vlmill.pipelines.manifest.reading.unpacking import DAMAGED, inner_tar, open_tar, plain_files
 from vlmill.runtime.files.remote import RemotePath
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.names import without_ending

@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.columns import (
@@ -18,6 +17,7 @@ from vlmill.pipelines.manifest.reading.columns import (
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

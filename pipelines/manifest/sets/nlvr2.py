@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.lines import json_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.box_files import (
@@ -31,6 +30,7 @@ from vlmill.pipelines.manifest.layouts.yolo_files import (
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.vg_detector import lines_by_number, read_names
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading, first_paths
 from vlmill.pipelines.manifest.reading.rows import (
@@ -24,6 +23,7 @@ from vlmill.pipelines.web.texts.lists import read_lists
 from vlmill.runtime.console.command import path_or_url
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.rejects import MAX_KEY, Reason

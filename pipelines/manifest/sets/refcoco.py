@@ -8,7 +8,6 @@ from typing import Any
 
 from vlmill.models.convert.plain_pickle import BadPickle
 from vlmill.models.convert.unpickling import MAX_PICKLE, read_pickled_list
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
 from vlmill.pipelines.manifest.layouts.boxes import Box
@@ -24,6 +23,7 @@ from vlmill.pipelines.manifest.layouts.instances import (
     read_instances,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES, EXPRESSIONS, REGIONS

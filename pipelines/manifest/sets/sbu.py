@@ -8,14 +8,14 @@ import argparse
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import NumberStore
 from vlmill.pipelines.manifest.cleaning import flickr_id, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL
+from vlmill.runtime.files.kept_values import NumberStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS

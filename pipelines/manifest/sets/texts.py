@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
 from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
 from vlmill.pipelines.manifest.layouts.vcr_objects import (
@@ -23,6 +22,7 @@ from vlmill.pipelines.manifest.layouts.vcr_objects import (
 )
 from vlmill.pipelines.manifest.reading.lines import json_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
 

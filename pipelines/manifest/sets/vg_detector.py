@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import whole_number
 from vlmill.pipelines.manifest.entries import (
     DataSet,
@@ -26,6 +25,7 @@ from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_images
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES

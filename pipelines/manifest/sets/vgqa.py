@@ -5,13 +5,13 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading, kept_images
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_images
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.answers import clean_answer, make_label
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.rejects import Reason

@@ -9,8 +9,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.counting.kept_values import ValueStore
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,
@@ -39,6 +37,8 @@ from vlmill.pipelines.manifest.layouts.boxes import (
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.files.kept_values import ValueStore
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import EXPRESSIONS, PAIRS
 

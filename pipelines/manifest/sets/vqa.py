@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, coco_id, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.labels import add_labels
@@ -25,6 +24,7 @@ from vlmill.pipelines.manifest.layouts.vqa_answers import (
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.answers import MIN_QUESTIONS, collect_labels
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE, read_labels

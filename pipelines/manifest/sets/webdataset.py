@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.json_text import parse_json
@@ -14,6 +13,7 @@ from vlmill.pipelines.manifest.reading.sources import Folder, Remarks, Source
 from vlmill.pipelines.manifest.reading.tars import MAX_MEMBER, Member, read_members
 from vlmill.pipelines.manifest.reading.unpacking import open_tar
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import Reason

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from fastwarc.warc import WarcRecordType
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.archives.records import Stored
 from vlmill.runtime.net.opt_outs import header_opt_outs
 from vlmill.runtime.net.responses import decode_body, split_http
 from vlmill.runtime.net.urls import resolve
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 Kind = Literal["page", "picture", "redirect"]

@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any, BinaryIO
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.archives.content import (
     CONTENT_TYPES,
     Record,
@@ -22,6 +21,7 @@ from vlmill.pipelines.web.archives.zips import is_zip, open_entries
 from vlmill.runtime.files.paths import is_web, to_path
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.remote_file import open_web
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 __all__ = [

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.candidates import SOURCES, find_candidates
 from vlmill.pipelines.web.choice.dominance import judge_images
@@ -15,6 +14,7 @@ from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web.texts.captions import extract_caption
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
 from vlmill.runtime.net.urls import resolve
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 

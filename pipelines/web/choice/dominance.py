@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured
 from vlmill.pipelines.web.choice.survey import Site
 from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web.texts.words import word_set
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 _TOKENS = re.compile(r"[^a-z0-9]+")

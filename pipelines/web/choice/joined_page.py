@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.page import Page
+from vlmill.runtime.units.funnel import Drop
 
 TextSource = Literal["figcaption", "alt", "title", "metadata", "surrounding"]
 

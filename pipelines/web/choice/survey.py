@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.joined_page import JoinedPage
 from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, num_words, subject
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.pages.walk import Block
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 _ABSENT = Drop(Reason.MISSING_IMAGE)

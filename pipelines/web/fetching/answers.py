@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.archives.content import REDIRECTS, parse_charset, sniff_kind
 from vlmill.pipelines.web.fetching.entries import (
     FETCHED,
@@ -26,6 +25,7 @@ from vlmill.pipelines.web.fetching.warc import (
 )
 from vlmill.runtime.net.exchange import Answer
 from vlmill.runtime.net.opt_outs import first_opt_out, header_opt_outs
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 TRANSIENT = frozenset(

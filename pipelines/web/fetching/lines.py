@@ -2,10 +2,10 @@
 
 import re
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED
 from vlmill.runtime.net.urls import resolve
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import MAX_KEY, Reason
 
 Line = tuple[str, UrlEntry | Drop]

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from vlmill.pipelines.counting.numbers import BYTES, Numbers, count_rejects, timed
-from vlmill.pipelines.launch.clusters import require_for_cluster
-from vlmill.pipelines.launch.metrics import count_in_beam
-from vlmill.pipelines.launch.options import run_pipeline
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.rounds import RunRound
 from vlmill.pipelines.web.fetching.work import Fetching, fetch_bucket
+from vlmill.runtime.units.launch.clusters import require_for_cluster
+from vlmill.runtime.units.launch.metrics import count_in_beam
+from vlmill.runtime.units.launch.options import run_pipeline
+from vlmill.runtime.units.numbers import BYTES, Numbers, count_rejects, timed
 
 _OUTCOMES = """
 SELECT outcome, count(*), total(bytes) FROM urls WHERE outcome IS NOT NULL GROUP BY outcome

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from selectolax.lexbor import LexborHTMLParser
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.fetching.hosts import get_host
 from vlmill.pipelines.web.pages import markup
 from vlmill.pipelines.web.pages.page import read_page
 from vlmill.runtime.net.urls import resolve
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 BOUNDS = WebPairRules()  # a page that web_pairs would not read is not looked at for images

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from vlmill.pipelines.launch.local import open_workers
 from vlmill.pipelines.web.fetching.work import Fetching, fetch_bucket, pull_all, retry_failed
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.remote_lock import require_held
+from vlmill.runtime.units.pool import open_workers
 
 RunRound = Callable[[Sequence[int]], None]
 """Fetches what waits in these buckets"""

@@ -1,6 +1,6 @@
 """The lines of a crawl's funnel: by how a URL became known."""
 
-from vlmill.pipelines.counting.funnel import Stage
+from vlmill.runtime.units.funnel import Stage
 
 URLS = Stage("urls", "lines of the list")
 FETCH_LISTED = Stage("fetch_listed", "URLs")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import IN, OUT, Tally
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED, URLS
@@ -16,6 +15,7 @@ from vlmill.pipelines.web.fetching.work import Fetching, read_lines
 from vlmill.runtime.files.listed import ListedFile, describe_file, file_problem
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard, ShardWriter
+from vlmill.runtime.units.funnel import IN, OUT, Tally
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import OUTCOMES, REJECTS, Table
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.fetching.fetcher import Fetcher
 from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
 from vlmill.pipelines.web.fetching.journal import Journal
@@ -32,6 +31,7 @@ from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath, is_remote
 from vlmill.runtime.net.client import Client
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 
 LINES_A_COMMIT = 10_000

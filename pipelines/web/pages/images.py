@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from vlmill.pipelines.counting.funnel import Drop
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
 from vlmill.schemas.images.formats import format_name

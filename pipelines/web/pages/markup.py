@@ -7,8 +7,8 @@ import re
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from selectolax.lexbor import LexborHTMLParser
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.texts.words import word_set
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 _META_CHARSET = re.compile(

@@ -12,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.addresses import (
     IMAGE_NAME,
     IMAGE_TAGS,
@@ -28,6 +27,7 @@ from vlmill.pipelines.web.pages.tables import captions_in_tables
 from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out
 from vlmill.runtime.net.urls import resolve
+from vlmill.runtime.units.funnel import Drop
 
 _MAX_LINK, _MAX_LINK_TEXT = 300, 500
 _BASE = re.compile(rb"<base[\s/]", re.IGNORECASE)  # most pages have none

@@ -9,13 +9,13 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.texts.balance import remove_stray_mark, stray_marks, unwrapped
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web.texts.personal import personal_data
 from vlmill.pipelines.web.texts.sentences import sentences
 from vlmill.pipelines.web.texts.words import split_words
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 _I = re.IGNORECASE

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.crawl.lists import find_lists, may_be_over, read_lists
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REJECTS

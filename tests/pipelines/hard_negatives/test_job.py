@@ -15,7 +15,7 @@ from vlmill.pipelines.hard_negatives import blocks, finish
 from vlmill.pipelines.hard_negatives.command import main
 from vlmill.pipelines.hard_negatives.cost import estimate_cost, output_bytes
 from vlmill.runtime.console.cost import Rate, size_words
-from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
@@ -76,17 +76,27 @@ def test_texts_without_a_image_are_images_of_their_own(pairs: Path, tmp_path: Pa
 
 
 def test_a_killed_run_continues_to_the_same_bytes(
-    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pairs: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("whole", "killed"):
-        assert run(pairs, tmp_path / name, "--pairs-per-shard", "2") == 0
-    first, second, _ = sorted((tmp_path / "killed").glob("negatives-*.parquet"))
-    for path in (first, tmp_path / "killed" / MANIFEST):
-        path.unlink()
+    """One shard was not written, in another one a bit has flipped since."""
+    assert run(pairs, tmp_path / "whole", "--pairs-per-shard", "2") == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(finish, "look", _refuse)
+        assert run(pairs, tmp_path / "killed", "--pairs-per-shard", "2") == 2
+    first, second, third = sorted((tmp_path / "killed").glob("negatives-*.parquet"))
+    first.unlink()
+    content = bytearray(third.read_bytes())
+    content[20] ^= 1
+    third.write_bytes(content)
     (tmp_path / "killed" / ".tmp-1-negatives").write_bytes(b"half a shard")
     kept = second.stat().st_mtime_ns
     assert run(pairs, tmp_path / "killed", "--pairs-per-shard", "2") == 0
-    assert "continuing: 2 shards are there" in capsys.readouterr().err
+    said = capfd.readouterr().err
+    assert "continuing: write, 1 of 3 units finished before" in said
+    assert f"{third} has other bytes than when it was written; negatives-00002 is done" in said
     assert second.stat().st_mtime_ns == kept
     expected = {p.name: p.read_bytes() for p in (tmp_path / "whole").iterdir()}
     assert {p.name: p.read_bytes() for p in (tmp_path / "killed").iterdir()} == expected
@@ -187,9 +197,9 @@ def test_other_tables_and_parts_give_the_rows_of_brute_force(
     expected = ids_of(brute_force(CORPUS))
     write_foreign(tmp_path / "captions.parquet")
     write_tsv(tmp_path / "captions.tsv", CORPUS)
-    numbered = ["--id-column", "1", "--image-column", "2", "--text-column", "3"]
-    assert run(tmp_path / "captions.parquet", tmp_path / "whole", *COLUMNS) == 0
-    parts = ["--document-parts", "3", "--pairs-per-shard", "50", "--workers", "3"]
+    numbered = ["--workers", "1", "--id-column", "1", "--image-column", "2", "--text-column", "3"]
+    assert run(tmp_path / "captions.parquet", tmp_path / "whole", "--workers", "1", *COLUMNS) == 0
+    parts = ["--document-parts", "3", "--pairs-per-shard", "50", "--workers", "1"]
     assert run(tmp_path / "captions.parquet", tmp_path / "parts", *COLUMNS, *parts) == 0
     assert run(tmp_path / "captions.tsv", tmp_path / "tsv", *numbered) == 0
     for name in ("whole", "parts", "tsv"):

@@ -19,7 +19,7 @@ FILE = '''
 """Haiku of images: lines of a file's name, a blank, and the words."""
 
 from vlmill.pipelines.manifest.cleaning import validate_text
-from vlmill.pipelines.counting.funnel import Drop
+from vlmill.runtime.units.funnel import Drop
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.lines import read_lines
 from vlmill.schemas.tables import PAIRS

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.own.job import Ledger, OwnJob
@@ -20,6 +19,7 @@ from vlmill.pipelines.manifest.reading.rows import find_column_indices, read_row
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS

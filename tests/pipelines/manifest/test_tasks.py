@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.layouts import detections, vcr_objects, vqa_answers
 from vlmill.pipelines.manifest.layouts import instances as of_coco
 from vlmill.pipelines.manifest.layouts.boxes import Frame
 from vlmill.pipelines.manifest.sets import glue, nlvr2, refcoco, vcr, vgqa, vqa
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, QUESTIONS, STATEMENTS, table_of_rows
 

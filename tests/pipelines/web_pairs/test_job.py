@@ -18,17 +18,18 @@ from PIL import Image
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 
-from vlmill.pipelines.launch import local
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import order
-from vlmill.pipelines.web_pairs import steps as steps_module
-from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
+from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.console.lineage import check_state
 from vlmill.runtime.files.manifest import read_manifest, verify_folder, write_manifest
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import encode_regions, region_arrays
+from vlmill.runtime.units import runner
+from vlmill.runtime.units import step as steps_module
+from vlmill.runtime.units.unit import Unit, record_path, run_unit
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 
@@ -197,9 +198,9 @@ def test_one_large_shard_is_sorted_in_parts(
     assert run(warcs, tmp_path / "whole", *flags) == 0
     names: list[str] = []
 
-    def note(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> Any:
+    def note(job: Job, folder: Path, unit: Unit, work: Any) -> Any:
         names.append(unit.name)
-        return run_unit(job, folder, unit, work, **about)
+        return run_unit(job, folder, unit, work)
 
     monkeypatch.setattr(steps_module, "run_unit", note)
     monkeypatch.setattr(order, "PART_BYTES", 400)
@@ -412,11 +413,11 @@ def test_every_unit_resumes_by_itself(
     out = tmp_path / "out"
     done: list[str] = []
 
-    def stop_after_one(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> None:
+    def stop_after_one(job: Job, folder: Path, unit: Unit, work: Any) -> None:
         if record_path(folder, unit).exists():
             return
         done.append(unit.name)
-        run_unit(job, folder, unit, work, **about)
+        run_unit(job, folder, unit, work)
         raise OSError("stopped")
 
     with monkeypatch.context() as patch:
@@ -442,14 +443,15 @@ def test_archives_that_are_added_are_mined_alone(
     archive(folder / "pictures.warc.gz", site[4:])
     names: list[str] = []
 
-    def note(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> None:
-        names.extend([] if record_path(folder, unit).exists() else [about.get("path", "")])
-        run_unit(job, folder, unit, work, **about)
+    def note(job: Job, folder: Path, unit: Unit, work: Any) -> None:
+        if folder == job.mined and not record_path(folder, unit).exists():
+            names.append(job.archives[unit.number].path)
+        run_unit(job, folder, unit, work)
 
     with monkeypatch.context() as patch:
         patch.setattr(steps_module, "run_unit", note)
         assert run(folder / "pictures.warc.gz", out, *FLAGS) == 0
-    assert [name for name in names if name] == [str(folder / "pictures.warc.gz")]
+    assert names == [str(folder / "pictures.warc.gz")]
     assert (out / "_manifest.json").read_bytes() != before
     assert run(folder / "*.warc.gz", whole, *FLAGS) == 0
     for table in (PAIRS, IMAGES, REJECTS):
@@ -497,10 +499,10 @@ def test_an_archive_that_changes_at_equal_size_is_noticed(
     """The run ends before it reads the images again, and their archive changes meanwhile."""
     path = archive(tmp_path / "a.warc.gz", site)
 
-    def stop_at_shards(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> Any:
+    def stop_at_shards(job: Job, folder: Path, unit: Unit, work: Any) -> Any:
         if unit.name.startswith("shard-"):
             raise OSError("stopped")
-        return run_unit(job, folder, unit, work, **about)
+        return run_unit(job, folder, unit, work)
 
     with monkeypatch.context() as patch:
         patch.setattr(steps_module, "run_unit", stop_at_shards)
@@ -544,7 +546,7 @@ def encode(image: Image.Image, quality: int) -> bytes:
 @pytest.fixture
 def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's steps in this process alone, where a test can look into them."""
-    monkeypatch.setattr(local, "all_cores", lambda: 1)
+    monkeypatch.setattr(runner, "all_cores", lambda: 1)
 
 
 @pytest.mark.usefixtures("in_a_loop")

@@ -1,9 +1,9 @@
 from typing import Any
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.pair import Pair, text_key
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason, reject
 
 IMAGE = ArchivedImage(

@@ -38,6 +38,22 @@ def test_states_of_an_output_folder(tmp_path: Path) -> None:
     assert [p.name for p in out.iterdir()] == [PLAN]
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"), [(None, "is missing"), (b"", "has 0 bytes, and _manifest.json lists")]
+)
+def test_a_finished_folder_without_one_of_its_shards_is_refused(
+    content: bytes | None, problem: str, tmp_path: Path
+) -> None:
+    prepare_output(tmp_path, job="j", settings={})
+    shard = write_shard(tmp_path, PAIRS, [])
+    write_manifest(tmp_path, [shard], job="j", settings={})
+    path = tmp_path / shard.name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(InputError, match=f"{shard.name} {problem}.*--fresh"):
+        prepare_output(tmp_path, job="j", settings={})
+    assert prepare_output(tmp_path, job="j", settings={}, fresh=True) is State.NEW
+
+
 def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
     prepare_output(tmp_path / "out", job="j", settings={"top": 30, "below": 0.5})
     write_shard(tmp_path / "out", PAIRS, [])

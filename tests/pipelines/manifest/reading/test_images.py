@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.images import image_path, image_row
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 NFC, NFD = "M\N{LATIN SMALL LETTER O WITH DIAERESIS}we", "Mo\N{COMBINING DIAERESIS}we"

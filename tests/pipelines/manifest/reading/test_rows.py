@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.reading.rows import (
     column_names,
     count_rows,
@@ -19,6 +18,7 @@ from vlmill.pipelines.manifest.reading.rows import (
     table_file,
 )
 from vlmill.pipelines.manifest.reading.text_rows import MAX_LINE, Fields
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from fastwarc.stream_io import ZstdWriter, zstd_train_dictionary_from_samples
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.archives.reading import BrokenArchive, Record, read_archive, read_bodies
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 Make = Callable[..., bytes]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.choose import choose, probability
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage
@@ -12,6 +11,7 @@ from vlmill.pipelines.web.choice.survey import survey_site
 from vlmill.pipelines.web.pages.images import ImageFacts
 from vlmill.pipelines.web.pages.markup import parse
 from vlmill.pipelines.web.pages.page import read_page
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 RULES = WebPairRules()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.pipelines.web.fetching.hosts import assign_bucket
 from vlmill.pipelines.web.fetching.journal import Journal
@@ -30,6 +29,7 @@ from vlmill.pipelines.web.fetching.work import (
 )
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]

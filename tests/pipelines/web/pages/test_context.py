@@ -1,7 +1,7 @@
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.context import captions_by_image, nearby
 from vlmill.pipelines.web.pages.markup import parse
 from vlmill.pipelines.web.pages.walk import Block, Spot, walk_page
+from vlmill.runtime.units.funnel import Drop
 
 
 def walk(markup: str) -> tuple[list[Block], list[Spot]]:

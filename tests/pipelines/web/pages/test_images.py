@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason
 

@@ -1,6 +1,5 @@
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.markup import (
     declared_language,
     decode,
@@ -9,6 +8,7 @@ from vlmill.pipelines.web.pages.markup import (
     parse,
     quick_text,
 )
+from vlmill.runtime.units.funnel import Drop
 
 
 @pytest.mark.parametrize(

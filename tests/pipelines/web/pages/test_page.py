@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.addresses import srcset
 from vlmill.pipelines.web.pages.markup import parse
 from vlmill.pipelines.web.pages.page import Page, PageImage, read_page
+from vlmill.runtime.units.funnel import Drop
 
 URL = "http://a.org/dir/page.html"
 

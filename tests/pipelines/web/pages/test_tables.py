@@ -1,6 +1,6 @@
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.markup import parse
 from vlmill.pipelines.web.pages.tables import captions_in_tables
+from vlmill.runtime.units.funnel import Drop
 
 
 def captions(markup: str) -> list[str | None]:

@@ -1,8 +1,8 @@
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.pages.markup import parse
 from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
+from vlmill.runtime.units.funnel import Drop
 
 
 def walk(markup: str) -> tuple[list[Block], list[Spot]]:

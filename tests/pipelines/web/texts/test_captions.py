@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.texts.balance import stray_marks
 from vlmill.pipelines.web.texts.captions import clean, extract_caption, fault, plain
 from vlmill.pipelines.web.texts.lists import TextLists
 from vlmill.pipelines.web.texts.sentences import sentences
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 RULES = WebPairRules()

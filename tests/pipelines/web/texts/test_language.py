@@ -1,6 +1,5 @@
 import pytest
 
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web.texts.language import (
     DETECTORS,
     LanguageDetector,
@@ -9,6 +8,7 @@ from vlmill.pipelines.web.texts.language import (
     parse_languages,
     primary_language,
 )
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -19,17 +19,17 @@ from apache_beam.portability.api import (
 from google.protobuf import json_format, text_format
 
 from vlmill import __version__
-from vlmill.pipelines.launch.failures import useless_worker
-from vlmill.pipelines.launch.flink_worker import (
+from vlmill.runtime.units.launch.failures import useless_worker
+from vlmill.runtime.units.launch.flink_worker import (
     LOGS,
     find_missing,
     provision,
     refuse,
     worker_environment,
 )
-from vlmill.pipelines.launch.options import beam_options
+from vlmill.runtime.units.launch.options import beam_options
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def info_of(**endpoints: str) -> Any:
@@ -100,7 +100,7 @@ def asked_for(module: str) -> dict[str, Any]:
 
 def test_a_worker_is_asked_for_version_and_module() -> None:
     assert find_missing({}) is None
-    asked = asked_for("vlmill.pipelines.counting.numbers")
+    asked = asked_for("vlmill.runtime.units.numbers")
     assert find_missing(asked) is None
     other = find_missing({**asked, "beam:option:vlmill_version:v1": "9.9"})
     assert other is not None
@@ -139,7 +139,7 @@ def test_the_task_manager_is_asked_under_the_workers_name() -> None:
 def test_errors_go_into_a_file(tmp_path: Path) -> None:
     """Nobody reads what a worker prints: a task manager throws it away."""
     program = (
-        "from vlmill.pipelines.launch import flink_worker as w; "
+        "from vlmill.runtime.units.launch import flink_worker as w; "
         "w.main(['--id=1-1', '--provision_endpoint=127.0.0.1:1'])"
     )
     done = subprocess.run(

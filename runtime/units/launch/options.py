@@ -14,9 +14,9 @@ from apache_beam.options.pipeline_options import (
 )
 
 from vlmill import __version__
-from vlmill.pipelines.launch.failures import without_step, worker_error
-from vlmill.pipelines.launch.flink_watch import watching
-from vlmill.pipelines.launch.loading import unknown_flag
+from vlmill.runtime.units.launch.failures import without_step, worker_error
+from vlmill.runtime.units.launch.flink_watch import watching
+from vlmill.runtime.units.launch.loading import unknown_flag
 from vlmill.schemas.errors import InputError, StoreFailed
 
 # Beam's own default tries to download another runner first; this one is inside the package.
@@ -34,7 +34,7 @@ class WorkerOptions(PipelineOptions):
         parser.add_argument("--vlmill_module", help="what a worker has to be able to import")
 
 
-def beam_options(flags: Sequence[str], module: str = "vlmill.pipelines") -> PipelineOptions:
+def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOptions:
     """Beam's options from the flags that a job did not take itself.
 
     The runner is the local one unless ``--runner`` says otherwise. ``module`` is what the steps of

@@ -2,10 +2,10 @@
 
 Beam's own local runner cuts a step's elements into one fixed share for each process, starts its
 processes anew for each pipeline, and makes a RuntimeError of every error. Here a process that is
-free takes the next unit, errors come as they were, and who gave the work hears of each unit's end.
+free takes the next unit, errors come as they were, who gave the work hears of each unit's end, and
+a process that is killed is replaced.
 """
 
-import argparse
 import pickle
 import signal
 import threading
@@ -18,8 +18,8 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from vlmill.runtime.console.command import int_at_least
-from vlmill.runtime.processes import all_cores, live_as_long_as_the_parent, process_context
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.processes import live_as_long_as_the_parent, process_context
 from vlmill.schemas.errors import InputError
 
 Shared = TypeVar("Shared")
@@ -27,43 +27,17 @@ Unit = TypeVar("Unit")
 Answer = TypeVar("Answer")
 GRACE_S = 10.0  # for a process that is told to stop: it removes what it has half written
 TICK_S = 1.0
-
-
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--workers``, for jobs whose units are done in processes."""
-    parser.add_argument(
-        "--workers",
-        type=int_at_least(1),
-        metavar="N",
-        help="processes on this machine, without --runner; the bytes stay the same (all cores)",
-    )
-
-
-def local_workers(workers: int | None, beam_flags: Sequence[str]) -> int | None:
-    """The number of processes for a job on this machine; None if a Beam runner is to do it.
-
-    A flag that goes to Beam calls for Beam. Raises InputError for a number that Beam would not hear
-    of.
-    """
-    if not beam_flags:
-        return workers or all_cores()
-    if not beam_flags[0].startswith("-"):
-        raise InputError(f"{beam_flags[0]}: no flag stands before it; quote a glob, '*.warc.gz'")
-    if workers is not None:
-        raise InputError(
-            f"--workers {workers} is for a job without Beam, and {beam_flags[0]} goes to Beam; "
-            "give the runner's own flag (--parallelism, --num_workers, --direct_num_workers)"
-        )
-    return None
+ATTEMPTS = 3  # at a unit whose process is killed: with too little memory it will be each time
 
 
 @dataclass(kw_only=True)
 class _Worker(Generic[Unit]):
-    """A process, and the unit that it is doing."""
+    """A process, the unit that it is doing, and how many processes were killed at it."""
 
     process: BaseProcess
     connection: Connection
     unit: Unit | None = None
+    kills: int = 0
 
 
 class Workers(Generic[Shared]):
@@ -86,58 +60,71 @@ class Workers(Generic[Shared]):
         """Yields what ``work`` answers to each unit, in the order in which they are done.
 
         ``idle`` is called about once a second. Raises what a unit raises, and ChildProcessError
-        for a process that was ended from outside; the other units are given up then.
+        for a unit at which ``ATTEMPTS`` processes were ended from outside; the other units are
+        given up then.
         """
         if self._number == 1 or len(units) < 2:
             for unit in units:
                 yield work(self._shared, unit)
             return
-        self._start(min(self._number, len(units)))
         waiting = deque(units)
-        for worker in self._workers:
-            self._give(worker, work, waiting)
+        for number in range(min(self._number, len(units))):
+            if number == len(self._workers):
+                self._workers.append(_Worker(**self._start()))
+            self._give(self._workers[number], work, waiting)
         while busy := {w.connection: w for w in self._workers if w.unit is not None}:
             for ready in wait(list(busy), TICK_S):
                 worker = busy[ready]  # type: ignore[index]
-                answer = self._receive_answer(worker)
+                try:
+                    answer, error = worker.connection.recv()
+                except (EOFError, OSError):
+                    self._replace(worker, work)
+                    continue
+                if error is not None:
+                    raise error
                 self._give(worker, work, waiting)
                 yield answer
             idle()
 
-    def _start(self, number: int) -> None:
+    def _start(self) -> dict[str, Any]:
         context = process_context(self._module)
-        while len(self._workers) < number:
-            parent_end, child_end = context.Pipe()
-            process = context.Process(target=_serve, args=(child_end, self._shared), daemon=True)
-            process.start()
-            child_end.close()
-            self._workers.append(_Worker(process=process, connection=parent_end))
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_serve, args=(child_end, self._shared), daemon=True)
+        process.start()
+        child_end.close()
+        return {"process": process, "connection": parent_end}
 
     def _give(
         self, worker: _Worker[Unit], work: Callable[[Shared, Unit], Any], waiting: deque[Unit]
     ) -> None:
-        worker.unit = waiting.popleft() if waiting else None
+        worker.unit, worker.kills = (waiting.popleft() if waiting else None), 0
         if worker.unit is not None:
-            try:
-                worker.connection.send((work, worker.unit))
-            except OSError:
-                raise self._ended(worker) from None
+            self._send(worker, work)
 
-    def _receive_answer(self, worker: _Worker[Any]) -> Any:
+    def _send(self, worker: _Worker[Any], work: Callable[[Shared, Any], Any]) -> None:
         try:
-            answer, error = worker.connection.recv()
-        except (EOFError, OSError):
-            raise self._ended(worker) from None
-        if error is not None:
-            raise error
-        return answer
+            worker.connection.send((work, worker.unit))
+        except OSError:
+            self._replace(worker, work)
 
-    def _ended(self, worker: _Worker[Any]) -> ChildProcessError:
+    def _replace(self, worker: _Worker[Any], work: Callable[[Shared, Any], Any]) -> None:
+        """Gives the unit of a killed process to a new one."""
         worker.process.join(GRACE_S)
-        return ChildProcessError(
+        worker.kills += 1
+        message = (
             f"a process of --workers was ended from outside (status {worker.process.exitcode}; "
-            f"memory?) at {worker.unit}; the same command continues where it stopped"
+            f"memory?) at {worker.unit}"
         )
+        if worker.kills == ATTEMPTS:
+            raise ChildProcessError(
+                f"{message}, {ATTEMPTS} times; the same command continues where it stopped, with "
+                "fewer --workers in less memory"
+            )
+        print_status(f"{message}; another one does it again")
+        worker.connection.close()
+        for name, value in self._start().items():
+            setattr(worker, name, value)
+        self._send(worker, work)
 
     def close(self) -> None:
         """Ends the processes: at once what waits, and what works when it has cleaned up."""

@@ -19,7 +19,7 @@ from apache_beam.options.pipeline_options import (
     PipelineOptions,
 )
 
-from vlmill.pipelines.launch.failures import useless_worker
+from vlmill.runtime.units.launch.failures import useless_worker
 
 EVERY_S = 5.0
 ANSWER_S = 30.0

@@ -6,7 +6,7 @@ Counts are kept by stage; each thing that is dropped becomes a row of ``rejects`
 from collections import Counter
 from collections.abc import Callable
 
-from vlmill.pipelines.counting.funnel import IN, OUT, Drop, Stage, Tally
+from vlmill.runtime.units.funnel import IN, OUT, Drop, Stage, Tally
 from vlmill.schemas.rejects import reject
 
 KeepReject = Callable[[dict[str, object]], None]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmill.pipelines.launch.failures import format_refusal, useless_worker, worker_error
+from vlmill.runtime.units.launch.failures import format_refusal, useless_worker, worker_error
 from vlmill.schemas.errors import InputError, StoreFailed
 
 FLINK = """Pipeline BeamApp failed in state FAILED: java.util.concurrent.ExecutionException: \

@@ -4,15 +4,15 @@ import apache_beam as beam
 import pytest
 from apache_beam.metrics.metric import MetricsFilter
 
-from vlmill.pipelines.counting.numbers import (
+from vlmill.runtime.units.launch.metrics import count_in_beam
+from vlmill.runtime.units.numbers import (
     Numbers,
     UnitProgress,
     count_rejects,
+    count_tallies,
     format_notes,
-    sum_tallies,
     timed,
 )
-from vlmill.pipelines.launch.metrics import count_in_beam
 
 TALLIES = {
     ("pages", "in"): 5,
@@ -30,8 +30,9 @@ NUMBERS = Numbers(
 
 
 def test_tallies_as_numbers() -> None:
-    assert sum_tallies(TALLIES, num_bytes=10) == NUMBERS
-    assert sum_tallies({}) == count_rejects({}) == Numbers()
+    shown = Numbers(pages=5, pictures=4, pairs=6, bytes=10)
+    assert shown + count_tallies(TALLIES) == NUMBERS
+    assert count_tallies({}) == count_rejects({}) == Numbers()
 
 
 def test_the_screen_shows_sums_and_the_most_frequent_reasons(

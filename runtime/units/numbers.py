@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
-from vlmill.pipelines.counting.funnel import IMAGES, IN, NEAR_DUPLICATES, OUT, PAGES, Tally
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.units.funnel import IN, OUT, Tally
 
 Numbers = Counter[str]
 """``pages``, ``pictures``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
@@ -15,22 +16,15 @@ Numbers = Counter[str]
 
 BYTES, MILLISECONDS, REJECTS = "bytes", "milliseconds", "rejects"
 SHOWN_REASONS = 3  # of rejects, on the screen: the most frequent ones
-COUNTED = {
-    (PAGES.name, IN): "pages",
-    (IMAGES.name, IN): "pictures",
-    (NEAR_DUPLICATES.name, OUT): "pairs",
-}
 
 
-def sum_tallies(tallies: Mapping[Tally, int], *, num_bytes: int = 0) -> Numbers:
-    """Returns the numbers of a unit that counted its stages so."""
-    numbers = Numbers({BYTES: num_bytes} if num_bytes else {})
-    for tally, count in tallies.items():
-        if tally[1] not in (IN, OUT):
-            numbers += count_rejects({tally[1]: count})
-        elif tally in COUNTED:
-            numbers[COUNTED[tally]] += count
-    return numbers
+def count_tallies(tallies: Mapping[Tally, int]) -> Numbers:
+    """Returns the numbers of what the stages of a unit dropped."""
+    reasons = Counter[str]()
+    for (_, what), count in tallies.items():
+        if what not in (IN, OUT):
+            reasons[what] += count
+    return count_rejects(reasons)
 
 
 def count_rejects(reasons: Mapping[str, int]) -> Numbers:
@@ -51,13 +45,18 @@ def timed(numbers: Numbers) -> Iterator[None]:
 class UnitProgress:
     """Shows how many units of a step are done, and the sums of their numbers."""
 
-    def __init__(self, *, total: int, label: str, unit: str = "unit") -> None:
-        self._progress = Progress(total=total, unit=unit, label=label)
+    def __init__(self, *, total: int, label: str) -> None:
+        self._progress = Progress(total=total, unit="unit", label=label, visible=total > 1)
+        self._total, self._label, self._before = total, label, 0
         self._sums = Numbers()
         self._start = time.monotonic()
 
-    def add(self, numbers: Numbers) -> None:
-        """Counts one more unit."""
+    def add(self, numbers: Numbers | None) -> None:
+        """Counts one more unit; None is one that was finished before."""
+        if numbers is None:
+            self._before += 1
+            self._progress.advance(1)
+            return
         self._sums += numbers
         seconds = time.monotonic() - self._start
         self._progress.advance(1, rejects=numbers[REJECTS], **format_notes(self._sums, seconds))
@@ -77,6 +76,9 @@ class UnitProgress:
         trace: TracebackType | None,
     ) -> None:
         self._progress.__exit__(kind, error, trace)
+        if self._before:
+            units = f"{self._before} of {self._total} unit{'s' * (self._total > 1)}"
+            print_status(f"continuing: {self._label}, {units} finished before")
 
 
 def format_notes(sums: Numbers, seconds: float) -> dict[str, str]:

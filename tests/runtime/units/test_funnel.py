@@ -1,7 +1,8 @@
 import pytest
 
-from vlmill.pipelines.counting.funnel import STAGES, build_funnel
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.stages import STAGES
+from vlmill.runtime.units.funnel import build_funnel
 
 
 def test_counts_become_stages_in_order() -> None:
@@ -11,7 +12,8 @@ def test_counts_become_stages_in_order() -> None:
             (("pages", "out"), 1),
             (("pages", "empty"), 1),
             (("pages", "empty"), 1),
-        ]
+        ],
+        STAGES,
     )
     assert [stage["stage"] for stage in funnel] == [stage.name for stage in STAGES]
     pages = next(stage for stage in funnel if stage["stage"] == "pages")
@@ -21,7 +23,7 @@ def test_counts_become_stages_in_order() -> None:
 
 def test_what_does_not_add_up_is_refused() -> None:
     with pytest.raises(AssertionError, match="pages: 2 in, 1 out"):
-        build_funnel([(("pages", "in"), 2), (("pages", "out"), 1)])
+        build_funnel([(("pages", "in"), 2), (("pages", "out"), 1)], STAGES)
 
 
 def test_rules_check_themselves() -> None:

@@ -12,12 +12,13 @@ from typing import NoReturn
 
 import pytest
 
-from vlmill.pipelines.launch import local
-from vlmill.pipelines.launch.local import Workers, local_workers, open_workers
 from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.units import runner
+from vlmill.runtime.units.pool import Workers, open_workers
+from vlmill.runtime.units.runner import local_workers
 from vlmill.schemas.errors import InputError
 
-MODULE = "vlmill.pipelines.launch.local"
+MODULE = "vlmill.runtime.units.pool"
 VARIABLE = "VLMILL_TEST_OF_WORKERS"
 
 
@@ -112,12 +113,25 @@ def test_an_error_that_cannot_be_sent_is_told() -> None:
         list(workers.map_units(fail_strangely, range(2)))
 
 
-def test_a_process_that_was_ended_from_outside_is_told() -> None:
+def test_a_unit_at_which_every_process_is_killed_ends_the_work() -> None:
     with (
-        pytest.raises(ChildProcessError, match=r"status -9; memory\?\) at 2; the same command"),
+        pytest.raises(ChildProcessError, match=r"status -9; memory\?\) at 2, 3 times; the same"),
         open_workers(2, None, MODULE) as workers,
     ):
         list(workers.map_units(die, range(4)))
+
+
+def die_once(folder: Path, unit: int) -> int:
+    if not (folder / str(unit)).exists():
+        (folder / str(unit)).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return unit
+
+
+def test_a_killed_process_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_workers(2, tmp_path, MODULE) as workers:
+        assert sorted(workers.map_units(die_once, range(4))) == [0, 1, 2, 3]
+    assert capsys.readouterr().err.count("memory?) at ") == 4
 
 
 def test_what_others_have_half_written_goes_with_an_error(tmp_path: Path) -> None:
@@ -130,8 +144,8 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
     code = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from tests.pipelines.launch.test_local import twice
-from vlmill.pipelines.launch.local import open_workers
+from tests.runtime.units.test_pool import twice
+from vlmill.runtime.units.pool import open_workers
 with open_workers(2, 1, {MODULE!r}) as pool:
     print(*{{process for process, _ in pool.map_units(twice, range(50))}}, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -146,9 +160,9 @@ with open_workers(2, 1, {MODULE!r}) as pool:
 
 
 def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "all_cores", lambda: 5)
+    monkeypatch.setattr(runner, "all_cores", lambda: 5)
     assert local_workers(None, []) == 5 and local_workers(3, []) == 3
-    assert local_workers(None, ["--runner=FlinkRunner"]) is None
+    assert local_workers(None, ["--runner=FlinkRunner"]) == 5
     with pytest.raises(InputError, match="--workers 2 is for a job without Beam, and --runner"):
         local_workers(2, ["--runner=FlinkRunner"])
     with pytest.raises(InputError, match=r"b\.warc\.gz: no flag stands before it; quote a glob"):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from vlmill.pipelines.launch import flink_watch
-from vlmill.pipelines.launch.failures import format_refusal
-from vlmill.pipelines.launch.flink_watch import watching
-from vlmill.pipelines.launch.options import beam_options
+from vlmill.runtime.units.launch import flink_watch
+from vlmill.runtime.units.launch.failures import format_refusal
+from vlmill.runtime.units.launch.flink_watch import watching
+from vlmill.runtime.units.launch.options import beam_options
 
 USELESS = (
     f"java.lang.RuntimeException: Error received from SDK harness: {format_refusal('on a: no x')}\n"

@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
-from vlmill.pipelines.counting import kept_values as kept
-from vlmill.pipelines.counting.kept_values import NumberStore, ValueStore
 from vlmill.pipelines.manifest.cleaning import Claims, NamedClaims
+from vlmill.runtime.files import kept_values as kept
+from vlmill.runtime.files.kept_values import NumberStore, ValueStore
 from vlmill.schemas.rejects import Reason
 
 

@@ -7,9 +7,9 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
-from vlmill.pipelines.launch.loading import flags_of_beam, parsed
-from vlmill.pipelines.launch.options import WorkerOptions, beam_options, run_pipeline
 from vlmill.runtime.console.command import Parser
+from vlmill.runtime.units.launch.loading import flags_of_beam, parsed
+from vlmill.runtime.units.launch.options import WorkerOptions, beam_options, run_pipeline
 from vlmill.schemas.errors import InputError
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.factories import NO_MODELS
 
-from vlmill.pipelines.launch.loading import quiet_beam_import
+from vlmill.runtime.units.launch.loading import quiet_beam_import
 
 APITOOLS = "apitools not found, and bigquery client libraries are not available"
 

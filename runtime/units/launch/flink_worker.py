@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from vlmill import __version__
-from vlmill.pipelines.launch.failures import format_refusal
 from vlmill.runtime.console.command import run_command
+from vlmill.runtime.units.launch.failures import format_refusal
 
 LOGS = "VLMILL_WORKER_LOGS"
 """Names a folder in which each worker writes its errors: a task manager throws them away."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from apache_beam.metrics.metric import Metrics
 
-from vlmill.pipelines.counting.numbers import MILLISECONDS
+from vlmill.runtime.units.numbers import MILLISECONDS
 
 
 def count_in_beam(step: str, numbers: Mapping[str, int]) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from vlmill.pipelines.launch.clusters import require_for_cluster
-from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.web_pairs import command
+from vlmill.runtime.units.launch.clusters import require_for_cluster
+from vlmill.runtime.units.launch.options import beam_options
 from vlmill.schemas.errors import InputError
 
 CLOUD = {"--warc": "gs://bucket/*.warc.gz", "--output": "gs://bucket/pairs"}

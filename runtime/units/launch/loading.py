@@ -39,7 +39,7 @@ def parsed(
 def require_flags(words: Sequence[str]) -> None:
     """Raises InputError for words for Beam of which the first is no flag."""
     if words and not words[0].startswith("-"):
-        raise InputError(f"{words[0]}: no flag stands before it; see --help")
+        raise InputError(f"{words[0]}: no flag stands before it; quote a glob, and see --help")
 
 
 def unknown_flag(flag: str, remedy: str = "see --help") -> InputError:

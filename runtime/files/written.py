@@ -1,0 +1,59 @@
+"""The files that a unit of work writes, each with its size and SHA-256 when it is finished.
+
+What is written is compared with these later: a bit that flips on the disk, or another run's file
+under the same name, is noticed before anything is made of it.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenFile:
+    """A finished file; ``bytes`` is its size."""
+
+    path: Path
+    bytes: int
+    sha256: str
+
+
+class _Log(threading.local):
+    files: list[WrittenFile] | None = None
+    digest: tuple[Path, str] | None = None  # of a temporary file, by who has read it already
+
+
+_log = _Log()
+
+
+@contextmanager
+def record_files() -> Iterator[list[WrittenFile]]:
+    """Gives the list of the files that this thread writes atomically while the block runs."""
+    before, _log.files = _log.files, []
+    try:
+        yield _log.files
+    finally:
+        _log.files = before
+
+
+def note_digest(temporary: Path, sha256: str) -> None:
+    """Says what SHA-256 a temporary file has, so that :func:`note_file` need not read it."""
+    _log.digest = (temporary, sha256)
+
+
+def note_file(path: Path, temporary: Path) -> None:
+    """Adds ``path``, whose bytes are in ``temporary``, to the list of the current block, if any."""
+    if _log.files is None:
+        return
+    known, _log.digest = _log.digest, None
+    sha256 = known[1] if known is not None and known[0] == temporary else compute_sha256(temporary)
+    _log.files.append(WrittenFile(path=path, bytes=temporary.stat().st_size, sha256=sha256))
+
+
+def compute_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,60 @@
+"""Steps on a Beam runner: groups spread a step's units over the workers, and await them all.
+
+Which units a step has is asked on a worker, when the step before is done.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from vlmill.runtime.units.launch.metrics import count_in_beam
+from vlmill.runtime.units.launch.options import run_pipeline
+from vlmill.runtime.units.step import Step
+from vlmill.runtime.units.stored import StoredJob, remove_stored, store_job
+from vlmill.runtime.units.unit import AnyJob, Unit
+
+
+class RunUnits(beam.DoFn):
+    """Does units: (number, [Unit]) -> (0, how many)."""
+
+    def __init__(self, stored: StoredJob, number: int) -> None:
+        self.stored, self.number = stored, number
+
+    def process(self, numbered: tuple[int, Iterable[Unit]]) -> Iterator[tuple[int, int]]:
+        job, steps = self.stored.load()
+        step, units = steps[self.number], list(numbered[1])
+        for unit in units:
+            count_in_beam(step.name, step.run(job, unit) or {})
+        yield 0, len(units)
+
+
+def build(p: beam.Pipeline, stored: StoredJob, names: Sequence[str]) -> Any:
+    """Builds the steps of these names: the units of each, when those of the one before are done."""
+    done = p | "Start" >> beam.Create([0], reshuffle=False)
+    for number, name in enumerate(names):
+        # A group for each unit spreads them over the workers, one group for all awaits them.
+        done = (
+            done
+            | f"Units to {name}" >> beam.FlatMap(partial(list_units, stored, number))
+            | f"Spread to {name}" >> beam.GroupByKey()
+            | name.capitalize() >> beam.ParDo(RunUnits(stored, number))
+            | f"All of {name}" >> beam.GroupByKey()
+        )
+    return done
+
+
+def list_units(stored: StoredJob, number: int, _: Any) -> list[tuple[int, Unit]]:
+    """Returns the units of a step, each with its place among them."""
+    job, steps = stored.load()
+    return list(enumerate(steps[number].units(job)))
+
+
+def run_beam(job: AnyJob, steps: Sequence[Step[AnyJob]], *, options: PipelineOptions) -> None:
+    """Does the steps on the runner that the options name, and waits for its end."""
+    stored = store_job(job, steps)
+    with run_pipeline(options) as p:
+        build(p, stored, [step.name for step in steps])
+    remove_stored(job)

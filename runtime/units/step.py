@@ -1,0 +1,52 @@
+"""A job is a list of steps; the units of a step follow from what the steps before it have left."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic
+
+from vlmill.runtime.units.numbers import BYTES, Numbers, count_tallies, timed
+from vlmill.runtime.units.unit import AnyJob, Result, Unit, read_result, run_unit, work_folder
+
+Units = Callable[[AnyJob], Sequence[Unit]]
+Work = Callable[[AnyJob, Unit], Result]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Generic[AnyJob]):
+    """``work`` leaves the files of one of ``units``, which are done in any order.
+
+    All three functions are of modules, or partial ones of these, as workers elsewhere find them by
+    name. ``folder`` holds the records. ``threads``: each unit takes all cores of a machine, so that
+    one is done at a time. ``recorded`` is False for units that know themselves what is left to do.
+    """
+
+    name: str
+    units: Units[AnyJob]
+    work: Work[AnyJob]
+    folder: Callable[[AnyJob], Path] = work_folder
+    threads: bool = False
+    recorded: bool = True
+
+    def run(self, job: AnyJob, unit: Unit) -> Numbers | None:
+        """Does a unit and returns what was done; None if it was finished before."""
+        numbers = Numbers()
+        with timed(numbers):
+            if self.recorded:
+                result = run_unit(job, self.folder(job), unit, self.work)
+            else:
+                result = self.work(job, unit)
+        if result is None:
+            return None
+        written = Numbers({BYTES: sum(shard.bytes for shard in result.shards)})
+        return numbers + result.numbers + written + count_tallies(result.tallies)
+
+    def results(self, job: AnyJob) -> Iterator[Result]:
+        """Yields the results of all units. Raises FileNotFoundError for one that is not done."""
+        folder = self.folder(job)
+        return (read_result(folder, unit) for unit in self.units(job))
+
+
+def single_unit(name: str, job: object) -> list[Unit]:
+    """Returns the one unit of a step; ``partial(single_unit, NAME)`` is the step's ``units``."""
+    return [Unit(name=name, number=0)]

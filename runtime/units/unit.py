@@ -1,0 +1,159 @@
+"""A unit of work leaves files and, last, a record of them; without a valid record it is done again.
+
+The record has the size and the SHA-256 of each file at the moment it was finished. A run that
+continues compares them, so that a damaged file, or one that another run has put there, is replaced
+and not passed on.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.outputs import WORK
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.files.written import WrittenFile, compute_sha256, record_files
+from vlmill.runtime.units.funnel import Tally
+from vlmill.runtime.units.numbers import Numbers
+
+
+class Job(Protocol):
+    """What the engine asks of a job: the folder below which its units write."""
+
+    @property
+    def output(self) -> str | Path:
+        """Returns ``--output``."""
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One unit of a step: a ``number`` (of an archive, a shard, a block), ``slices`` of its keys.
+
+    ``name`` is that of its record, so that it differs from those of all other units in one folder.
+    """
+
+    name: str
+    number: int
+    slices: range = range(0)
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What a unit leaves in addition to its files.
+
+    ``tallies`` count what came in, went out and was dropped; ``shards`` are the unit's files of the
+    job's tables; ``metrics`` are plain values for the end of the job; ``about`` is what the record
+    says of the unit itself. ``numbers`` are shown while the job runs, and not recorded.
+    """
+
+    tallies: Counter[Tally] = field(default_factory=Counter)
+    shards: list[Shard] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
+
+
+def work_folder(job: Job) -> Path:
+    """Returns the folder of a job's records, where a step names no other."""
+    return to_path(job.output) / WORK / "units"
+
+
+def record_path(folder: Path, unit: Unit) -> Path:
+    """Returns the path of a unit's record in a folder of records."""
+    return folder / f"{unit.name}.json"
+
+
+def run_unit(
+    job: AnyJob, folder: Path, unit: Unit, work: Callable[[AnyJob, Unit], Result]
+) -> Result | None:
+    """Does a unit and records it; returns None if that has been done and its files are intact."""
+    if is_finished(job, folder, unit):
+        return None
+    with record_files() as files:
+        result = work(job, unit)
+    write_record(job, folder, unit, result, files)
+    return result
+
+
+def write_record(
+    job: Job, folder: Path, unit: Unit, result: Result, files: Iterable[WrittenFile]
+) -> None:
+    """Records a unit whose files are all written; those of this machine's scratch do not count."""
+    entries = {
+        name: {"bytes": file.bytes, "sha256": file.sha256}
+        for file in files
+        if (name := _relative(job, file.path)) is not None
+    }
+    for shard in result.shards:
+        entries[shard.name] = {"bytes": shard.bytes, "sha256": shard.sha256}
+    record = {
+        **result.about,
+        "files": entries,
+        "tallies": sorted([*tally, count] for tally, count in result.tallies.items()),
+        "shards": [asdict(shard) for shard in result.shards],
+        "metrics": result.metrics,
+    }
+    write_json(record_path(folder, unit), record)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Returns the record of a unit that is done. Raises FileNotFoundError before."""
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def read_result(folder: Path, unit: Unit) -> Result:
+    """Returns the result that a unit's record holds. Raises FileNotFoundError before it is done."""
+    record = read_record(record_path(folder, unit))
+    return Result(
+        tallies=Counter({(stage, what): count for stage, what, count in record["tallies"]}),
+        shards=[Shard(**shard) for shard in record["shards"]],
+        metrics=record["metrics"],
+    )
+
+
+def is_finished(job: Job, folder: Path, unit: Unit) -> bool:
+    """Says whether a unit has its record, and every file of it is as it was when it was written.
+
+    Prints what is not: the unit is done again then.
+    """
+    try:
+        files: Mapping[str, Any] = read_record(record_path(folder, unit))["files"]
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        print_status(f"{record_path(folder, unit)} is damaged; {unit.name} is done again")
+        return False
+    for name, entry in files.items():
+        path = to_path(job.output) / name
+        if (problem := _compare(path, entry)) is not None:
+            print_status(f"{path} {problem}; {unit.name} is done again")
+            return False
+    return True
+
+
+def _compare(path: Path, entry: Mapping[str, Any]) -> str | None:
+    """Returns how a file differs from its entry in a record, or None."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
+    if size != entry["bytes"]:
+        return f"has {size} bytes and had {entry['bytes']} when it was written"
+    if compute_sha256(path) != entry["sha256"]:
+        return "has other bytes than when it was written"
+    return None
+
+
+def _relative(job: Job, path: Path) -> str | None:
+    """Returns the name of a file below the job's output, or None."""
+    root, name = f"{to_path(job.output)}/", str(path)
+    return name.removeprefix(root) if name.startswith(root) else None
