@@ -185,6 +185,9 @@ class RunSettings:
     # at a step. 0: none.
     average: float = 0.0
     compile: bool = False  # torch.compile translates the step
+    # On a GPU with Triton: attention with relative positions (VLMo, BEiT) reads their bias once for
+    # all pairs.
+    attention_kernel: bool = False
     # Each layer is computed again in the backward pass instead of keeping what it needs.
     checkpoint_activations: bool = False
     # Weights, gradients and moments are divided among the processes (FSDP).

@@ -18,7 +18,13 @@ from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.checkpoints.state import num_processes, restore_training_state
 from vlmill.train.checkpoints.trained_on import TrainedOn
-from vlmill.train.devices.setup import COMPUTED_IN, compiled, recompute_activations, wrapped
+from vlmill.train.devices.setup import (
+    COMPUTED_IN,
+    compiled,
+    recompute_activations,
+    use_attention_kernel,
+    wrapped,
+)
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import is_trained, make_optimizer, names_from_bert, settings_of_start
@@ -90,6 +96,8 @@ class Runner:
         self.average = self._moving_average() if recipe.average else None
         if recipe.checkpoint_activations:
             recompute_activations(self.model)
+        if recipe.attention_kernel:
+            use_attention_kernel(self.model, accelerator.device)
 
     def _moving_average(self) -> MovingAverage:
         """A checkpoint's weights are the average; the model's own lie beside and are put back."""

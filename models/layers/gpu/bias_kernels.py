@@ -140,6 +140,7 @@ class Problem:
             "HAS_MASK": self.keys.mask is not None,
             "num_warps": blocks.warps,
             "num_stages": blocks.stages,
+            "enable_fp_fusion": True,
         }
 
     @property

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.fx.experimental import _config as fx_config
 from torch.library import opcheck
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -30,7 +31,7 @@ from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.gpu import bias_kernels as kernels
 from vlmill.models.layers.gpu.biased_attention import biased_attention, biased_attention_from
 from vlmill.models.layers.packing import Layout, make_joint_layout, make_layout
-from vlmill.models.positions import first_cells
+from vlmill.models.positions import Cells
 from vlmill.models.vlmo.config import vlmo_small
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.train.objectives.contrast import contrast_and_matching
@@ -168,7 +169,10 @@ def check_edges() -> None:
     bias[:, :, 1] = 300.0  # times log2(e) beyond what 2^x has in float32
     mask = torch.tensor([[True] * 5, [False] * 5])
     mixed, gradient, of_bias = with_gradients(
-        lambda qkv, bias: biased_attention(qkv, bias, None, mask), torch.ones(2, 5, HEADS, 16), qkv, bias
+        lambda qkv, bias: biased_attention(qkv, bias, None, mask),
+        torch.ones(2, 5, HEADS, 16),
+        qkv,
+        bias,
     )
     assert mixed.isfinite().all() and gradient.isfinite().all() and of_bias.isfinite().all()
     torch.testing.assert_close(mixed[0], qkv[0, 1:2, 2].expand(5, -1, -1).double())
@@ -277,7 +281,7 @@ def models() -> None:
     layouts = [Layout((3, 8)), make_layout(mask, pack=False), make_layout(mask, real)]
     layouts.append(
         make_joint_layout(
-            mask[:, :6], mask[:, 6:], packing.Cells(*map(positions, (mask[:, :6], mask[:, 6:])))
+            mask[:, :6], mask[:, 6:], Cells(positions(mask[:, :6]), positions(mask[:, 6:]))
         )[0]
     )
     for layout in layouts:
@@ -306,28 +310,82 @@ def drawn() -> tuple[Tensor, Tensor]:
 
 
 def traced() -> None:
-    """A compiled block is one graph for all lengths."""
+    """A compiled block is one graph for all lengths, in the grid and packed."""
     interpret()
     packing.readable = lambda tensor: False
-    from torch._dynamo.testing import CompileCounterWithBackend
-    from torch.fx.experimental import _config as fx_config
-
     fx_config.use_duck_shape = False
-    counter = CompileCounterWithBackend("aot_eager")
+    for packed in (False, True):
+        torch._dynamo.reset()
+        check_traced(packed=packed)
+
+
+def check_traced(*, packed: bool) -> None:
     block = PreNormBlock(64, 4, 128, experts=("vl",), layer_scale=0.1).train()
     use_kernels(block, on=True)
-    compiled = torch.compile(block, dynamic=True, fullgraph=True, backend=counter)
+    compiled = torch.compile(block, dynamic=True, fullgraph=True, backend="aot_eager")
     table = torch.randn(4, 30, 30, requires_grad=True)
-    for sequences, length in ((3, 8), (2, 11), (4, 13)):
-        hidden = torch.randn(sequences, length, 64)
+    for stance, sequences, length in (("default", 3, 8), ("fail_on_recompile", 2, 11)):
+        torch.compiler.set_stance(stance)
         mask = random_mask(sequences, length)
-        layout, bias = make_layout(mask, pack=False), table[:, :length, :length]
-        result = compiled(hidden, layout, (("vl", length),), bias)
-        expected = block(hidden, layout, (("vl", length),), bias)
-        torch.testing.assert_close(result, expected, **EXACT)
-        found, wanted = (torch.autograd.grad(x.sin().sum(), table)[0] for x in (result, expected))
-        torch.testing.assert_close(found, wanted, **EXACT)
-    assert counter.frame_count == 1, counter.frame_count
+        layout = make_layout(mask, positions(mask), pack=packed)
+        hidden = layout.pack(torch.randn(sequences, length, 64))
+        route = (("vl", hidden.shape[-2]),)
+        found, expected = (
+            gradients_of(one(hidden, layout, route, table[:, :length, :length]).sin().sum(), block)
+            for one in (compiled, block)
+        )
+        torch.testing.assert_close(found, expected, **EXACT)
+    torch.compiler.set_stance("default")
+
+
+CONSTANTS = ("HEAD", "QUERIES", "KEYS", "HAS_QUERY_ROWS", "HAS_KEY_ROWS", "HAS_MASK", "COLUMNS")
+FLOATS = ("normalizers", "products", "sums")
+TABLES = {"query_rows": "*i32", "key_rows": "*i32", "key_mask": "*u8"}
+
+
+def compiled(kernel: Any, blocks: kernels.Blocks, dtype: str, *, packed: bool) -> str:
+    """The kernel's assembly for an H100, without one; rows by a table or in a masked grid."""
+    constants: dict[str, Any] = {"HEAD": 64, "QUERIES": blocks.queries, "KEYS": blocks.keys}
+    constants |= {"HAS_QUERY_ROWS": packed, "HAS_KEY_ROWS": packed, "HAS_MASK": not packed}
+    constants |= {"COLUMNS": kernels.PADDED_TO}
+    constants |= dict.fromkeys(("key_mask",) if packed else ("query_rows", "key_rows"), None)
+    signature, aligned = {}, {}
+    for number, name in enumerate(kernel.arg_names):
+        numeric = "fp32" if name in ("scale", "factor") else "i32"
+        pointer = "*fp32" if name in FLOATS else TABLES.get(name, f"*{dtype}")
+        is_number = name in NUMBERS or name.endswith("stride")
+        signature[name] = numeric if is_number else pointer
+        if name in constants:
+            signature[name] = "constexpr"
+        elif not is_number or name.endswith("stride"):
+            aligned[(number,)] = [["tt.divisibility", 16]]
+    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
+    assembly: str = triton.compile(source, target=H100, options=options).asm["ptx"]
+    return assembly
+
+
+NUMBERS = (
+    *("num_rows", "queries", "keys", "heads", "scale", "sequences", "part_length"),
+    *("padded_queries", "padded_keys", "factor"),
+)
+
+
+def compile_all() -> None:
+    """In half precision products are made by tensor cores from tiles that are copied ahead."""
+    tuning, small = kernels.HALF_TUNING, kernels.FLOAT_TUNING
+    for packed in (False, True):
+        for kernel, blocks in (
+            (kernels._mix, tuning.forward),
+            (kernels._query_gradient, tuning.query),
+            (kernels._key_gradients, tuning.key),
+            (kernels._bias_gradient, tuning.bias),
+        ):
+            assembly = compiled(kernel, blocks, "bf16", packed=packed)
+            assert "wgmma.mma_async" in assembly and "cp.async" in assembly
+            assert packed or "mma" not in compiled(kernel, small.forward, "fp32", packed=packed)
+    assert compiled(kernels._pad, tuning.forward, "bf16", packed=False)
 
 
 if __name__ == "__main__":
@@ -336,4 +394,5 @@ if __name__ == "__main__":
         "operators": operators,
         "models": models,
         "traced": traced,
+        "compile": compile_all,
     }[sys.argv[1]]()
