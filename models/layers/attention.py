@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
         if bias is None and reads_packed(q, layout, layout):
             return packed_attention(q, k, v, layout, layout, dropout).flatten(-2)
         if bias is not None and self.bias_kernel and reads_bias_once(q, dropout):
-            by_head = projected.unflatten(-1, (3, self.num_heads, -1))
+            by_head = projected.view(*projected.shape[:-1], 3, self.num_heads, -1)
             rows, mask = layout.rows_of_cells(), layout.mask_of_grid()
             return biased_attention(by_head, bias, rows, mask).flatten(-2)
         q, k, v = by_heads(layout.unpack(projected), self.num_heads)
@@ -120,7 +120,7 @@ class SelfAttention(nn.Module):
         if bias is None and reads_packed(q, read.layout, layout):
             return packed_attention(q, k, v, read.layout, layout, dropout).flatten(-2)
         if bias is not None and self.bias_kernel and reads_bias_once(q, dropout):
-            by_head = keys_values.unflatten(-1, (2, self.num_heads, -1))
+            by_head = keys_values.view(*keys_values.shape[:-1], 2, self.num_heads, -1)
             query_rows, key_rows = read.layout.rows_of_cells(), layout.rows_of_cells()
             assert query_rows is not None  # rows that are read are packed
             mask = layout.mask_of_grid()

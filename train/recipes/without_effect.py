@@ -76,7 +76,7 @@ def _relative_positions(recipe: RunSettings) -> str | None:
     parts = (model, getattr(model, "encoder", None))
     if any(getattr(part, "relative_positions", False) for part in parts):
         return None
-    return f"variant={recipe.variant} here has no bias of relative positions"
+    return f"variant={recipe.variant} has no relative positions here"
 
 
 OF_RUN: dict[str, Reason] = {
