@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from benchmarks.gpu_check import attention_kernel
 from benchmarks.gpu_check.minutes_card import card_rates
 from benchmarks.gpu_check.minutes_graph import measure_graph
 from benchmarks.gpu_check.minutes_record import Record
@@ -56,8 +57,21 @@ PARTS = (
         60, StepCase(name="imagebert regional 256", variant="imagebert", pairs=256, regional=True)
     ),
     MinutesPart(name="vilbert graph", seconds=70, run=measure_graph),
+    MinutesPart(name=attention_kernel.NAME, seconds=40, run=attention_kernel.measure_kernels),
+    step_part(40, StepCase(name="vlmo kernel 64", variant="vlmo", pairs=64, attention_kernel=True)),
     step_part(200, StepCase(name="vlmo regional 64", variant="vlmo", pairs=64, regional=True)),
     step_part(40, StepCase(name="vlmo eager 64", variant="vlmo", pairs=64)),
+    step_part(
+        200,
+        StepCase(
+            name="vlmo regional kernel 64",
+            variant="vlmo",
+            pairs=64,
+            regional=True,
+            attention_kernel=True,
+        ),
+    ),
+    MinutesPart(name=attention_kernel.FLEX_NAME, seconds=60, run=attention_kernel.measure_flex),
 )
 
 
