@@ -77,10 +77,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "models": (
-        "checks config_checks positions convert detector",
-        "inputs",
+        "checks config_checks positions convert gpu_compiler",
+        "inputs detector",
         "outputs",
-        "layers/cpu",
+        "layers/cpu layers/gpu",
         "layers",
         "bert imagebert interbert vilbert vlbert vlmo",
         "beit",
@@ -142,7 +142,7 @@ OPEN: dict[tuple[str, str], str] = {
     ("train/recipes/tasks.py", "tasks"): "a task's row names its parts by strings",
 }
 NESTED = {  # rooms inside rooms
-    "layers/cpu",
+    *("layers/cpu", "layers/gpu"),
     *(f"web/{room}" for room in ("archives", "choice", "fetching", "pages", "texts")),
 }
 

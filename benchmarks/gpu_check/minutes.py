@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from benchmarks.gpu_check import attention_kernel
 from benchmarks.gpu_check.minutes_card import card_rates
 from benchmarks.gpu_check.minutes_record import Record
 from benchmarks.gpu_check.minutes_steps import Bench, StepCase, measure_steps
@@ -61,6 +62,8 @@ PARTS = (
     step_part(30, StepCase(name="imagebert graph 256", variant="imagebert", pairs=256, graph=True)),
     step_part(30, StepCase(name="interbert graph 256", variant="interbert", pairs=256, graph=True)),
     step_part(30, StepCase(name="vl-bert graph 256", variant="vl-bert", pairs=256, graph=True)),
+    MinutesPart(name=attention_kernel.NAME, seconds=40, run=attention_kernel.measure_kernels),
+    step_part(40, StepCase(name="vlmo kernel 64", variant="vlmo", pairs=64, attention_kernel=True)),
     step_part(40, StepCase(name="vlmo eager 64", variant="vlmo", pairs=64)),
     step_part(
         30,
@@ -72,7 +75,17 @@ PARTS = (
             profile=False,
         ),
     ),
-    step_part(200, StepCase(name="vlmo blocks 64", variant="vlmo", pairs=64, blocks=True)),
+    step_part(
+        200,
+        StepCase(
+            name="vlmo blocks kernel 64",
+            variant="vlmo",
+            pairs=64,
+            blocks=True,
+            attention_kernel=True,
+        ),
+    ),
+    MinutesPart(name=attention_kernel.FLEX_NAME, seconds=60, run=attention_kernel.measure_flex),
 )
 
 

@@ -28,7 +28,7 @@ from benchmarks.gpu_check.utilisation import utilisation
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
-from vlmill.train.devices.setup import compile_blocks
+from vlmill.train.devices.setup import compile_blocks, use_attention_kernel
 from vlmill.train.devices.throughput import wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.run.loop import Training, with_graph
@@ -49,6 +49,7 @@ class StepCase:
     graph: bool = False  # forward and backward replayed as a CUDA graph
     casts: bool = True  # weights cast once a step
     profile: bool = True
+    attention_kernel: bool = False  # of our own, for a bias of relative positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,8 @@ def prepare_run(case: StepCase, bench: Bench) -> StepRun:
     operations = count_useful(work, batches)
     accelerator = make_accelerator(work.recipe, setting.device)
     model = new_model(work.recipe)
+    if case.attention_kernel:
+        use_attention_kernel(model, setting.device)
     torch._dynamo.reset()
     counters.clear()
     if case.blocks:  # traced alone at tiny size: generating code takes minutes on a CPU

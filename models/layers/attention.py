@@ -4,6 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.models.layers.gpu.biased_attention import (
+    biased_attention,
+    biased_attention_from,
+    reads_bias_once,
+)
 from vlmill.models.layers.operators import Linear, attention, linear
 from vlmill.models.layers.packed_attention import packed_attention, reads_packed
 from vlmill.models.layers.packing import Layout, ReadRows
@@ -35,8 +40,11 @@ class SelfAttention(nn.Module):
 
     Query, key and value come from one product; ``dropout`` falls on the attention weights.
     ``key_bias=False`` leaves the key's part of the bias out, as BEiT does: a constant for each
-    query, which the softmax cancels.
+    query, which the softmax cancels. With ``bias_kernel`` set to True a bias is added by kernels of
+    our own where these take the rows (`reads_bias_once`).
     """
+
+    bias_kernel = False
 
     def __init__(
         self, width: int, num_heads: int, dropout: float = 0.0, *, key_bias: bool = True
@@ -87,6 +95,10 @@ class SelfAttention(nn.Module):
         q, k, v = by_heads(projected, self.num_heads)
         if bias is None and reads_packed(q, layout, layout):
             return packed_attention(q, k, v, layout, layout, dropout).flatten(-2)
+        if bias is not None and self.bias_kernel and reads_bias_once(q, dropout):
+            by_head = projected.view(*projected.shape[:-1], 3, self.num_heads, -1)
+            rows, mask = layout.rows_of_cells(), layout.mask_of_grid()
+            return biased_attention(by_head, bias, rows, mask).flatten(-2)
         q, k, v = by_heads(layout.unpack(projected), self.num_heads)
         mixed = attention(q, k, v, layout.key_mask, dropout, bias)
         return layout.pack(mixed.flatten(2))
@@ -107,6 +119,13 @@ class SelfAttention(nn.Module):
         )
         if bias is None and reads_packed(q, read.layout, layout):
             return packed_attention(q, k, v, read.layout, layout, dropout).flatten(-2)
+        if bias is not None and self.bias_kernel and reads_bias_once(q, dropout):
+            by_head = keys_values.view(*keys_values.shape[:-1], 2, self.num_heads, -1)
+            query_rows, key_rows = read.layout.rows_of_cells(), layout.rows_of_cells()
+            assert query_rows is not None  # rows that are read are packed
+            mask = layout.mask_of_grid()
+            mixed = biased_attention_from(q, by_head, bias, query_rows, key_rows, mask)
+            return mixed.flatten(-2)
         (q,) = by_heads(read.narrow.unpack(queries), self.num_heads, 1)
         k, v = by_heads(layout.unpack(keys_values), self.num_heads, 2)
         bias = None if bias is None else bias[:, : q.shape[1]]

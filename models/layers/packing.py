@@ -74,6 +74,18 @@ class Layout(NamedTuple):
         """Says which sequence each packed row belongs to; None in the grid."""
         return None if self.real is None else self.real // self.shape[1]
 
+    def mask_of_grid(self) -> Bool[Tensor, "B N"] | None:
+        """Gives the mask of rows that include padding; None for packed rows."""
+        return self.key_mask if self.real is None else None
+
+    def rows_of_cells(self) -> Int32[Tensor, "B N"] | None:
+        """Gives the packed row of each cell of the grid, -1 for padding; None in the grid."""
+        if self.real is None:
+            return None
+        numbers = torch.arange(len(self.real), dtype=torch.int32, device=self.real.device)
+        cells = numbers.new_full((self.shape[0] * self.shape[1],), -1)
+        return cells.index_copy(0, self.real, numbers).view(self.shape)
+
 
 class ReadRows(NamedTuple):
     """Names the rows of a layout that are read, and the packed layout that they make.

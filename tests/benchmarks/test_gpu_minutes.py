@@ -1,6 +1,10 @@
 """The GPU check of a few minutes, at its small size on a CPU."""
 
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,37 @@ def test_an_eager_step_has_all_its_fields(
     assert step["pairs"] == 8 and step["samples_per_s"] > 0 and step["mfu"] > 0
     assert step["graphs"] == step["recompiled"] == step["breaks"] == 0
     assert min(host["forward"], host["backward"], host["optimizer"]) > 0
+
+
+def test_without_a_gpu_the_attention_kernel_is_skipped(tmp_path: Path) -> None:
+    names = ("attention kernel", "attention flex")
+    status, (_, kernel, flex, _) = run_minutes(tmp_path, "--only", *names)
+    assert status == 0
+    assert kernel["skipped"] == "neither a GPU nor Triton's interpreter"
+    assert flex["skipped"] == "needs a GPU"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not there for this system")
+def test_the_attention_kernel_is_compared_and_each_block_size_recorded(tmp_path: Path) -> None:
+    """In another process: Triton is told to interpret before it sees a kernel."""
+    command = [sys.executable, "-m", "benchmarks.gpu_check.minutes", "--tiny"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path), "--only", "attention kernel"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    _, errors, times, *blocks, best, _ = [json.loads(line) for line in done.stdout.splitlines()]
+    assert errors["same_bits_again"] and errors["kernel_bias"] < 2e-3
+    assert errors["float32_bias"] < 2e-5 and times["kernel_ms"] > times["kernel_forward_ms"] > 0
+    assert {line["kernel"] for line in blocks} == {"forward", "query", "key", "bias"}
+    assert len(blocks) == 17 and all("ms" in line or "skipped" in line for line in blocks)
+    fastest = min(line["ms"] for line in blocks if line["kernel"] == "key" and "ms" in line)
+    assert best["key"]["ms"] == fastest
 
 
 def fail(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from tests.gpu.device import DEVICE, assert_near, there
 from torch import Tensor, nn
 
 from vlmill.models.layers.attention import CoAttention, SelfAttention
+from vlmill.models.layers.gpu.biased_attention import reads_bias_once
 from vlmill.models.layers.packed_attention import adds_bias, reads_packed
 from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.positions import find_positions
@@ -133,3 +134,29 @@ def test_dropout_leaves_out_what_it_says() -> None:
         draws = torch.stack([module.train()(rows, layout).float() for _ in range(200)])
     assert not torch.equal(draws[0], draws[1])
     assert_near(draws.mean(0), plain, 0.2)
+
+
+@pytest.mark.parametrize("columns", [11, 77, 237])
+def test_with_a_bias_that_our_kernels_read(columns: int) -> None:
+    """In the grid and packed, and of few queries; elsewhere than on CUDA, the plain way."""
+    mask = masks([columns, 9, columns - 1], columns)
+    read = torch.tensor([0, 3, columns, 2 * columns + 1])
+    module = SelfAttention(WIDTH, HEADS)
+    module.bias_kernel = True
+    leaves = [drawn(3, columns, WIDTH), drawn(HEADS, columns, columns)]
+    if DEVICE.type == "cuda":
+        assert reads_bias_once(torch.empty(1, HEADS, WIDTH // HEADS, device=DEVICE), 0.0)
+
+    def run(attention: SelfAttention, grid: Tensor, bias: Tensor) -> list[Tensor]:
+        own = mask.to(grid.device)
+        layouts = [Layout((3, columns), own), make_layout(own, find_positions(own))]
+        outputs = []
+        for layout in layouts:
+            part = layout._replace(read=read.to(grid.device)).read_rows()
+            rows = layout.pack(grid)
+            mixed = attention(rows, layout, bias)
+            outputs.append(mixed if layout.real is not None else mixed[own])
+            outputs.append(attention(rows, layout, bias, part))
+        return outputs
+
+    assert_same(on_device(module, leaves, run), in_double(module, leaves, run))

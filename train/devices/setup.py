@@ -16,6 +16,8 @@ from torch.fx.experimental import _config as fx_config
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from vlmill.models.gpu_compiler import can_compile
+from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.blocks import PostNormBlock
 from vlmill.models.layers.co_attention import CoAttentionBlock
 from vlmill.models.layers.experts import PreNormBlock
@@ -123,6 +125,17 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     for part in model.modules():
         if isinstance(part, BLOCKS):
             part.compile(dynamic=True, **options)
+
+
+def use_attention_kernel(model: nn.Module, device: torch.device) -> None:
+    """Have attention with a learned bias computed by kernels of our own, where these can be
+    compiled for the device.
+    """
+    if device.type != "cuda" or not can_compile("attention with relative positions"):
+        return
+    for part in model.modules():
+        if isinstance(part, SelfAttention):
+            part.bias_kernel = True
 
 
 def recompute_activations(model: nn.Module) -> None:

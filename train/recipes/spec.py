@@ -189,6 +189,9 @@ class RunSettings:
     # Steps are replayed as CUDA graphs, for batches that are padded to a few shapes: one process
     # with one GPU, regions, no accumulation.
     cuda_graph: bool = False
+    # On a GPU with Triton: attention with relative positions (VLMo, BEiT) reads their bias once for
+    # all pairs.
+    attention_kernel: bool = False
     # Each layer is computed again in the backward pass instead of keeping what it needs.
     checkpoint_activations: bool = False
     # Weights, gradients and moments are divided among the processes (FSDP).

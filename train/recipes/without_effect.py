@@ -68,7 +68,21 @@ REASONS: dict[str, Reason] = {
     "feeding.region_targets": OF_REGIONS,
     "loading.pad_to": _unused(bucket=1),
 }
-OF_RUN: dict[str, Reason] = {"validation_pairs": _unused(validate_every=0)}
+
+
+def _relative_positions(recipe: RunSettings) -> str | None:
+    """The kernel adds a bias of relative positions, which only some configurations have."""
+    model = recipe.model
+    parts = (model, getattr(model, "encoder", None))
+    if any(getattr(part, "relative_positions", False) for part in parts):
+        return None
+    return f"variant={recipe.variant} has no relative positions here"
+
+
+OF_RUN: dict[str, Reason] = {
+    "validation_pairs": _unused(validate_every=0),
+    "attention_kernel": _relative_positions,
+}
 OF_PRETRAINING: dict[str, Reason] = {
     "negative_text_share": _unused(negative_share=0.0),
     "hard_negative_share": _unused(negative_share=0.0),

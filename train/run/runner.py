@@ -24,6 +24,7 @@ from vlmill.train.devices.setup import (
     compile_blocks,
     compiled,
     recompute_activations,
+    use_attention_kernel,
     wrapped,
 )
 from vlmill.train.devices.throughput import Throughput, without_values
@@ -97,6 +98,8 @@ class Runner:
         self.average = self._moving_average() if recipe.average else None
         if recipe.checkpoint_activations:
             recompute_activations(self.model)
+        if recipe.attention_kernel:
+            use_attention_kernel(self.model, accelerator.device)
 
     def _moving_average(self) -> MovingAverage:
         """A checkpoint's weights are the average; the model's own lie beside and are put back."""

@@ -24,6 +24,9 @@ from vlmill.train.recipes.without_effect import without_effect
         ("imagebert-small", ["validation_pairs=10", "validate_every=5"], []),
         ("imagebert-small", ["negative_share=0", "hard_negative_share=0.1"], ["negative_share=0"]),
         ("imagebert-small", ["optimizer.bert_rate=0.1"], ["without --init"]),
+        ("imagebert-small", ["attention_kernel=true"], ["variant=imagebert has no relative"]),
+        ("vlmo-base-plus", ["attention_kernel=true"], ["variant=vlmo has no relative"]),
+        ("vlmo-small", ["attention_kernel=true"], []),
         ("vlmo-small", ["feeding.max_regions=5", "feeding.crop=[0.2, 1.0]"], ["kind=pixels"]),
     ],
 )
@@ -47,6 +50,8 @@ def test_of_pretraining(recipe: str, words: list[str], reasons: list[str]) -> No
         ("retrieval-imagebert-all-losses", "settings.margin=0.1", None),
         ("retrieval-vilbert-small", "settings.nearest=false", None),
         ("retrieval-vlmo-small", "settings.num_candidates=3", "negatives=batch"),
+        ("vqa-vlmo-small", "attention_kernel=true", None),
+        ("vqa-vilbert-small", "attention_kernel=true", "variant=vilbert-tasks has no"),
         ("glue-bert-small", "settings.scores=runs/*", "it is of evaluations alone"),
     ],
 )

@@ -1,0 +1,670 @@
+"""Kernels (Triton) of attention with a bias that all sequences share, forward and backward.
+
+Softmax is computed block by block with a running maximum (FlashAttention-2, arXiv:2307.08691,
+algorithms 1 and 2), so no [B, h, N, M] tensor is ever in memory: neither the scores, nor the bias
+expanded over the batch. The bias' gradient is summed over the batch in float32 and in a fixed
+order: each program sums one block of it over a part of the batch, and the parts are added after
+that. There are no atomic additions, so the same inputs give the same bits.
+
+B sequences, N query cells and M key cells of their grids, h heads, d width of a head; R and K rows
+in memory. A table of rows gives for each cell the row that holds it, -1 where there is none.
+Exponentials are powers of two: the scale and the padded bias contain log2(e).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+PADDED_TO = 128  # rows and columns of the padded bias; blocks divide it
+# Programs of the bias' gradient that the batch is divided for: 8 for each processor of an H100.
+# A constant, as the order of a sum depends on it.
+BIAS_PROGRAMS = 1056
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Says how a kernel is divided: cells of a block, and what compiles a program."""
+
+    queries: int
+    keys: int
+    warps: int = 4
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "keys"):
+            if PADDED_TO % getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)}: must divide {PADDED_TO}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Holds the blocks of the four kernels.
+
+    forward: of the mixed values; query, key, bias: of the gradients of queries, of keys with
+    values, and of the bias.
+    """
+
+    forward: Blocks
+    query: Blocks
+    key: Blocks
+    bias: Blocks
+
+
+HALF_TUNING = Tuning(
+    forward=Blocks(queries=128, keys=64, warps=8),
+    query=Blocks(queries=64, keys=64),
+    key=Blocks(queries=64, keys=64),
+    bias=Blocks(queries=64, keys=64),
+)
+_SMALL = Blocks(queries=32, keys=32)
+FLOAT_TUNING = Tuning(forward=_SMALL, query=_SMALL, key=_SMALL, bias=_SMALL)
+
+
+def find_tuning(dtype: torch.dtype) -> Tuning:
+    """Returns the blocks for queries, keys and values of this type."""
+    return FLOAT_TUNING if dtype == torch.float32 else HALF_TUNING
+
+
+class Cells(NamedTuple):
+    """Says which row holds each cell of a grid, and which cells are real.
+
+    shape: of the grid. rows: the table, or None if the rows are the cells in order. mask: True
+    where a cell is real; None if every cell with a row is.
+    """
+
+    shape: tuple[int, int]
+    rows: Int32[Tensor, "B N"] | None = None
+    mask: Bool[Tensor, "B N"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Holds the inputs of attention: rows of queries, keys and values by head, their cells, and the
+    padded bias.
+
+    ``k`` and ``v`` have the same strides. The numbers of a row and head are contiguous, heads come
+    directly after each other.
+    """
+
+    q: Float[Tensor, "R h d"]
+    k: Float[Tensor, "K h d"]
+    v: Float[Tensor, "K h d"]
+    bias: Float[Tensor, "h N2 M2"]
+    queries: Cells
+    keys: Cells
+
+    def pointers(self) -> tuple[Tensor | None, ...]:
+        """Returns the arguments that every kernel begins with."""
+        mask = self.keys.mask
+        return (
+            self.q,
+            self.k,
+            self.v,
+            self.bias,
+            self.queries.rows,
+            self.keys.rows,
+            None if mask is None else mask.contiguous().view(torch.uint8),
+        )
+
+    def sizes(self) -> tuple[int | float, ...]:
+        """Returns the numbers that every kernel ends with."""
+        heads, width = self.q.shape[1:]
+        return (
+            self.q.stride(0),
+            self.k.stride(0),
+            self.bias.stride(0),
+            self.bias.stride(1),
+            len(self.q),
+            self.queries.shape[1],
+            self.keys.shape[1],
+            heads,
+            width**-0.5 * LOG2_E,
+        )
+
+    def constants(self, blocks: Blocks) -> dict[str, object]:
+        """Returns what a kernel is compiled for."""
+        return {
+            "HEAD": self.q.shape[2],
+            "QUERIES": blocks.queries,
+            "KEYS": blocks.keys,
+            "HAS_QUERY_ROWS": self.queries.rows is not None,
+            "HAS_KEY_ROWS": self.keys.rows is not None,
+            "HAS_MASK": self.keys.mask is not None,
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+            "enable_fp_fusion": True,
+        }
+
+    @property
+    def sequence_heads(self) -> int:
+        """Returns the number of sequences times heads."""
+        return self.queries.shape[0] * self.q.shape[1]
+
+
+def pad_bias(bias: Float[Tensor, "h N M"], dtype: torch.dtype) -> Float[Tensor, "h N2 M2"]:
+    """Returns the bias times log2(e) with its sides padded to whole blocks by zeros.
+
+    Rows are then aligned in memory, whatever the lengths are.
+    """
+    heads, queries, keys = bias.shape
+    sides = (triton.cdiv(side, PADDED_TO) * PADDED_TO for side in (queries, keys))
+    padded = torch.empty((heads, *sides), dtype=dtype, device=bias.device)
+    if padded.numel():
+        grid = (heads * padded.shape[1] // 32, padded.shape[2] // PADDED_TO)
+        _pad[grid](
+            bias, padded, *bias.stride(), queries, keys, *padded.shape[1:], LOG2_E, PADDED_TO
+        )
+    return padded
+
+
+RowTables = tuple[
+    Int32[Tensor, "B N"] | None, Int32[Tensor, "B N"] | None, Bool[Tensor, "B N"] | None
+]
+Rows = Sequence[Float[Tensor, "_ h d"]]  # queries, keys, values
+
+
+def make_problem(rows: Rows, bias: Float[Tensor, "h N M"], tables: RowTables) -> Problem:
+    """Returns the kernels' arguments; ``tables``: the rows of queries and of keys, and the mask of
+    keys.
+
+    Raises ValueError where the bias does not have as many cells as these.
+    """
+    q, k, v = rows
+    query_rows, key_rows, key_mask = tables
+    _, num_queries, num_keys = bias.shape
+    if query_rows is not None:
+        sequences = len(query_rows)
+    else:
+        sequences = len(q) // num_queries if num_queries else 0
+    queries, keys = (sequences, num_queries), (sequences, num_keys)
+    problem = Problem(
+        q=q,
+        k=k,
+        v=v,
+        bias=pad_bias(bias, q.dtype),
+        queries=Cells(queries, query_rows),
+        keys=Cells(keys, key_rows, key_mask),
+    )
+    for cells, count in ((problem.queries, len(q)), (problem.keys, len(k))):
+        tables_fit = all(t is None or t.shape == cells.shape for t in (cells.rows, cells.mask))
+        if not tables_fit or (cells.rows is None and count != math.prod(cells.shape)):
+            raise ValueError(
+                f"a bias for {num_queries} queries and {num_keys} keys does not fit {count} rows "
+                f"of {sequences} sequences; give the bias of the layout's columns"
+            )
+    return problem
+
+
+def mix(
+    problem: Problem, tuning: Tuning | None = None
+) -> tuple[Float[Tensor, "R h d"], Float[Tensor, "h R"]]:
+    """Returns softmax(q k^T / sqrt(d) + bias) v, and the base-2 logarithm of each softmax'
+    denominator, float32.
+    """
+    q = problem.q
+    blocks = (tuning or find_tuning(q.dtype)).forward
+    mixed = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    normalizers = torch.empty((q.shape[1], len(q)), dtype=torch.float32, device=q.device)
+    grid = (triton.cdiv(problem.queries.shape[1], blocks.queries), problem.sequence_heads)
+    if len(q):
+        _mix[grid](
+            *problem.pointers(),
+            mixed,
+            normalizers,
+            *problem.sizes(),
+            **problem.constants(blocks),
+        )
+    return mixed, normalizers
+
+
+class Forward(NamedTuple):
+    """Holds what `mix` returned, and the gradient of the mixed values, which is contiguous."""
+
+    mixed: Float[Tensor, "R h d"]
+    normalizers: Float[Tensor, "h R"]
+    gradient: Float[Tensor, "R h d"]
+
+
+def write_gradients(
+    problem: Problem, forward: Forward, gradients: Rows, tuning: Tuning | None = None
+) -> Float[Tensor, "h N M"]:
+    """Writes the gradients of queries, keys and values, which have their strides; returns that of
+    the bias, float32.
+    """
+    tuning = tuning or find_tuning(problem.q.dtype)
+    products = write_query_gradient(problem, forward, gradients[0], tuning.query)
+    write_key_gradients(problem, forward, products, gradients[1:], tuning.key)
+    return sum_bias_gradient(problem, forward, products, tuning.bias)
+
+
+def write_query_gradient(
+    problem: Problem, forward: Forward, gradient: Float[Tensor, "R h d"], blocks: Blocks
+) -> Float[Tensor, "h R"]:
+    """Writes the queries' gradient; returns the products of mixed values with their gradient."""
+    products = torch.empty_like(forward.normalizers)
+    grid = (triton.cdiv(problem.queries.shape[1], blocks.queries), problem.sequence_heads)
+    if len(problem.q):
+        _query_gradient[grid](
+            *problem.pointers(),
+            forward.mixed,
+            forward.gradient,
+            forward.normalizers,
+            products,
+            gradient,
+            gradient.stride(0),
+            *problem.sizes(),
+            **problem.constants(blocks),
+        )
+    return products
+
+
+def write_key_gradients(
+    problem: Problem,
+    forward: Forward,
+    products: Float[Tensor, "h R"],
+    gradients: Rows,
+    blocks: Blocks,
+) -> None:
+    """Writes the gradients of keys and values."""
+    k_gradient, v_gradient = gradients
+    grid = (triton.cdiv(problem.keys.shape[1], blocks.keys), problem.sequence_heads)
+    # The kernel computes transposed scores: a transposed copy of the bias is read as it lies.
+    problem = replace(problem, bias=problem.bias.transpose(1, 2).contiguous())
+    if len(problem.k):
+        _key_gradients[grid](
+            *problem.pointers(),
+            forward.gradient,
+            forward.normalizers,
+            products,
+            k_gradient,
+            v_gradient,
+            k_gradient.stride(0),
+            *problem.sizes(),
+            **problem.constants(blocks),
+        )
+
+
+def sum_bias_gradient(
+    problem: Problem, forward: Forward, products: Float[Tensor, "h R"], blocks: Blocks
+) -> Float[Tensor, "h N M"]:
+    """Returns the bias' gradient, summed over the batch in an order that is always the same."""
+    (sequences, queries), (_, keys) = problem.queries.shape, problem.keys.shape
+    heads = problem.q.shape[1]
+    tiles = triton.cdiv(queries, blocks.queries) * triton.cdiv(keys, blocks.keys)
+    parts = min(sequences, triton.cdiv(BIAS_PROGRAMS, max(1, tiles * heads)))
+    shape = (parts, heads, queries, keys)
+    sums = torch.empty(shape, dtype=torch.float32, device=problem.q.device)
+    if sums.numel():
+        _bias_gradient[(tiles, heads, parts)](
+            *problem.pointers(),
+            forward.gradient,
+            forward.normalizers,
+            products,
+            sums,
+            sequences,
+            triton.cdiv(sequences, parts),
+            *problem.sizes(),
+            **problem.constants(blocks),
+        )
+    return sums[0] if parts == 1 else sums.sum(0)
+
+
+# Triton reads the kernels' source; types of theirs are checked by nobody. It would compile a kernel
+# again for lengths that are multiples of 16 and for a length of 1.
+VARYING = ("num_rows", "queries", "keys")
+
+
+@triton.jit(do_not_specialize=("head_stride", "row_stride", "queries", "keys"))
+@no_type_check
+def _pad(
+    bias,
+    padded,
+    head_stride,
+    row_stride,
+    column_stride,
+    queries,
+    keys,
+    padded_queries,
+    padded_keys,
+    factor,
+    COLUMNS: tl.constexpr,
+):
+    """Pads 32 rows of a head, a program each."""
+    first = tl.program_id(0) * 32
+    head = first // padded_queries
+    rows = first % padded_queries + tl.arange(0, 32)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    offsets = rows[:, None] * row_stride + columns[None, :] * column_stride
+    exists = (rows < queries)[:, None] & (columns < keys)[None, :]
+    value = tl.load(bias + head * head_stride + offsets, mask=exists, other=0.0).to(tl.float32)
+    to = padded + (head * padded_queries + rows[:, None]) * padded_keys + columns[None, :]
+    tl.store(to, (value * factor).to(padded.dtype.element_ty))
+
+
+@triton.jit
+@no_type_check
+def _rows(table, sequence, cells, count, HAS_ROWS: tl.constexpr):
+    """Returns the rows of a sequence's cells as a first one and what is added to it, and whether
+    there is a row.
+
+    Only the first is a number of 64 bits where rows are the cells in order: fewer registers.
+    """
+    exists = cells < count
+    if HAS_ROWS:
+        row = tl.load(table + sequence * count + cells, mask=exists, other=-1)
+        exists = row >= 0
+        row = row.to(tl.int64)
+        first = tl.full((), 0, tl.int64)
+    else:
+        row = cells
+        first = tl.full((), 0, tl.int64) + sequence * count
+    return first, row, exists
+
+
+@triton.jit
+@no_type_check
+def _keys(table, mask, sequence, cells, count, HAS_ROWS: tl.constexpr, HAS_MASK: tl.constexpr):
+    """Returns the rows of keys as `_rows` does, and whether each is attended to."""
+    first, row, exists = _rows(table, sequence, cells, count, HAS_ROWS)
+    real = exists
+    if HAS_MASK:
+        marks = tl.load(mask + sequence * count + cells, mask=cells < count, other=0)
+        real = exists & (marks != 0)
+    return first, row, exists, real
+
+
+@triton.jit
+@no_type_check
+def _load(tensor, first, row, exists, stride, head, HEAD: tl.constexpr):
+    """Returns rows of one head, zeros where there is none."""
+    offsets = row[:, None] * stride + tl.arange(0, HEAD)[None, :]
+    return tl.load(tensor + first * stride + head * HEAD + offsets, exists[:, None], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _store(tensor, values, first, row, exists, stride, head, HEAD: tl.constexpr):
+    """Stores rows of one head where there are rows."""
+    offsets = row[:, None] * stride + tl.arange(0, HEAD)[None, :]
+    to = tensor + first * stride + head * HEAD + offsets
+    tl.store(to, values.to(tensor.dtype.element_ty), exists[:, None])
+
+
+@triton.jit
+@no_type_check
+def _bias_tile(bias, head, row_cells, column_cells, head_stride, row_stride):
+    """Returns a block of the padded bias, float32."""
+    offsets = head * head_stride + row_cells[:, None] * row_stride + column_cells[None, :]
+    return tl.load(bias + offsets).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=VARYING)
+@no_type_check
+def _mix(
+    q,
+    k,
+    v,
+    bias,
+    query_rows,
+    key_rows,
+    key_mask,
+    mixed,
+    normalizers,
+    query_stride,
+    key_stride,
+    bias_head_stride,
+    bias_row_stride,
+    num_rows,
+    queries,
+    keys,
+    heads,
+    scale,
+    HEAD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_QUERY_ROWS: tl.constexpr,
+    HAS_KEY_ROWS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+):
+    """Mixes values for a block of one sequence's queries and one head, a program each."""
+    sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    cells = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+    query = _load(q, first, row, exists, query_stride, head, HEAD)
+    best = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    sums = tl.zeros((QUERIES, HEAD), tl.float32)
+    end = keys
+    if HAS_QUERY_ROWS:  # a block without any query has nothing to compute
+        end = tl.where(tl.max(exists.to(tl.int32), axis=0) > 0, keys, 0)
+    for start in range(0, end, KEYS):
+        key_cells = start + tl.arange(0, KEYS)
+        key_first, key_row, key_exists, real = _keys(
+            key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+        )
+        key = _load(k, key_first, key_row, key_exists, key_stride, head, HEAD)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores += _bias_tile(bias, head, cells, key_cells, bias_head_stride, bias_row_stride)
+        scores = tl.where(real[None, :], scores, float("-inf"))
+        larger = tl.maximum(best, tl.max(scores, axis=1))
+        # Without any real key so far the maximum is -inf, and -inf - -inf is no number.
+        safe = tl.where(larger == float("-inf"), 0.0, larger)
+        weights = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(best - safe)
+        total = total * shrink + tl.sum(weights, axis=1)
+        value = _load(v, key_first, key_row, key_exists, key_stride, head, HEAD)
+        sums = sums * shrink[:, None]
+        sums = tl.dot(weights.to(value.dtype), value, sums, input_precision="ieee")
+        best = larger
+    nonzero = total > 0
+    sums = sums / tl.where(nonzero, total, 1.0)[:, None]
+    _store(mixed, sums, first, row, exists, heads * HEAD, head, HEAD)
+    # Infinity, where there is no key, makes weights of 0 in the backward pass.
+    normalizer = tl.where(nonzero, best + tl.log2(tl.where(nonzero, total, 1.0)), float("inf"))
+    tl.store(normalizers + head * num_rows + first + row, normalizer, mask=exists)
+
+
+@triton.jit(do_not_specialize=VARYING)
+@no_type_check
+def _query_gradient(
+    q,
+    k,
+    v,
+    bias,
+    query_rows,
+    key_rows,
+    key_mask,
+    mixed,
+    mixed_gradient,
+    normalizers,
+    products,
+    q_gradient,
+    gradient_stride,
+    query_stride,
+    key_stride,
+    bias_head_stride,
+    bias_row_stride,
+    num_rows,
+    queries,
+    keys,
+    heads,
+    scale,
+    HEAD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_QUERY_ROWS: tl.constexpr,
+    HAS_KEY_ROWS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+):
+    """Computes the gradient of a block of one sequence's queries and one head, a program each.
+
+    Also writes the ``products`` of each row's mixed values with their gradient, which the kernels
+    after this one read.
+    """
+    sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    cells = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+    query = _load(q, first, row, exists, query_stride, head, HEAD)
+    upstream = _load(mixed_gradient, first, row, exists, heads * HEAD, head, HEAD)
+    own = _load(mixed, first, row, exists, heads * HEAD, head, HEAD)
+    product = tl.sum(own.to(tl.float32) * upstream.to(tl.float32), axis=1)
+    by_row = head * num_rows + first + row
+    tl.store(products + by_row, product, mask=exists)
+    normalizer = tl.load(normalizers + by_row, mask=exists, other=float("inf"))
+    sums = tl.zeros((QUERIES, HEAD), tl.float32)
+    end = keys
+    if HAS_QUERY_ROWS:
+        end = tl.where(tl.max(exists.to(tl.int32), axis=0) > 0, keys, 0)
+    for start in range(0, end, KEYS):
+        key_cells = start + tl.arange(0, KEYS)
+        key_first, key_row, key_exists, real = _keys(
+            key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+        )
+        key = _load(k, key_first, key_row, key_exists, key_stride, head, HEAD)
+        value = _load(v, key_first, key_row, key_exists, key_stride, head, HEAD)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores += _bias_tile(bias, head, cells, key_cells, bias_head_stride, bias_row_stride)
+        weights = tl.exp2(tl.where(real[None, :], scores, float("-inf")) - normalizer[:, None])
+        weight_gradient = tl.dot(upstream, tl.trans(value), input_precision="ieee")
+        score_gradient = (weights * (weight_gradient - product[:, None])).to(key.dtype)
+        sums = tl.dot(score_gradient, key, sums, input_precision="ieee")
+    sums = sums * (scale / 1.4426950408889634)
+    _store(q_gradient, sums, first, row, exists, gradient_stride, head, HEAD)
+
+
+@triton.jit(do_not_specialize=VARYING)
+@no_type_check
+def _key_gradients(
+    q,
+    k,
+    v,
+    bias,
+    query_rows,
+    key_rows,
+    key_mask,
+    mixed_gradient,
+    normalizers,
+    products,
+    k_gradient,
+    v_gradient,
+    gradient_stride,
+    query_stride,
+    key_stride,
+    bias_head_stride,
+    bias_row_stride,
+    num_rows,
+    queries,
+    keys,
+    heads,
+    scale,
+    HEAD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_QUERY_ROWS: tl.constexpr,
+    HAS_KEY_ROWS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+):
+    """Computes the gradients of a block of one sequence's keys and values and one head.
+
+    The ``bias`` is transposed.
+    """
+    sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    key_cells = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    key_first, key_row, key_exists, real = _keys(
+        key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+    )
+    key = _load(k, key_first, key_row, key_exists, key_stride, head, HEAD)
+    value = _load(v, key_first, key_row, key_exists, key_stride, head, HEAD)
+    key_sums = tl.zeros((KEYS, HEAD), tl.float32)
+    value_sums = tl.zeros((KEYS, HEAD), tl.float32)
+    for start in range(0, queries, QUERIES):
+        cells = start + tl.arange(0, QUERIES)
+        first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+        query = _load(q, first, row, exists, query_stride, head, HEAD)
+        upstream = _load(mixed_gradient, first, row, exists, heads * HEAD, head, HEAD)
+        by_row = head * num_rows + first + row
+        normalizer = tl.load(normalizers + by_row, mask=exists, other=float("inf"))
+        product = tl.load(products + by_row, mask=exists, other=0.0)
+        # Transposed, so that the weights are the left factor of the sums' products.
+        scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
+        scores += _bias_tile(bias, head, key_cells, cells, bias_head_stride, bias_row_stride)
+        weights = tl.exp2(tl.where(real[:, None], scores, float("-inf")) - normalizer[None, :])
+        value_sums = tl.dot(
+            weights.to(upstream.dtype), upstream, value_sums, input_precision="ieee"
+        )
+        weight_gradient = tl.dot(value, tl.trans(upstream), input_precision="ieee")
+        score_gradient = (weights * (weight_gradient - product[None, :])).to(query.dtype)
+        key_sums = tl.dot(score_gradient, query, key_sums, input_precision="ieee")
+    key_sums = key_sums * (scale / 1.4426950408889634)
+    _store(k_gradient, key_sums, key_first, key_row, key_exists, gradient_stride, head, HEAD)
+    _store(v_gradient, value_sums, key_first, key_row, key_exists, gradient_stride, head, HEAD)
+
+
+@triton.jit(do_not_specialize=(*VARYING, "sequences", "part_length"))
+@no_type_check
+def _bias_gradient(
+    q,
+    k,
+    v,
+    bias,
+    query_rows,
+    key_rows,
+    key_mask,
+    mixed_gradient,
+    normalizers,
+    products,
+    sums,
+    sequences,
+    part_length,
+    query_stride,
+    key_stride,
+    bias_head_stride,
+    bias_row_stride,
+    num_rows,
+    queries,
+    keys,
+    heads,
+    scale,
+    HEAD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_QUERY_ROWS: tl.constexpr,
+    HAS_KEY_ROWS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+):
+    """Sums a block of one head's bias' gradient over a part of the batch, a program each."""
+    key_blocks = tl.cdiv(keys, KEYS)
+    cells = tl.program_id(0) // key_blocks * QUERIES + tl.arange(0, QUERIES)
+    key_cells = tl.program_id(0) % key_blocks * KEYS + tl.arange(0, KEYS)
+    head, part = tl.program_id(1), tl.program_id(2)
+    tile = _bias_tile(bias, head, cells, key_cells, bias_head_stride, bias_row_stride)
+    total = tl.zeros((QUERIES, KEYS), tl.float32)
+    end = tl.minimum((part + 1) * part_length, sequences)
+    for sequence in range(part * part_length, end):
+        first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+        key_first, key_row, key_exists, real = _keys(
+            key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+        )
+        query = _load(q, first, row, exists, query_stride, head, HEAD)
+        upstream = _load(mixed_gradient, first, row, exists, heads * HEAD, head, HEAD)
+        key = _load(k, key_first, key_row, key_exists, key_stride, head, HEAD)
+        value = _load(v, key_first, key_row, key_exists, key_stride, head, HEAD)
+        by_row = head * num_rows + first + row
+        normalizer = tl.load(normalizers + by_row, mask=exists, other=float("inf"))
+        product = tl.load(products + by_row, mask=exists, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale + tile
+        weights = tl.exp2(tl.where(real[None, :], scores, float("-inf")) - normalizer[:, None])
+        weight_gradient = tl.dot(upstream, tl.trans(value), input_precision="ieee")
+        total += weights * (weight_gradient - product[:, None])
+    offsets = ((part * heads + head).to(tl.int64) * queries + cells[:, None]) * keys
+    offsets = offsets + key_cells[None, :]
+    exists = (cells < queries)[:, None] & (key_cells < keys)[None, :]
+    tl.store(sums + offsets, total, mask=exists)

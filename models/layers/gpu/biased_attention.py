@@ -1,0 +1,195 @@
+"""Attention with a learned bias as two operators of torch, which torch.compile does not open.
+
+`biased_attention` takes queries, keys and values of the same rows, as one product gives them, and
+`biased_attention_from` takes queries of other rows. Their kernels (`bias_kernels`) are imported by
+the first call, as Triton is not installed everywhere.
+
+B sequences, N cells of a grid, h heads, d width of a head; R rows of keys, K of queries. A table of
+rows [B, N], int32, has the row of each cell, -1 for a cell without one, and names every row once.
+Without a table the rows are the cells in order. A ``key_mask`` [B, N] marks the keys that are real.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+HEAD_WIDTHS = (16, 32, 64, 128)  # the sides of blocks in the kernels' products are powers of two
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def reads_bias_once(rows: Float[Tensor, "*rows h d"], dropout: float) -> bool:
+    """Returns whether the kernels take these rows: on CUDA, of these types, without dropout."""
+    return (
+        rows.device.type == "cuda"
+        and rows.dtype in DTYPES
+        and rows.shape[-1] in HEAD_WIDTHS
+        and dropout == 0
+    )
+
+
+def biased_attention(
+    projected: Float[Tensor, "*rows 3 h d"],
+    bias: Float[Tensor, "h N N"],
+    rows: Int32[Tensor, "B N"] | None,
+    key_mask: Bool[Tensor, "B N"] | None,
+) -> Float[Tensor, "*rows h d"]:
+    """Computes softmax(q k^T / sqrt(d) + bias) v over the real keys of each query's sequence.
+
+    ``projected`` has queries, keys and values side by side. Without a table of rows the queries of
+    padding are computed, too.
+    """
+    flat = projected.flatten(0, -4)
+    mixed: Tensor = torch.ops.vlmill.biased_attention(flat, bias, rows, key_mask)[0]
+    return mixed.view(*projected.shape[:-3], *mixed.shape[1:])
+
+
+def biased_attention_from(
+    queries: Float[Tensor, "K h d"],
+    keys_values: Float[Tensor, "*rows 2 h d"],
+    bias: Float[Tensor, "h N N"],
+    query_rows: Int32[Tensor, "B N"],
+    key_rows: Int32[Tensor, "B N"] | None,
+    key_mask: Bool[Tensor, "B N"] | None,
+) -> Float[Tensor, "K h d"]:
+    """Computes the same for ``queries`` of some cells, with the keys and values of all."""
+    flat = keys_values.flatten(0, -4)
+    mixed: Tensor = torch.ops.vlmill.biased_attention_from(
+        queries, flat, bias, query_rows, key_rows, key_mask
+    )[0]
+    return mixed
+
+
+@torch.library.custom_op("vlmill::biased_attention", mutates_args=())
+def _attention(
+    qkv: Tensor, bias: Tensor, rows: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Returns mixed values [R, h, d] and the softmax' normalizers [h, R]; qkv is [R, 3, h, d]."""
+    from vlmill.models.layers.gpu import bias_kernels as kernels
+
+    problem = kernels.make_problem(qkv.contiguous().unbind(1), bias, (rows, rows, key_mask))
+    return kernels.mix(problem)
+
+
+@torch.library.custom_op("vlmill::biased_attention_backward", mutates_args=())
+def _attention_backward(
+    gradient: Tensor,
+    qkv: Tensor,
+    bias: Tensor,
+    rows: Tensor | None,
+    key_mask: Tensor | None,
+    mixed: Tensor,
+    normalizers: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of qkv and, in float32, of the bias."""
+    from vlmill.models.layers.gpu import bias_kernels as kernels
+
+    qkv = qkv.contiguous()
+    problem = kernels.make_problem(qkv.unbind(1), bias, (rows, rows, key_mask))
+    of_rows = torch.empty_like(qkv)
+    forward = kernels.Forward(mixed, normalizers, gradient.contiguous())
+    return of_rows, kernels.write_gradients(problem, forward, of_rows.unbind(1))
+
+
+@torch.library.custom_op("vlmill::biased_attention_from", mutates_args=())
+def _attention_from(
+    queries: Tensor,
+    keys_values: Tensor,
+    bias: Tensor,
+    query_rows: Tensor,
+    key_rows: Tensor | None,
+    key_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Returns mixed values [K, h, d] and normalizers [h, K]; keys_values is [R, 2, h, d]."""
+    from vlmill.models.layers.gpu import bias_kernels as kernels
+
+    rows = (queries.contiguous(), *keys_values.contiguous().unbind(1))
+    return kernels.mix(kernels.make_problem(rows, bias, (query_rows, key_rows, key_mask)))
+
+
+@torch.library.custom_op("vlmill::biased_attention_from_backward", mutates_args=())
+def _attention_from_backward(
+    gradient: Tensor,
+    queries: Tensor,
+    keys_values: Tensor,
+    bias: Tensor,
+    query_rows: Tensor,
+    key_rows: Tensor | None,
+    key_mask: Tensor | None,
+    mixed: Tensor,
+    normalizers: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of queries, of keys_values and, in float32, of the bias."""
+    from vlmill.models.layers.gpu import bias_kernels as kernels
+
+    queries, keys_values = queries.contiguous(), keys_values.contiguous()
+    rows = (queries, *keys_values.unbind(1))
+    problem = kernels.make_problem(rows, bias, (query_rows, key_rows, key_mask))
+    of_queries, of_keys = torch.empty_like(queries), torch.empty_like(keys_values)
+    forward = kernels.Forward(mixed, normalizers, gradient.contiguous())
+    of_bias = kernels.write_gradients(problem, forward, (of_queries, *of_keys.unbind(1)))
+    return of_queries, of_keys, of_bias
+
+
+# What the compiler is told of the results: shapes and types.
+
+
+def _mixed_like(queries: Tensor) -> tuple[Tensor, Tensor]:
+    num_rows, heads, _ = queries.shape
+    normalizers = queries.new_empty((heads, num_rows), dtype=torch.float32)
+    return queries.new_empty(queries.shape), normalizers
+
+
+def _new_like(rows: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape)
+
+
+def _bias_gradient_like(bias: Tensor) -> Tensor:
+    return bias.new_empty(bias.shape, dtype=torch.float32)
+
+
+@_attention.register_fake
+def _(qkv: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _mixed_like(qkv[:, 0])
+
+
+@_attention_backward.register_fake
+def _(gradient: Tensor, qkv: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _new_like(qkv), _bias_gradient_like(bias)
+
+
+@_attention_from.register_fake
+def _(queries: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _mixed_like(queries)
+
+
+@_attention_from_backward.register_fake
+def _(
+    gradient: Tensor, queries: Tensor, keys_values: Tensor, bias: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _new_like(queries), _new_like(keys_values), _bias_gradient_like(bias)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keeps what the backward operator takes after the gradient."""
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: object) -> tuple[Tensor | None, ...]:
+    bias = ctx.saved_tensors[1]
+    of_rows, of_bias = torch.ops.vlmill.biased_attention_backward(gradient, *ctx.saved_tensors)
+    return of_rows, of_bias.to(bias.dtype), None, None
+
+
+def _differentiate_from(ctx: Any, gradient: Tensor, _: object) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    backward = torch.ops.vlmill.biased_attention_from_backward
+    of_queries, of_keys, of_bias = backward(gradient, *saved)
+    return of_queries, of_keys, of_bias.to(saved[2].dtype), None, None, None
+
+
+_attention.register_autograd(_differentiate, setup_context=_keep)
+_attention_from.register_autograd(_differentiate_from, setup_context=_keep)
