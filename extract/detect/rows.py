@@ -27,6 +27,8 @@ def stored_tensors(
 ) -> dict[str, Tensor]:
     """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`."""
     tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
+    if detections.class_probs is None:  # a grid's cells have no classes
+        return tensors
     if storage.class_probs != "none":
         tensors["class_ids"] = chosen.class_ids.short()
         tensors["class_scores"] = chosen.class_scores
@@ -38,15 +40,20 @@ def stored_tensors(
             probs = ordered[..., : storage.top_k]
         tensors["class_probs"] = probs
     if detections.attribute_probs is not None:
-        probs = regions_at(detections.attribute_probs, chosen.ids)
-        scores, attributes = foreground_attributes(probs, spec).max(dim=-1)
-        tensors |= {"attribute_scores": scores, "attribute_ids": attributes.short()}
-    if storage.global_feature:
-        assert detections.global_features is not None
-        tensors["global_feature"] = detections.global_features
-    if storage.dtype == "float16":  # rounded there: half as many bytes come back
-        tensors |= {name: tensors[name].half() for name in ROUNDED if name in tensors}
+        tensors |= best_attributes(regions_at(detections.attribute_probs, chosen.ids), spec)
     return tensors
+
+
+def best_attributes(probs: Float[Tensor, "N M L1"], spec: DetectorConfig) -> dict[str, Tensor]:
+    """The likeliest attribute of each region but "no attribute", and its probability."""
+    scores, attributes = foreground_attributes(probs, spec).max(dim=-1)
+    return {"attribute_scores": scores, "attribute_ids": attributes.short()}
+
+
+def in_stored_type(tensors: Mapping[str, Tensor], storage: Storage) -> dict[str, Tensor]:
+    """Tensors with those that are stored in float16 rounded: half as many bytes come back."""
+    rounded = ROUNDED if storage.dtype == "float16" else ()
+    return {name: values.half() if name in rounded else values for name, values in tensors.items()}
 
 
 def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N M D"]:
