@@ -121,12 +121,13 @@ def by_parts(
         with parts.part("preprocess"):
             image = prepare(pixels, spec, config)
         with parts.part("backbone"):
-            features = model.feature_map(image.tensor)
+            maps = model.feature_maps(image.tensor)
         query = Query(image_id="picture", image=image)
         frames = make_frames(torch.tensor([compute_measures(query, spec)]))
         with parts.part("rpn"):
-            boxes, taken = model.proposals(features, frames.network_limits, frames.min_sides)
+            boxes, taken = model.proposals(maps, frames.network_limits, frames.min_sides)
         with parts.part("pooling"):
+            (features,) = maps
             rows, columns = features.shape[2:]
             windows = pooling_windows(boxes[taken], 1 / spec.stride, spec.pool_size, rows, columns)
             cells = window_maxima(features[0].permute(1, 2, 0).contiguous(), windows.bounds)

@@ -20,6 +20,7 @@ from vlmill.extract.formats.command import (
 from vlmill.extract.from_flags import (
     check_detector,
     detector_on,
+    is_grid,
     make_config,
     make_limits,
     warn_of_random_weights,
@@ -115,7 +116,11 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
         "--weights", required=True, type=Path, metavar="FILE", help="as --weights of run"
     )
     compare.add_argument(
-        "--config", required=True, type=Path, metavar="FILE", help="a C4 model's .yaml file"
+        "--config",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="a .yaml file of a C4 or FPN model",
     )
     compare.add_argument("--device", default="cpu", help="default: %(default)s")
     add_sizes(compare.add_argument_group("images"), InputLimits())
@@ -170,6 +175,8 @@ def add_show(show: argparse.ArgumentParser) -> None:
 def command_serve(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois serve``."""
     config = make_config(arguments)
+    if is_grid(arguments):
+        raise InputError("--grid: `serve` describes regions; use `run` for the cells of a grid")
     check_detector(arguments)
     warn_of_random_weights(arguments)
     return serve_regions(arguments, config, functools.partial(detector_on, arguments))

@@ -21,6 +21,7 @@ from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import make_frames, upload_batch
 from vlmill.extract.images.decode import Pixels, decode
 from vlmill.extract.images.resize import NetworkInput, network_input
+from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.faster_rcnn import Detections, refine_boxes
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
@@ -34,7 +35,7 @@ SAME_BOX_PX = 1.0
 class Differences:
     """The largest differences between two detectors in one image."""
 
-    feature_map: float  # share of the largest number in Detectron2's map
+    feature_map: float  # share of the largest number in Detectron2's map; of several the most
     proposals: int  # Detectron2's
     other_proposals: int  # of these, those that our network does not propose
     proposals_px: float  # how far the others are apart
@@ -84,14 +85,14 @@ def compute_differences(
     their_frames = make_frames(batch.measures)
     own_frames = make_frames(upload_batch([query], detector.model.config, device).measures)
     with computing("exact", device):
-        own_map, their_map = (
-            backend.model.feature_map(batch.images) for backend in (detector, reference_detector)
+        own_maps, their_maps = (
+            backend.model.feature_maps(batch.images) for backend in (detector, reference_detector)
         )
-        own_boxes = compute_proposals(detector, their_map, own_frames)
-        their_boxes = compute_proposals(reference_detector, their_map, their_frames)
+        own_boxes = compute_proposals(detector, their_maps, own_frames)
+        their_boxes = compute_proposals(reference_detector, their_maps, their_frames)
         every = torch.ones_like(their_boxes[..., 0], dtype=torch.bool)
         detections, reference = (
-            backend.model.describe(their_map, their_boxes, every, get_chunk_size(device))
+            backend.model.describe(their_maps, their_boxes, every, get_chunk_size(device))
             for backend in (detector, reference_detector)
         )
         box_distances = compute_distances(their_boxes[0], own_boxes[0])
@@ -100,24 +101,31 @@ def compute_differences(
     same = box_distances[box_distances < SAME_BOX_PX]
     row = predict_regions("picture", image, detector, config)
     return Differences(
-        feature_map=compute_relative_difference(own_map, their_map),
+        feature_map=max(
+            compute_relative_difference(own, theirs)
+            for own, theirs in zip(own_maps, their_maps, strict=True)
+        ),
         proposals=len(box_distances),
         other_proposals=len(box_distances) - len(same),
         proposals_px=largest(same),
         features=compute_relative_difference(detections.features, reference.features),
-        class_probs=largest((detections.class_probs - reference.class_probs).abs()),
+        class_probs=largest(compute_class_differences(detections, reference)),
         refined_px=largest((own_refined - their_refined).abs()),
         regions=len(regions[0]),
         other_regions=count_missing_regions(row, *regions),
     )
 
 
-def compute_proposals(
-    detector: Detector, features: Float[Tensor, "1 C G V"], frames: Frames
-) -> Float[Tensor, "1 R 4"]:
+def compute_proposals(detector: Detector, maps: Maps, frames: Frames) -> Float[Tensor, "1 R 4"]:
     """One image's proposals, without free places."""
-    boxes, box_mask = detector.model.proposals(features, frames.network_limits, frames.min_sides)
+    boxes, box_mask = detector.model.proposals(maps, frames.network_limits, frames.min_sides)
     return boxes[:, box_mask[0]]
+
+
+def compute_class_differences(detections: Detections, reference: Detections) -> Tensor:
+    """Returns how far the class probabilities of the same regions are apart."""
+    assert detections.class_probs is not None and reference.class_probs is not None
+    return (detections.class_probs - reference.class_probs).abs()
 
 
 def refine_detections(

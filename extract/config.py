@@ -57,6 +57,12 @@ SELECTIONS = {
     "vl-bert": Selection(threshold=0.5, min_boxes=10, max_boxes=100),
     # InterBERT, arXiv:2003.13198: up to 100 regions; threshold and minimum are the detector's own.
     "interbert": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
+    # VinVL, arXiv:2101.00529: as its command line extracts features, of which 10 to 100 are kept.
+    "vinvl": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
+    # Pythia, MMF and 12-in-1: the first 100 of those that survive in some class.
+    "pythia": Selection(threshold=0.0, min_boxes=0, max_boxes=100),
+    # Detectron2's models of COCO: SCORE_THRESH_TEST and DETECTIONS_PER_IMAGE.
+    "coco": Selection(threshold=0.05, min_boxes=0, max_boxes=100),
     # InterBERT on TaoMultimodal: above 0.1, at most 16; nothing fills up an image without regions.
     "tao": Selection(threshold=0.1, min_boxes=0, max_boxes=16),
 }
@@ -146,8 +152,8 @@ def require_weights(path: Path, flag: str = "--weights") -> None:
         )
     if not path.exists():
         raise InputError(
-            f"{flag} {path}: no such file; give a .pth, .pkl, .bin or .safetensors file, or the "
-            "--output of `extract-rois train`"
+            f"{flag} {path}: no such file; give a .pth, .pkl, .bin, .safetensors or "
+            ".caffemodel file, or the --output of `extract-rois train`"
         )
 
 

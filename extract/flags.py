@@ -39,9 +39,15 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     net.add_argument(
         "--weights",
         metavar="FILE",
-        help="published detector: .pth, .pkl, .bin or .safetensors in the layout of detectron2, "
-        "airsplay, milvlg or hf-frcnn, or the --output of `train`; without it the weights are "
-        "RANDOM",
+        help="published detector: .pth, .pkl, .bin, .safetensors or .caffemodel, whose keys say of "
+        "which family it is (docs/detectors.md), or the --output of `train`; without it the weights "
+        "are RANDOM",
+    )
+    net.add_argument(
+        "--grid",
+        action="store_true",
+        help="write the cells of the last feature map (C5) as regions, row by row, each with the "
+        "pixels that it covers; no proposals, classes or attributes",
     )
     net.add_argument(
         "--backend",
@@ -54,9 +60,9 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="what sizes and conventions the weights have: the .yaml file of a C4 model of "
-        "Detectron2 (with _BASE_), airsplay, MILVLG or Hugging Face's port; in place of --arch "
-        "(docs/detectors.md)",
+        help="sizes and conventions of the weights: the .yaml file of a detector of Detectron2 (C4 "
+        "or FPN, with _BASE_), airsplay, MILVLG, Hugging Face's port, VinVL, vqa-maskrcnn-benchmark "
+        "or grid-feats-vqa; in place of --arch (docs/detectors.md)",
     )
     net.add_argument(
         "--seed", type=int_at_least(0), default=0, help="of random weights (default: %(default)s)"

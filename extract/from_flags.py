@@ -37,10 +37,11 @@ def make_config(arguments: argparse.Namespace) -> ExtractConfig:
         rule = SELECTIONS[arguments.selection]
         changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
     parse_global_names(arguments)
+    grid = is_grid(arguments)
     try:
         selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
         storage = Storage(
-            class_probs=arguments.class_probs,
+            class_probs="none" if grid else arguments.class_probs,
             dtype=arguments.dtype,
             compression=arguments.compression,
             images_per_shard=arguments.images_per_shard,
@@ -55,6 +56,25 @@ def make_config(arguments: argparse.Namespace) -> ExtractConfig:
         precision=arguments.precision,
         batch_size=choose_batch_size(arguments),
     )
+
+
+def is_grid(arguments: argparse.Namespace) -> bool:
+    """Whether the regions are the cells of a grid. Raises InputError for flags that contradict it.
+
+    A configuration file of grid features says so only where it is read, with its network.
+    """
+    arch = ARCHITECTURES.get(arguments.arch)
+    if not arguments.grid and (arch is None or arch.regions != "grid"):
+        return False
+    if arguments.backend == "detectron2":
+        raise InputError("--grid: --backend detectron2 computes regions only; leave out one")
+    if arguments.global_feature:
+        raise InputError("--global-feature: a grid's cells cover the full image; leave it out")
+    if arguments.class_probs not in ("none", Storage().class_probs):
+        raise InputError(f"--class-probs {arguments.class_probs}: a grid's cells have no classes")
+    if getattr(arguments, "boxes", None) is not None:
+        raise InputError("--boxes: the regions of --grid are its cells; leave out one")
+    return True
 
 
 def make_limits(arguments: argparse.Namespace) -> InputLimits:
@@ -154,6 +174,7 @@ def make_detector(arguments: argparse.Namespace) -> "Detector":
         config_file=arguments.config,
         seed=arguments.seed,
         device=arguments.device,
+        grid=is_grid(arguments),
     )
     return attach_global_networks(detector, arguments)
 

@@ -77,7 +77,7 @@ def device_stages(
     batch = upload_batch(queries, spec, device)
     frames = make_frames(batch.measures)
     limits, min_sides = frames.network_limits, frames.min_sides
-    features = model.feature_map(batch.images)
+    features = model.feature_maps(batch.images)
     boxes, taken = model.proposals(features, limits, min_sides)
     rois, maps = number_boxes(boxes)[:chunk], poolable(features, spec)
     pooled = pool_regions(maps, rois, spec)
@@ -91,10 +91,10 @@ def device_stages(
     results = {**stored(), "taken": chosen.box_mask}
     return {
         "upload": lambda: upload_batch(queries, spec, device),
-        "backbone": lambda: model.feature_map(batch.images),
+        "backbone": lambda: model.feature_maps(batch.images),
         "proposals": lambda: model.proposals(features, limits, min_sides),
         f"pooling_of_{len(pooled)}_regions": lambda: pool_regions(maps, rois, spec),
-        f"res5_of_{len(pooled)}_regions": lambda: heads.region_means(pooled),
+        f"res5_of_{len(pooled)}_regions": lambda: heads.describe(pooled),
         "pooling_and_res5": lambda: heads.region_features(features, boxes, taken, chunk),
         "heads": lambda: model.classify(boxes, taken, means),
         "selection": lambda: select(detections, spec, frames, config.selection),

@@ -15,8 +15,8 @@ MAX_FILES = 16
 MAX_BYTES = 1 << 18
 SUFFIXES = (".yaml", ".yml")
 GIVE = (
-    "give the configuration of a C4 detector of Detectron2, airsplay, MILVLG (Caffe mode) or "
-    "Hugging Face's port"
+    "give the configuration of a detector of Detectron2 (C4 or FPN), airsplay, MILVLG, Hugging "
+    "Face's port, VinVL, vqa-maskrcnn-benchmark or grid-feats-vqa"
 )
 
 
@@ -49,16 +49,24 @@ class ConfigFile:
             location = matches[0] if matches else f"{self.path} (which leaves it out)"
         return InputError(f"--config {location}: {error}; {remedy}")
 
-    def configuration(self) -> Configuration:
-        """What the keys mean for our own network. Raises InputError that names file and key."""
+    def configuration(self, *, grid: bool = False) -> Configuration:
+        """What the keys mean for our own network; ``grid``: the cells of res5 are the regions.
+
+        Raises InputError that names file and key.
+        """
         try:
-            return read_configuration(self.values)
+            configuration = read_configuration(self.values, grid=grid)
         except WrongKey as error:
             raise self.complaint(error, GIVE) from None
         except ValueError as error:
             raise InputError(
                 f"--config {self.path} is no detector's configuration ({error}); {GIVE}"
             ) from None
+        if configuration.config.regions == "grid" and not grid:
+            raise InputError(
+                f"--config {self.path}: grid features, whose regions are cells; add --grid"
+            )
+        return configuration
 
     def record(self) -> dict[str, str]:
         """What an output says of the configuration that it was made with."""

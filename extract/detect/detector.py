@@ -11,11 +11,16 @@ from typing import Any
 import torch
 
 from vlmill.extract.config import saved_folder
-from vlmill.extract.detect.checkpoint import read_checkpoint
+from vlmill.extract.detect.checkpoint import CAFFEMODEL, read_checkpoint
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
 from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.extract.image_level.networks import FullImages
-from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
+from vlmill.models.detector.config import (
+    ARCHITECTURES,
+    DEFAULT_ARCH,
+    DetectorConfig,
+    as_grid,
+)
 from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
 from vlmill.models.detector.fused_stages import fuse_stages
 from vlmill.models.detector.keys import WrongKey
@@ -23,6 +28,16 @@ from vlmill.models.detector.published import config_of_weights, fit_configuratio
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import fold_norms
 from vlmill.schemas.errors import InputError
+
+# Fields of a configuration that version 0.1.0 had not.
+ADDED_FIELDS = frozenset(
+    (
+        *("groups", "fpn_channels", "fc_channels", "truncated_sides", "size_divisibility"),
+        *("last_stage", "deformable_stages", "nms_offset", "decoded_offset", "clipped_to"),
+        *("map_nms_top", "regions", "feature_layer", "level_eps", "attribute_boxes"),
+        *("given_scale", "clips_written", "candidate_share", "pair_order", "background_counts"),
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +67,33 @@ def open_detector(
     seed: int = 0,
     device: str = "cpu",
     changes: Mapping[str, Any] | None = None,
+    grid: bool = False,
     folded: bool = True,
 ) -> Detector:
     """Builds a detector with a file's weights, or with random ones.
 
     ``config_file`` is another project's configuration and takes the place of ``config``. Without
     both the weights' layout gives the conventions and their shapes the sizes, with ``changes`` to
-    single fields; without weights too, it is the default architecture. ``folded`` moves
+    single fields; without weights too, it is the default architecture. ``grid`` makes the cells of
+    res5 over the full image the regions. ``folded`` moves
     normalisations into convolutions, which is faster and rounds otherwise; without it the
     arithmetic is the published code's, operation by operation. Raises InputError for a file that
     cannot be read or does not fit, and for a device that is not there.
     """
     target = usable_device(device)
     configured = None if config_file is None else read_config_file(config_file)
+    if grid and config is not None:
+        config = as_grid(config)
     if weights is None:
         if configured is not None:
-            config = configured.configuration().config
-        config = ARCHITECTURES[DEFAULT_ARCH] if config is None else config
+            config = configured.configuration(grid=grid).config
+        if config is None:
+            config = as_grid(ARCHITECTURES[DEFAULT_ARCH]) if grid else ARCHITECTURES[DEFAULT_ARCH]
         model = FasterRCNN(dataclasses.replace(config, **changes or {}))
         randomise(model, seed)
         source = f"random weights, seed {seed}"
     else:
-        model = load_detector(configured or config, Path(weights), changes or {})
+        model = load_detector(configured or config, Path(weights), changes or {}, grid=grid)
         source = Path(weights).name
     model.requires_grad_(False).eval()
     fingerprint = compute_fingerprint(model)
@@ -94,7 +114,11 @@ def open_detector(
 
 
 def load_detector(
-    config: DetectorConfig | ConfigFile | None, path: Path, changes: Mapping[str, Any]
+    config: DetectorConfig | ConfigFile | None,
+    path: Path,
+    changes: Mapping[str, Any],
+    *,
+    grid: bool = False,
 ) -> FasterRCNN:
     """The network of a file: as a configuration says, or as the file itself does."""
     folder = saved_folder(path)
@@ -105,10 +129,11 @@ def load_detector(
                 "and --config"
             )
         saved = read_saved(folder)
-        model = FasterRCNN(dataclasses.replace(saved.inference, **changes))
+        spec = as_grid(saved.inference) if grid else saved.inference
+        model = FasterRCNN(dataclasses.replace(spec, **changes))
         load_published(model, saved.weights)
         return model
-    configuration = config.configuration() if isinstance(config, ConfigFile) else None
+    configuration = config.configuration(grid=grid) if isinstance(config, ConfigFile) else None
     state = read_checkpoint(path)
     remedy = "give no --arch to take sizes and conventions from the file"
     try:
@@ -117,7 +142,8 @@ def load_detector(
             spec = fit_configuration(configuration, state)
         elif config is None:
             remedy = "give a published detector, or the --arch or --config that it was trained with"
-            spec = config_of_weights(state, **changes)
+            layout = "caffe" if path.suffix == CAFFEMODEL else None  # its names are milvlg's here
+            spec = config_of_weights(state, layout=layout, grid=grid, **changes)
         else:
             assert isinstance(config, DetectorConfig)
             spec = config
@@ -144,10 +170,22 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
+def identifying_fields(config: DetectorConfig) -> dict[str, Any]:
+    """Returns the fields of a configuration; of those that later versions added, the ones that are
+    not as before: the fingerprint of a detector stays that of its tables.
+    """
+    before = dataclasses.asdict(DetectorConfig())
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in ADDED_FIELDS or value != before[name]
+    }
+
+
 def compute_fingerprint(model: DetectorNetwork) -> str:
     """Returns 32 hexadecimal digits over the conventions and every number of the weights."""
     digest = hashlib.sha256()
-    digest.update(json.dumps(dataclasses.asdict(model.config), sort_keys=True).encode())
+    digest.update(json.dumps(identifying_fields(model.config), sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

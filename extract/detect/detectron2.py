@@ -20,10 +20,11 @@ from vlmill.extract.detect.detector import Detector, compute_fingerprint, usable
 from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.images.decode import Pixels
+from vlmill.models.detector.config import Family
 from vlmill.models.detector.configurations import flat, make_config
 from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.keys import WrongKey
-from vlmill.models.detector.published import ANCHORS
+from vlmill.models.detector.published_names import CELL_ANCHORS
 from vlmill.schemas.errors import InputError
 
 INSTALL = (
@@ -32,7 +33,7 @@ INSTALL = (
     "02b5c4e295e990042a714712c21dc79b731e8833' && pip install omegaconf 'hydra-core>=1.1' fvcore "
     "iopath pycocotools yacs tabulate cloudpickle termcolor black"
 )
-HEADS = "Res5ROIHeads"
+HEADS: dict[str, Family] = {"Res5ROIHeads": "detectron2", "StandardROIHeads": "detectron2-fpn"}
 
 
 def get_network(detector: Detector) -> Detectron2Network:
@@ -86,7 +87,7 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     cfg = load_cfg_node(config, file)
     cfg.MODEL.DEVICE = str(target)
     try:
-        spec = make_config("detectron2", dict(flat(cfg)))
+        spec = make_config(HEADS[cfg.MODEL.ROI_HEADS.NAME], dict(flat(cfg)))
     except WrongKey as error:
         raise file.complaint(error, GIVE) from None
     model = library("modeling").build_model(cfg)
@@ -124,10 +125,11 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
             f"--config {file.path} is no configuration of Detectron2 ({reason}); give one of its "
             "model zoo's, or one made from them"
         ) from None
-    if cfg.MODEL.ROI_HEADS.NAME != HEADS or cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
+    model = cfg.MODEL
+    if model.ROI_HEADS.NAME not in HEADS or model.META_ARCHITECTURE != "GeneralizedRCNN":
         raise InputError(
-            f"--config {file.path}: {cfg.MODEL.META_ARCHITECTURE} with {cfg.MODEL.ROI_HEADS.NAME}; "
-            f"regions have features in C4 models: give one with GeneralizedRCNN and {HEADS}"
+            f"--config {file.path}: {model.META_ARCHITECTURE} with {model.ROI_HEADS.NAME}; give one "
+            f"with GeneralizedRCNN and {' or '.join(HEADS)}"
         )
     return cfg
 
@@ -136,17 +138,19 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> N
     """Loads a state dict; anchors that it carries must be those of the configuration."""
     expected = model.state_dict()
     # Files may carry buffers that the model makes for itself.
-    buffer_names = (ANCHORS, "pixel_mean", "pixel_std")
     tensors = {
         key: value
         for key, value in state.items()
-        if key in expected or not key.endswith(buffer_names)
+        if key in expected
+        or not (key.startswith(CELL_ANCHORS) or key.endswith(("pixel_mean", "pixel_std")))
     }
     mismatch = misfits(expected, tensors)
-    if ANCHORS in state:
-        anchors, file_anchors = model.get_buffer(ANCHORS).cpu(), state[ANCHORS].float()
-        if file_anchors.shape != anchors.shape or not torch.allclose(file_anchors, anchors):
-            other = f"{ANCHORS} has other anchors than the configuration"
+    buffers = dict(model.named_buffers())
+    for name in filter(lambda key: key.startswith(CELL_ANCHORS), state):
+        anchors, file_anchors = buffers.get(name), state[name].float()
+        same = anchors is not None and file_anchors.shape == anchors.shape
+        if anchors is None or not same or not torch.allclose(file_anchors, anchors.cpu()):
+            other = f"{name} has other anchors than the configuration"
             mismatch = f"{mismatch}; {other}" if mismatch else other
     if mismatch:
         raise InputError(

@@ -12,9 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork, whole_boxes
+from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork
 from vlmill.models.detector.resnet import widen
+from vlmill.models.detector.roi_heads import pooled_of
 
 
 class Detectron2Network(DetectorNetwork):
@@ -26,23 +28,18 @@ class Detectron2Network(DetectorNetwork):
         super().__init__()
         self.model, self.config, self.cfg = model, config, cfg
 
-    def feature_map(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """Computes the map that proposals and regions share."""
-        features: Tensor = self.model.backbone(images)[self.level]
-        return features
+    def feature_maps(self, images: Float[Tensor, "N 3 H W"]) -> Maps:
+        """Computes the maps that proposals and regions share."""
+        features = self.model.backbone(images)
+        return tuple(features[level] for level in self.levels)
 
     @property
-    def level(self) -> str:
-        """Tells Detectron2's name of the map that proposals and regions share."""
-        (name,) = self.model.roi_heads.in_features
-        assert isinstance(name, str)
-        return name
+    def levels(self) -> list[str]:
+        """Returns Detectron2's names of the maps that proposals are made of."""
+        return list(self.model.proposal_generator.in_features)
 
     def proposals(
-        self,
-        features: Float[Tensor, "N C G V"],
-        limits: Float[Tensor, "N 4"],
-        min_sides: Float[Tensor, " N"],
+        self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
         """Proposals, best first, and which of their places are taken.
 
@@ -50,45 +47,52 @@ class Detectron2Network(DetectorNetwork):
         """
         sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
         # Of the images its proposal generator reads the sizes alone.
-        images = importlib.import_module("detectron2.structures").ImageList(features, sizes)
-        instances, _ = self.model.proposal_generator(images, {self.level: features}, None)
+        images = importlib.import_module("detectron2.structures").ImageList(maps[0], sizes)
+        features = dict(zip(self.levels, maps, strict=True))
+        instances, _ = self.model.proposal_generator(images, features, None)
         boxes = [instance.proposal_boxes.tensor for instance in instances]
         flags = [torch.ones_like(image_boxes[:, 0], dtype=torch.bool) for image_boxes in boxes]
         return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
 
     def describe(
         self,
-        features: Float[Tensor, "N C G V"],
+        maps: Maps,
         boxes: Float[Tensor, "N P 4"],
         box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
         """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
-        means = self.region_means(features, boxes, chunk)
-        logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
+        features = self.region_features(maps, boxes, box_mask, chunk)
+        logits, deltas = self.model.roi_heads.box_predictor(features.flatten(0, 1))
         return Detections(
             boxes=boxes,
             box_mask=box_mask,
-            features=means,
+            features=features,
             class_probs=widen(logits).softmax(dim=1).view(*box_mask.shape, -1),
             box_deltas=widen(deltas).view(*box_mask.shape, -1),
         )
 
-    def full_images(
-        self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
-    ) -> Float[Tensor, "N D"]:
-        """Returns the means of res5 over the full images."""
-        return self.region_means(features, whole_boxes(limits), chunk)[:, 0]
-
-    def region_means(
-        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int
+    def region_features(
+        self,
+        maps: Maps,
+        boxes: Float[Tensor, "N P 4"],
+        box_mask: Bool[Tensor, "N P"],
+        chunk: int = 50,
     ) -> Float[Tensor, "N P D"]:
-        """Returns the mean of res5 over each region, ``chunk`` at a time to bound memory."""
-        heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
-        means = [boxes.new_zeros((0, self.config.feature_size))]
+        """Returns the features of each region, ``chunk`` at a time to bound memory: the mean of
+        res5, or the output of the box head.
+        """
+        structures = importlib.import_module("detectron2.structures")
+        rows = [boxes.new_zeros((0, self.config.feature_size))]
         for number, image_boxes in enumerate(boxes):
+            own = [features[number : number + 1] for features in pooled_of(maps, self.config)]
             for part in torch.split(image_boxes, chunk):
-                own_map = features[number : number + 1]
-                pooled = heads.pooler([own_map], [structures.Boxes(part)])
-                means.append(widen(heads.res5(pooled)).mean(dim=(2, 3)))
-        return torch.cat(means).view(*boxes.shape[:2], self.config.feature_size)
+                rows.append(self.describe_boxes(own, structures.Boxes(part)))
+        return torch.cat(rows).view(*boxes.shape[:2], self.config.feature_size)
+
+    def describe_boxes(self, maps: list[Tensor], boxes: Any) -> Float[Tensor, "R D"]:
+        """Returns the features of Detectron2's ``boxes`` on the maps of one image."""
+        heads = self.model.roi_heads
+        if self.config.feature_layer == "res5":
+            return widen(heads.res5(heads.pooler(maps, [boxes]))).mean(dim=(2, 3))
+        return widen(heads.box_head(heads.box_pooler(maps, [boxes])))

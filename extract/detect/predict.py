@@ -11,17 +11,28 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import Outcome, make_outcomes, stored_tensors
-from vlmill.extract.detect.selection import every_given, select
+from vlmill.extract.detect.rows import (
+    Outcome,
+    best_attributes,
+    in_stored_type,
+    make_outcomes,
+    regions_at,
+    stored_tensors,
+)
+from vlmill.extract.detect.selection import SelectedRegions, every_given, select
 from vlmill.extract.detect.transfer import Batch, download, make_frames, upload_batch
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import NetworkInput, network_input
+from vlmill.models.detector.backbone import Maps
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.rejects import Rejected
 
@@ -86,22 +97,42 @@ def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str
         make_frames(batch.measures),
         batch.given_boxes,
     )
-    scaled = None
+    model, chunk, scaled = detector.model, get_chunk_size(detector.device), None
     if given_boxes is not None:
-        scaled = given_boxes[0] * frames.factors[:, None], given_boxes[1]
-    detections = detector.model(
-        batch.images,
-        frames.network_limits,
-        frames.min_sides,
-        given_boxes=scaled,
-        with_global_features=config.storage.global_feature,
-        chunk=get_chunk_size(detector.device),
-    )
+        scaled = given_boxes[0] * frames.given_factors[:, None], given_boxes[1]
+    maps = model.feature_maps(batch.images)
+    limits = frames.content_limits if spec.regions == "grid" else frames.network_limits
+    detections = model.detect(maps, limits, frames.min_sides, given_boxes=scaled, chunk=chunk)
     if given_boxes is None:
         chosen = select(detections, spec, frames, config.selection)
     else:
         chosen = every_given(detections, spec, given_boxes[0])
-    return {**stored_tensors(detections, chosen, spec, config.storage), "taken": chosen.box_mask}
+    tensors = stored_tensors(detections, chosen, spec, config.storage)
+    if config.storage.global_feature:
+        tensors["global_feature"] = model.full_images(maps, frames.content_limits, chunk)
+    if spec.attribute_boxes == "written" and spec.num_attributes:
+        assert isinstance(model, FasterRCNN)
+        features = written_features(model, maps, detections, chosen, spec, chunk)
+        tensors |= best_attributes(model.written_attributes(features, chosen.class_ids), spec)
+    stored = in_stored_type(tensors, chosen.box_mask, config.storage)
+    return {**stored, "taken": chosen.box_mask}
+
+
+def written_features(
+    model: FasterRCNN,
+    maps: Maps,
+    detections: Detections,
+    chosen: SelectedRegions,
+    spec: DetectorConfig,
+    chunk: int,
+) -> Float[Tensor, "N M D"]:
+    """Features of the chosen regions at the boxes that are written, for their attributes.
+
+    Proposals and given boxes that are written have been described already.
+    """
+    if spec.written_boxes == "proposals" or chosen.network_boxes is None:
+        return regions_at(detections.features, chosen.ids)
+    return model.region_features(maps, chosen.network_boxes, chosen.box_mask, chunk)
 
 
 @cache

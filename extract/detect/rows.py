@@ -32,10 +32,10 @@ Outcome = RegionRow | Rejected
 def stored_tensors(
     detections: Detections, chosen: SelectedRegions, spec: DetectorConfig, storage: Storage
 ) -> dict[str, Tensor]:
-    """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`, and
-    "finite" [N]: whether the stored type can hold an image's.
-    """
+    """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`."""
     tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
+    if detections.class_probs is None:  # a grid's cells have no classes
+        return tensors
     if storage.class_probs != "none":
         tensors["class_ids"] = chosen.class_ids.short()
         tensors["class_scores"] = chosen.class_scores
@@ -47,16 +47,27 @@ def stored_tensors(
             probs = ordered[..., : storage.top_k]
         tensors["class_probs"] = probs
     if detections.attribute_probs is not None:
-        probs = regions_at(detections.attribute_probs, chosen.ids)
-        scores, attributes = foreground_attributes(probs, spec).max(dim=-1)
-        tensors |= {"attribute_scores": scores, "attribute_ids": attributes.short()}
-    if storage.global_feature:
-        assert detections.global_features is not None
-        tensors["global_feature"] = detections.global_features
+        tensors |= best_attributes(regions_at(detections.attribute_probs, chosen.ids), spec)
+    return tensors
+
+
+def best_attributes(probs: Float[Tensor, "N M L1"], spec: DetectorConfig) -> dict[str, Tensor]:
+    """The likeliest attribute of each region but "no attribute", and its probability."""
+    scores, attributes = foreground_attributes(probs, spec).max(dim=-1)
+    return {"attribute_scores": scores, "attribute_ids": attributes.short()}
+
+
+def in_stored_type(
+    tensors: Mapping[str, Tensor], box_mask: Bool[Tensor, "N M"], storage: Storage
+) -> dict[str, Tensor]:
+    """Returns the tensors of `stored_tensors` rounded to the stored type, and "finite" [N]: whether
+    that type can hold an image's.
+    """
+    tensors = dict(tensors)
     # Rounded there: of float16 half as many bytes come back. NumPy has no bfloat16.
     if storage.dtype == "float16":
         tensors |= {name: tensors[name].half() for name in ROUNDED if name in tensors}
-    finite = finite_images(tensors, chosen.box_mask, storage.dtype)
+    finite = finite_images(tensors, box_mask, storage.dtype)
     if storage.dtype == "bfloat16":
         rounded = {name: tensors[name].bfloat16() for name in ROUNDED if name in tensors}
         tensors |= {name: values.float() for name, values in rounded.items()}

@@ -7,6 +7,7 @@ places that are not taken means nothing.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from vlmill.extract.config import Selection
 from vlmill.models.detector.boxes import clip_boxes, constants
-from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.config import DetectorConfig, Rule
 from vlmill.models.detector.faster_rcnn import Detections, foreground_classes, refine_boxes
-from vlmill.models.detector.nms import class_confidence, first_survivors
+from vlmill.models.detector.nms import class_confidence, first_survivors, nms_every_class
+
+CLASSES_AT_ONCE = 100  # in a suppression whose classes have boxes of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class Frames:
     network_limits: Float[Tensor, "N 4"]  # in network pixels
     scaled_limits: Float[Tensor, "N 4"]  # the same in image pixels
     image_limits: Float[Tensor, "N 4"]  # of the image itself
+    content_limits: Float[Tensor, "N 4"]  # in network pixels, without padding that boxes may reach
+    given_factors: Float[Tensor, "N 4"]  # as factors, for given boxes
 
     def to_images(self, boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "N P 4"]:
         """Boxes in pixels of the original images."""
@@ -45,23 +50,42 @@ class SelectedRegions:
     class_scores: Float[Tensor, "N M"]
     box_mask: Bool[Tensor, "N M"]
     nms_threshold: Float[Tensor, " N"]  # the one at which enough were left
+    # The same boxes in network pixels, where they were chosen there.
+    network_boxes: Float[Tensor, "N M 4"] | None = None
 
 
 def select(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
     """Selects the regions of each image, boxes in its own pixels."""
-    if spec.selection == "class-confidence":
-        return by_class_confidence(detections, spec, frames, rule)
-    choose = by_best_class if spec.selection == "best-class" else by_class_pairs
-    return in_images(choose(detections, spec, frames, rule), spec, frames)
+    if detections.class_probs is None:
+        return every_cell(detections, frames)
+    choose = RULES[spec.selection]
+    chosen = choose(detections, spec, frames, rule)
+    if spec.selection in ("class-confidence", "kept-confidence"):  # in the image's pixels already
+        return chosen
+    return in_images(chosen, spec, frames)
+
+
+def every_cell(detections: Detections, frames: Frames) -> SelectedRegions:
+    """Every cell of a grid, row by row."""
+    boxes = frames.to_images(detections.boxes)
+    numbers = torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2])
+    return SelectedRegions(
+        ids=numbers,
+        boxes=boxes,
+        class_ids=torch.full_like(numbers, -1),
+        class_scores=torch.zeros_like(boxes[..., 0]),
+        box_mask=detections.box_mask,
+        nms_threshold=boxes.new_ones(len(boxes)),
+    )
 
 
 def every_given(
     detections: Detections, spec: DetectorConfig, boxes: Float[Tensor, "N P 4"]
 ) -> SelectedRegions:
     """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
-    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
+    scores, classes = class_probs_of(detections, spec).max(dim=2)
     return SelectedRegions(
         ids=torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2]),
         boxes=boxes,
@@ -80,7 +104,7 @@ def by_class_confidence(
     The boxes that suppress each other are those that are written, in the image's pixels; refined
     ones are refined there too, each by its best class.
     """
-    box_mask, probs = detections.box_mask, foreground_classes(detections.class_probs, spec)
+    box_mask, probs = detections.box_mask, class_probs_of(detections, spec)
     boxes = frames.to_images(detections.boxes)
     scores, classes = probs.max(dim=2)
     if spec.written_boxes == "refined":
@@ -92,7 +116,7 @@ def by_class_confidence(
         boxes,
         probs.masked_fill(~box_mask[..., None], -1.0),  # last in every class: suppresses nobody
         threshold,
-        offset=spec.box_offset,
+        offset=spec.overlap_offset,
         inclusive=spec.nms_inclusive,
     )
     ids, chosen = choose_regions(confidence.masked_fill(~box_mask, -torch.inf), rule)
@@ -124,6 +148,109 @@ def choose_regions(
     return ids, (positions < bound) & (confidence.gather(1, ids) > -torch.inf)
 
 
+def by_kept_class(
+    detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
+) -> SelectedRegions:
+    """VinVL's rule (``filter_results_peter``): the class in which a region survives the suppression
+    with the highest probability, and that class's box. Boxes are in the network's pixels.
+    """
+    probs, boxes = class_probs_of(detections, spec), candidate_boxes(detections, spec, frames)
+    if boxes.shape[2] > 1:
+        boxes = boxes[:, :, 1:] if spec.background == "first" else boxes[:, :, :-1]
+    survives = kept_in_classes(boxes, probs, detections.box_mask, spec)
+    confidence, classes = probs.masked_fill(~survives, 0.0).max(dim=2)
+    above = (confidence >= rule.threshold) & (confidence > 0) & detections.box_mask
+    ids, chosen = best_regions(confidence, above, detections.box_mask, rule)
+    own = classes[..., None, None].expand(-1, -1, 1, 4)
+    boxes = boxes.gather(2, own)[:, :, 0] if boxes.shape[2] > 1 else boxes[:, :, 0]
+    return SelectedRegions(
+        ids=ids,
+        boxes=gather_boxes(boxes, ids),
+        class_ids=classes.gather(1, ids),
+        class_scores=confidence.gather(1, ids),
+        box_mask=chosen,
+        nms_threshold=boxes.new_full((len(boxes),), spec.class_nms_thresholds[0]),
+    )
+
+
+def by_kept_confidence(
+    detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
+) -> SelectedRegions:
+    """The rule of Pythia, MMF and 12-in-1: regions by the best class in which they survive, above
+    the threshold, each with its likeliest class.
+
+    Proposals suppress each other in the image's pixels. With ``background_counts`` background is a
+    class like others, and -1.
+    """
+    probs = class_probs_of(detections, spec)
+    counted, first = probs, 0
+    if spec.background_counts:
+        assert detections.class_probs is not None and spec.background == "first"
+        counted, first = detections.class_probs, -1
+    boxes = frames.to_images(detections.boxes)
+    survives = kept_in_classes(boxes[:, :, None], counted, detections.box_mask, spec)
+    confidence = counted.masked_fill(~survives, 0.0).amax(dim=2)
+    above = (confidence > rule.threshold) & detections.box_mask
+    ids, chosen = best_regions(confidence, above, detections.box_mask, rule)
+    scores, classes = counted.max(dim=2)
+    return SelectedRegions(
+        ids=ids,
+        boxes=gather_boxes(boxes, ids),
+        class_ids=classes.gather(1, ids) + first,
+        class_scores=scores.gather(1, ids),
+        box_mask=chosen,
+        nms_threshold=boxes.new_full((len(boxes),), spec.class_nms_thresholds[0]),
+    )
+
+
+def kept_in_classes(
+    boxes: Float[Tensor, "N P B 4"],
+    probs: Float[Tensor, "N P K"],
+    box_mask: Bool[Tensor, "N P"],
+    spec: DetectorConfig,
+) -> Bool[Tensor, "N P K"]:
+    """Which regions survive the suppression of which class, by boxes of all classes (B is 1) or of
+    each.
+    """
+    scores = probs.masked_fill(~box_mask[..., None], -1.0)  # last in every class
+    threshold, offset = spec.class_nms_thresholds[0], spec.overlap_offset
+    inclusive = spec.nms_inclusive
+    if boxes.shape[2] == 1:
+        return nms_every_class(
+            boxes[:, :, 0], scores, threshold, offset=offset, inclusive=inclusive
+        )
+    survives = [
+        nms_every_class(
+            part_boxes.transpose(1, 2),
+            part_scores.transpose(1, 2)[..., None],
+            threshold,
+            offset=offset,
+            inclusive=inclusive,
+        )[..., 0].transpose(1, 2)
+        # Some classes at a time: of 300 regions the overlaps of 100 classes are 36 MB.
+        for part_boxes, part_scores in zip(
+            boxes.split(CLASSES_AT_ONCE, dim=2), scores.split(CLASSES_AT_ONCE, dim=2), strict=True
+        )
+    ]
+    return torch.cat(survives, dim=2)
+
+
+def best_regions(
+    confidence: Float[Tensor, "N P"],
+    above: Bool[Tensor, "N P"],
+    box_mask: Bool[Tensor, "N P"],
+    rule: Selection,
+) -> tuple[Int64[Tensor, "N M"], Bool[Tensor, "N M"]]:
+    """Places of the regions to keep by falling confidence, and which of them count.
+
+    Those ``above`` the threshold, within the rule's bounds. A region that survived in no class has
+    a confidence of 0, and is none.
+    """
+    ranked = confidence.masked_fill(~box_mask | (confidence <= 0), -torch.inf)
+    ids = ranked.sort(dim=1, descending=True, stable=True).indices[:, : rule.max_boxes]
+    return ids, within_bounds(ranked.gather(1, ids), above.sum(dim=1, keepdim=True), rule)
+
+
 def by_best_class(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
@@ -133,14 +260,18 @@ def by_best_class(
     the bounds of ``rule`` count, best first. The released code has no threshold: 0 is the same.
     Boxes are in the network's pixels.
     """
-    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
+    scores, classes = class_probs_of(detections, spec).max(dim=2)
     boxes = select_class_boxes(candidate_boxes(detections, spec, frames), classes, spec)
+    impossible = ~detections.box_mask
+    if spec.candidate_share:
+        impossible = impossible | (scores <= spec.candidate_share * rule.threshold)
+        impossible = impossible | (boxes[..., 2:] < boxes[..., :2]).any(dim=2)
     survivors, values = first_survivors(
         boxes[:, :, None],
-        scores.masked_fill(~detections.box_mask, -torch.inf)[..., None],
+        scores.masked_fill(impossible, -torch.inf)[..., None],
         spec.class_nms_thresholds,
         min(rule.max_boxes, scores.shape[1]),
-        offset=spec.box_offset,
+        offset=spec.overlap_offset,
         inclusive=spec.nms_inclusive,
     )
     enough = (values > -torch.inf).sum(dim=2) >= rule.min_boxes
@@ -165,7 +296,7 @@ def by_class_pairs(
     are left. The best of the pairs below the threshold fill up to ``rule.min_boxes``: they come
     after the others, so that one suppression gives both. Boxes are in the network's pixels.
     """
-    probs = foreground_classes(detections.class_probs, spec)
+    probs = class_probs_of(detections, spec)
     boxes = candidate_boxes(detections, spec, frames)
     if boxes.shape[2] > 1 and spec.background == "first":
         boxes = boxes[:, :, 1:]
@@ -175,20 +306,35 @@ def by_class_pairs(
         probs.masked_fill(impossible, -torch.inf),
         spec.class_nms_thresholds,
         min(rule.max_boxes, probs[0].numel()),
-        offset=spec.box_offset,
+        offset=spec.overlap_offset,
         inclusive=spec.nms_inclusive,
     )
     enough = (values > rule.threshold).sum(dim=2) >= rule.max_boxes
     pairs, values, threshold = select_by_threshold(enough, survivors, values, spec)
     ids, classes = pairs // probs.shape[2], pairs % probs.shape[2]
     above = (values > rule.threshold).sum(dim=1, keepdim=True)
-    return SelectedRegions(
+    chosen = SelectedRegions(
         ids=ids,
         boxes=gather_boxes(boxes.flatten(1, 2), pairs if boxes.shape[2] > 1 else ids),
         class_ids=classes,
         class_scores=values,
         box_mask=within_bounds(values, above, rule),
         nms_threshold=threshold,
+    )
+    return class_by_class(chosen) if spec.pair_order == "class" else chosen
+
+
+def class_by_class(chosen: SelectedRegions) -> SelectedRegions:
+    """The regions of each class together, in the order of the classes; best first in each."""
+    free = torch.iinfo(chosen.class_ids.dtype).max
+    order = chosen.class_ids.masked_fill(~chosen.box_mask, free).sort(dim=1, stable=True).indices
+    return dataclasses.replace(
+        chosen,
+        ids=chosen.ids.gather(1, order),
+        boxes=gather_boxes(chosen.boxes, order),
+        class_ids=chosen.class_ids.gather(1, order),
+        class_scores=chosen.class_scores.gather(1, order),
+        box_mask=chosen.box_mask.gather(1, order),
     )
 
 
@@ -215,10 +361,21 @@ def within_bounds(
 
 
 def in_images(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> SelectedRegions:
-    """In the images' own pixels, clipped to them, without boxes of which nothing is left."""
-    boxes = clip_boxes(frames.to_images(chosen.boxes), frames.image_limits[:, None])
-    extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
-    return dataclasses.replace(chosen, boxes=boxes, box_mask=chosen.box_mask & extent)
+    """In the images' own pixels; as configured clipped to them, without boxes of which nothing is
+    left.
+    """
+    boxes, box_mask = frames.to_images(chosen.boxes), chosen.box_mask
+    if spec.clips_written:
+        boxes = clip_boxes(boxes, frames.image_limits[:, None])
+        extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
+        box_mask = box_mask & extent
+    return dataclasses.replace(chosen, boxes=boxes, box_mask=box_mask, network_boxes=chosen.boxes)
+
+
+def class_probs_of(detections: Detections, spec: DetectorConfig) -> Float[Tensor, "N P K"]:
+    """Class probabilities without background's."""
+    assert detections.class_probs is not None
+    return foreground_classes(detections.class_probs, spec)
 
 
 def candidate_boxes(
@@ -246,3 +403,12 @@ def gather_boxes(
 ) -> Float[Tensor, "N M 4"]:
     """Returns each image's boxes at its own places."""
     return boxes.gather(1, indices[..., None].expand(-1, -1, 4))
+
+
+RULES: dict[Rule, Callable[[Detections, DetectorConfig, Frames, Selection], SelectedRegions]] = {
+    "class-confidence": by_class_confidence,
+    "kept-class": by_kept_class,
+    "kept-confidence": by_kept_confidence,
+    "best-class": by_best_class,
+    "class-pairs": by_class_pairs,
+}

@@ -19,7 +19,7 @@ from torch import Tensor
 from vlmill.extract.config import DETECTOR, MODEL
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import published_name
+from vlmill.models.detector.published_names import published_name
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.runtime.settings.plain_fields import from_plain, to_plain

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
@@ -29,7 +30,7 @@ class Batch:
     """Images of one input shape on the device."""
 
     images: Float[Tensor, "N 3 H W"]
-    measures: Float[Tensor, "N 17"]  # what :func:`make_frames` takes apart
+    measures: Float[Tensor, "N 25"]  # what :func:`make_frames` takes apart
     # Boxes in the images' own pixels that replace proposals, and which of the places count.
     given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
@@ -41,11 +42,29 @@ def upload_batch(queries: Sequence[Query], spec: DetectorConfig, device: torch.d
     if queries[0].boxes is not None:
         boxes, box_mask = pad_boxes([query.boxes for query in queries if query.boxes is not None])
         given_boxes = sent(boxes, device), sent(box_mask, device)
+    images = images_there([query.image for query in queries], spec, device)
     return Batch(
-        images=images_there([query.image for query in queries], spec, device),
+        images=pad_images(images, spec),
         measures=sent(measures, device),
         given_boxes=given_boxes,
     )
+
+
+def pad_images(
+    images: Float[Tensor, "N 3 H W"], spec: DetectorConfig
+) -> Float[Tensor, "N 3 H2 W2"]:
+    """Images with zeros to the right and below, until the detector can divide their sides."""
+    height, width = images.shape[2:]
+    padded_height, padded_width = padded_size(height, width, spec)
+    if (padded_height, padded_width) == (height, width):
+        return images
+    return functional.pad(images, (0, padded_width - width, 0, padded_height - height))
+
+
+def padded_size(height: int, width: int, spec: DetectorConfig) -> tuple[int, int]:
+    """The height and width of an input with its padding."""
+    step = max(spec.size_divisibility, 1)
+    return -(-height // step) * step, -(-width // step) * step
 
 
 def images_there(
@@ -124,23 +143,31 @@ def compute_measures(query: Query, spec: DetectorConfig) -> list[float]:
     image, offset = query.image, spec.box_offset
     height, width = image.size
     factor_x, factor_y = image.factors
+    padded_height, padded_width = padded_size(height, width, spec)
+    clipped = (padded_width, padded_height) if spec.clipped_to == "padded" else (width, height)
+    given_factors = (factor_x, factor_y)
+    if spec.given_scale == "padded":
+        given_factors = padded_width / image.width, padded_height / image.height
     limits = [
-        (width - offset, height - offset),
+        (clipped[0] - offset, clipped[1] - offset),
         (width / factor_x - offset, height / factor_y - offset),
         (image.width - offset, image.height - offset),
+        (width - offset, height - offset),
     ]
-    pairs = [(factor_x, factor_y), *limits]
+    pairs = [(factor_x, factor_y), *limits, given_factors]
     return [spec.min_input_size(image.scale), *(v for pair in pairs for v in pair * 2)]
 
 
 def make_frames(measures: Tensor) -> Frames:
-    """The measures [N, 17] by their names."""
+    """The measures [N, 25] by their names."""
     return Frames(
         min_sides=measures[:, 0],
         factors=measures[:, 1:5],
         network_limits=measures[:, 5:9],
         scaled_limits=measures[:, 9:13],
         image_limits=measures[:, 13:17],
+        content_limits=measures[:, 17:21],
+        given_factors=measures[:, 21:25],
     )
 
 

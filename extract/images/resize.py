@@ -113,6 +113,18 @@ def shortest_edge(height: int, width: int, short_side: int, long_side: int) -> t
     return int(sides[0] + 0.5), int(sides[1] + 0.5)
 
 
+def truncated_edge(height: int, width: int, short_side: int, long_side: int) -> tuple[int, int]:
+    """maskrcnn-benchmark's height and width: the long side is cut to a whole number."""
+    low, high = sorted((height, width))
+    if high / low * short_side > long_side:
+        short_side = round(long_side * low / high)
+    if low == short_side:
+        return height, width
+    if width < height:
+        return int(short_side * height / width), short_side
+    return short_side, int(short_side * width / height)
+
+
 def resize_pillow(pixels: Pixels, height: int, width: int) -> Pixels:
     """Resizes 8-bit pixels by pillow's bilinear rule, which averages when it shrinks."""
     resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
@@ -167,7 +179,8 @@ def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> Pi
         size = round(height * scale), round(width * scale)
         factors = (scale, scale)
     else:
-        size = shortest_edge(height, width, short, long)
+        edge = truncated_edge if spec.truncated_sides else shortest_edge
+        size = edge(height, width, short, long)
         factors = (size[1] / width, size[0] / height)
     if min(size) < spec.min_input_side:
         raise Rejected(

@@ -62,25 +62,30 @@ def grid_anchors(
     return (shifts + cells).reshape(-1, 4)
 
 
-def make_cell_anchors(config: DetectorConfig) -> Float[Tensor, "A 4"]:
-    """Returns the anchors of one cell as configured."""
+def make_cell_anchors(config: DetectorConfig, number: int = 0) -> Float[Tensor, "A 4"]:
+    """Returns the anchors of one cell of a feature map, by the map's ``number``, as configured."""
+    num_maps, stride = len(config.strides), config.strides[number]
     if config.cell_anchors is not None:
-        return torch.tensor(config.cell_anchors)
+        first = number * config.num_anchors
+        return torch.tensor(config.cell_anchors[first : first + config.num_anchors])
+    per_map = len(config.anchor_scales) // num_maps
+    scales = config.anchor_scales[number * per_map : (number + 1) * per_map]
     if config.anchor_layout == "legacy":
-        return legacy_cell_anchors(config.anchor_scales, config.anchor_ratios)
-    sizes = [scale * config.stride for scale in config.anchor_scales]
-    return centred_cell_anchors(sizes, config.anchor_ratios)
+        return legacy_cell_anchors(scales, config.anchor_ratios, stride)
+    return centred_cell_anchors([scale * stride for scale in scales], config.anchor_ratios)
 
 
 class AnchorGenerator(nn.Module):
-    """Holds the cell anchors, kept as a buffer: the published weights carry their own."""
+    """Holds the cell anchors of each map, kept as buffers: published weights carry their own."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
-        self.stride, self.shift = config.stride, config.anchor_offset
+        self.strides, self.shift = config.strides, config.anchor_offset
         self.cell_anchors = nn.Module()
-        self.cell_anchors.register_buffer("0", make_cell_anchors(config))
+        for number in range(len(config.strides)):
+            self.cell_anchors.register_buffer(str(number), make_cell_anchors(config, number))
 
-    def forward(self, rows: int, columns: int) -> Float[Tensor, "GVA 4"]:
-        cells = self.cell_anchors.get_buffer("0")
-        return grid_anchors(cells, rows, columns, self.stride, self.shift)
+    def forward(self, rows: int, columns: int, number: int = 0) -> Float[Tensor, "GVA 4"]:
+        """Returns the anchors of all cells of the feature map ``number``."""
+        cells = self.cell_anchors.get_buffer(str(number))
+        return grid_anchors(cells, rows, columns, self.strides[number], self.shift)

@@ -2,13 +2,19 @@
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vlmill.models.detector.config import BLOCKS, DetectorConfig
 from vlmill.models.detector.resnet import Norm, Stem, pre_activation_stage, resnet_stage
 
+# The feature maps that a detector's proposals and regions share, each half as large as the one
+# before: res4 alone (C4), p2 to p6 of a pyramid, or the last stage alone for a grid.
+Maps = tuple[Float[Tensor, "N _ _ _"], ...]
+PYRAMID_STAGES = (2, 3, 4, 5)
+
 
 class Backbone(nn.Module):
-    """Computes stem to res4: one feature map of stride 16."""
+    """Computes the feature maps of full images."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -21,10 +27,42 @@ class Backbone(nn.Module):
         self.res2 = backbone_stage(config, 2)
         self.res3 = backbone_stage(config, 3)
         self.res4 = backbone_stage(config, 4)
+        self.stages = ("res2", "res3", "res4")
+        if config.last_stage == 5:
+            self.res5 = backbone_stage(config, 5)
+            self.stages += ("res5",)
+        self.has_pyramid = bool(config.fpn_channels) and config.regions != "grid"
+        if self.has_pyramid:
+            for number in PYRAMID_STAGES:
+                channels, width = config.res2_channels * 2 ** (number - 2), config.fpn_channels
+                self.add_module(f"fpn_lateral{number}", nn.Conv2d(channels, width, 1))
+                self.add_module(f"fpn_output{number}", nn.Conv2d(width, width, 3, padding=1))
 
-    def forward(self, image: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        features: Tensor = self.res4(self.res3(self.res2(self.stem(image))))
-        return features
+    def forward(self, image: Float[Tensor, "N 3 H W"]) -> Maps:
+        stages = self.stage_maps(image)
+        return self.pyramid(stages) if self.has_pyramid else stages[-1:]
+
+    def stage_maps(self, image: Float[Tensor, "N 3 H W"]) -> Maps:
+        """Returns the output of each stage from res2 on."""
+        x, maps = self.stem(image), []
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+            maps.append(x)
+        return tuple(maps)
+
+    def pyramid(self, stages: Maps) -> Maps:
+        """Returns p2 to p6 (Lin et al. 2017, arXiv:1612.03144): coarser maps are added to finer
+        ones of just twice their size; p6 is every second cell of p5.
+        """
+        maps: list[Tensor] = []
+        merged: Tensor | None = None
+        for number, stage in reversed(list(zip(PYRAMID_STAGES, stages, strict=True))):
+            lateral: Tensor = self.get_submodule(f"fpn_lateral{number}")(stage)
+            if merged is not None:
+                lateral = lateral + F.interpolate(merged, scale_factor=2.0, mode="nearest")
+            merged = lateral
+            maps.insert(0, self.get_submodule(f"fpn_output{number}")(merged))
+        return (*maps, F.max_pool2d(maps[-1], 1, stride=2))
 
 
 def make_norm(config: DetectorConfig, number: int) -> Norm:
@@ -53,5 +91,12 @@ def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
             activated=number == 5,
         )
     return resnet_stage(
-        blocks, *widths, norm, stride=stride, dilation=dilation, stride_in_1x1=in_1x1
+        blocks,
+        *widths,
+        norm,
+        stride=stride,
+        dilation=dilation,
+        stride_in_1x1=in_1x1,
+        groups=config.groups,
+        deformable=number in config.deformable_stages,
     )

@@ -20,11 +20,12 @@ def decode_boxes(
     weights: tuple[float, float, float, float],
     offset: float,
     max_log_scale: float | None,
+    end: float = 0.0,
 ) -> Float[Tensor, "R C4"]:
     """Applies regressions (dx, dy, dw, dh), one or several per box (Girshick et al. 2014).
 
     ``weights`` divide the four deltas; ``max_log_scale`` bounds dw and dh from above (None: no
-    bound, as in Caffe).
+    bound, as in Caffe). ``end`` pixels are taken off the new x2 and y2, as maskrcnn-benchmark does.
     """
     sizes = boxes[:, 2:] - boxes[:, :2] + offset
     centres = boxes[:, :2] + 0.5 * sizes
@@ -34,7 +35,7 @@ def decode_boxes(
         log_scales = log_scales.clamp(max=max_log_scale)
     new_centres = shifts[..., :2] * sizes[:, None] + centres[:, None]
     half_sizes = 0.5 * log_scales.exp() * sizes[:, None]
-    decoded = torch.cat((new_centres - half_sizes, new_centres + half_sizes), dim=-1)
+    decoded = torch.cat((new_centres - half_sizes, new_centres + half_sizes - end), dim=-1)
     return decoded.reshape(deltas.shape)
 
 

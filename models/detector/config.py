@@ -14,17 +14,36 @@ BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 Box4 = tuple[float, float, float, float]
-Family = Literal["caffe", "milvlg", "milvlg-d2", "airsplay", "hf-frcnn", "detectron2"]
+Family = Literal[
+    "caffe",
+    "milvlg",
+    "milvlg-d2",
+    "airsplay",
+    "hf-frcnn",
+    "detectron2",
+    "detectron2-fpn",
+    "vinvl",
+    "vqa-maskrcnn",
+    "grid-feats",
+]
 Resize = Literal["opencv", "pillow", "torch"]
 Pooling = Literal["pool", "align", "align-legacy"]
-Rule = Literal["class-confidence", "best-class", "class-pairs"]
+Rule = Literal["class-confidence", "kept-class", "kept-confidence", "best-class", "class-pairs"]
+
+# Sizes of ResNeXt 32x8d and 64x4d: groups, and channels of all groups in res2. Their weights have
+# the stride of a stage in the 3x3 convolution of its first block.
+RESNEXT_32X8: dict[str, Any] = {"groups": 32, "res2_width": 256, "stride_in_1x1": False}
+RESNEXT_64X4: dict[str, Any] = RESNEXT_32X8 | {"groups": 64}
+# Detectron2's ResNeXt-101 alone was trained on pixels in these units.
+X101_STD = (57.375, 57.12, 58.395)
 
 RISING_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorConfig:
-    """Holds sizes and conventions of a ResNet C4 Faster R-CNN, with or without an attribute head.
+    """Holds sizes and conventions of a Faster R-CNN on a ResNet or ResNeXt, with one feature map
+    (C4) or a feature pyramid (FPN), with or without an attribute head.
 
     The defaults are the ResNet-101 detector of bottom-up attention (Anderson et al. 2018) in the
     conventions of its PyTorch port, with which the published features of ViLBERT, VL-BERT and
@@ -37,10 +56,13 @@ class DetectorConfig:
     depth: int = 101  # 50, 101 or 152
     stem_channels: int = 64
     res2_channels: int = 256  # outputs of res2; each later stage doubles them
-    res2_width: int = 64  # inner channels of res2's bottlenecks; likewise doubled
+    res2_width: int = 64  # inner channels of res2's bottlenecks, all groups; likewise doubled
+    groups: int = 1  # of the 3x3 convolutions; above 1: ResNeXt (Xie et al. 2017)
+    fpn_channels: int = 0  # of each map of a feature pyramid (Lin et al. 2017); 0: one map, res4
+    fc_channels: int = 1024  # of both linear layers of a head that has them
     num_classes: int = 1600  # Visual Genome objects, background not counted
     num_attributes: int = 400  # without "no attribute"; 0: no attribute head
-    rpn_channels: int = 512  # Detectron2's own models have 1024
+    rpn_channels: int = 512  # Detectron2's own C4 models have 1024
     class_embedding_size: int = 256
     attribute_hidden_size: int = 512
 
@@ -48,6 +70,9 @@ class DetectorConfig:
     resize: Resize = "opencv"  # float after the mean; pillow: uint8, antialiased; torch: float
     short_side: int = 600  # Ren et al. 2015
     long_side: int = 1000
+    truncated_sides: bool = False  # VinVL's size of an image: sides are cut, not rounded
+    # Zeros to the right and below until both sides are multiples of this; 0: none.
+    size_divisibility: int = 0
     channel_order: Literal["bgr", "rgb"] = "bgr"
     pixel_mean: tuple[float, float, float] = (102.9801, 115.9465, 122.7717)  # in the order fed
     pixel_std: tuple[float, float, float] = (1.0, 1.0, 1.0)
@@ -61,12 +86,20 @@ class DetectorConfig:
     stride_in_1x1: bool = True  # MSRA's weights; False: in the 3x3
     res5_stride: int = 1  # Detectron2: 2
     res5_dilation: int = 2  # Detectron2: 1
+    last_stage: Literal[4, 5] = 4  # of the backbone; with 4, res5 is the regions' own
+    # Stages whose 3x3 convolutions are deformable (Dai et al. 2017).
+    deformable_stages: tuple[int, ...] = ()
 
     # Boxes.
     box_offset: float = 1.0  # 1: x2, y2 are the last pixel inside; 0: the first outside
+    nms_offset: float | None = None  # the same in overlaps alone; None: box_offset
+    decoded_offset: float = 0.0  # taken off x2 and y2 of a decoded box; Caffe takes off nothing
+    # What boxes are clipped to, and counts as the image: with its padding, or without.
+    clipped_to: Literal["image", "padded"] = "image"
     max_log_scale: float | None = MAX_LOG_SCALE  # None: unbounded, as in Caffe
     anchor_layout: Literal["legacy", "centred"] = "legacy"  # rounded, or exact around 0
-    anchor_scales: tuple[float, ...] = (4.0, 8.0, 16.0, 32.0)  # in cells of 16 pixels
+    # In cells of their map (of 16 pixels in res4); of a pyramid, each map's after the finer ones'.
+    anchor_scales: tuple[float, ...] = (4.0, 8.0, 16.0, 32.0)
     anchor_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)  # height / width
     anchor_offset: float = 0.0  # of the centred layout's grid, in cells
     cell_anchors: tuple[Box4, ...] | None = None  # replaces scales and ratios: what weights carry
@@ -75,17 +108,25 @@ class DetectorConfig:
     class_specific_boxes: bool = True  # False: one regression for all classes
 
     # Proposals.
-    objectness: Literal["softmax", "logit"] = "softmax"  # two channels an anchor, or one
+    # Two channels an anchor, or one, whose probability ("sigmoid") or logit is the score.
+    objectness: Literal["softmax", "sigmoid", "logit"] = "softmax"
     filter_before_top: bool = True  # clip and drop small boxes before the best are taken
     min_proposal_size: float = 16.0  # pixels
     min_size_of: Literal["picture", "input"] = "picture"  # whose pixels: before or after resizing
     min_size_inclusive: bool = False  # Caffe keeps a box of exactly that size
-    pre_nms_top: int = 6000
+    pre_nms_top: int = 6000  # of each map
+    map_nms_top: int | None = None  # kept of each map of a pyramid; None: no bound of its own
     post_nms_top: int = 300
     rpn_nms_threshold: float = 0.7
     nms_inclusive: bool = True  # an overlap equal to the threshold suppresses
 
-    # RoI heads.
+    # RoI heads. "grid": the regions are the cells of res5 over the full image; nothing else is run.
+    regions: Literal["proposals", "grid"] = "proposals"
+    # What describes a region: the mean of res5, or a linear layer, the first (fc6) or second (fc7).
+    feature_layer: Literal["res5", "fc1", "fc2"] = "res5"
+    level_eps: float = (
+        1e-8  # added before the logarithm that says which map a region is pooled from
+    )
     pooling: Pooling = "pool"
     pool_size: int = 14
     sampling_ratio: int = 0  # RoIAlign's samples a bin and axis; 0: as many as cells
@@ -93,12 +134,24 @@ class DetectorConfig:
     # "No attribute": True: the first output, in the softmax; False: the last, left out of it; None:
     # there is no such output.
     attribute_background: bool | None = True
+    # The boxes at which attributes see a region, given the class that is written ("written") or
+    # the likeliest, background included ("proposals").
+    attribute_boxes: Literal["proposals", "written"] = "proposals"
+    # Pixels of the network's input per pixel of an image for given boxes: as the image is resized,
+    # or with the padding (12-in-1's defect).
+    given_scale: Literal["resized", "padded"] = "resized"
 
     # Selection (vlmill.extract.detect.selection).
     selection: Rule = "class-confidence"
     written_boxes: Literal["proposals", "refined"] = "proposals"
     # Of the final suppression; more than one: raised until there are enough boxes.
     class_nms_thresholds: tuple[float, ...] = (0.3,)
+    # Of the rules that select in the network's pixels: boxes are clipped to the image once more,
+    # in its own pixels, and empty ones dropped.
+    clips_written: bool = True
+    candidate_share: float = 0.0  # best-class: a score has to be above this share of the threshold
+    pair_order: Literal["score", "class"] = "score"  # class-pairs: best first, or class by class
+    background_counts: bool = False  # kept-confidence: background is a class like others
 
     def __post_init__(self) -> None:
         if self.depth not in BLOCKS:
@@ -114,22 +167,65 @@ class DetectorConfig:
             )
         if not self.class_nms_thresholds:
             raise ValueError("class_nms_thresholds are empty: give one or more")
+        if self.groups < 1 or self.res2_width % self.groups:
+            raise ValueError(
+                f"groups {self.groups}: expected a divisor of res2_width {self.res2_width}"
+            )
+        per_cell = len(self.anchor_scales if self.cell_anchors is None else self.cell_anchors)
+        if per_cell % len(self.strides):
+            raise ValueError(
+                f"{per_cell} anchor scales or anchors for {len(self.strides)} feature maps: "
+                "expected as many for each map"
+            )
+        if self.fpn_channels and (self.feature_layer == "res5" or self.last_stage != 5):
+            raise ValueError(
+                f"fpn_channels {self.fpn_channels}: a pyramid needs last_stage 5 and feature_layer "
+                "fc1 or fc2"
+            )
+        if self.last_stage == 5 and not self.fpn_channels and self.regions != "grid":
+            raise ValueError(
+                "last_stage 5 without fpn_channels: proposals of res5 have no features here; "
+                'regions "grid" are its cells'
+            )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Returns pixels per cell of each map of which proposals are made: p2 to p6, or res4."""
+        return (4, 8, 16, 32, 64) if self.fpn_channels else (16,)
 
     @property
     def stride(self) -> int:
-        """Returns pixels per cell of the shared feature map, res4."""
-        return 16
+        """Returns pixels per cell of the first feature map, which is the only one of a C4 model."""
+        return self.strides[0]
 
     @property
     def num_anchors(self) -> int:
+        """Returns the anchors of a cell, in each map."""
         if self.cell_anchors is not None:
-            return len(self.cell_anchors)
-        return len(self.anchor_scales) * len(self.anchor_ratios)
+            return len(self.cell_anchors) // len(self.strides)
+        return len(self.anchor_scales) * len(self.anchor_ratios) // len(self.strides)
+
+    @property
+    def overlap_offset(self) -> float:
+        """Returns the pixel that overlaps count at the end of a box."""
+        return self.box_offset if self.nms_offset is None else self.nms_offset
+
+    @property
+    def map_channels(self) -> int:
+        """Returns the channels of the maps of which proposals are made."""
+        return self.fpn_channels or 4 * self.res2_channels
+
+    @property
+    def res5_channels(self) -> int:
+        """Returns the channels of res5."""
+        return 8 * self.res2_channels
 
     @property
     def feature_size(self) -> int:
-        """Returns the number of channels of res5, the dimension of a region's feature."""
-        return 8 * self.res2_channels
+        """Returns the dimension of a region's feature."""
+        if self.feature_layer == "res5" or self.regions == "grid":
+            return self.res5_channels
+        return self.fc_channels
 
     @property
     def num_attribute_outputs(self) -> int:
@@ -264,6 +360,153 @@ def milvlg_d2(**changes: Any) -> DetectorConfig:
     return detectron2(**settings | changes)
 
 
+def milvlg_d2_x152(**changes: Any) -> DetectorConfig:
+    """Configures the port's ResNeXt-152 in its Detectron2 mode (``bua-d2-frcnn-x152``)."""
+    settings = {"depth": 152, **RESNEXT_32X8, "pool_size": 7}
+    return milvlg_d2(**settings | changes)
+
+
+def detectron2_fpn(**changes: Any) -> DetectorConfig:
+    """Configures Detectron2's models with a feature pyramid, Faster or Mask R-CNN: COCO classes,
+    1024 features of the second linear layer.
+    """
+    settings = {
+        "family": "detectron2-fpn",
+        "fpn_channels": 256,
+        "last_stage": 5,
+        "res5_stride": 2,
+        "rpn_channels": 256,
+        "size_divisibility": 32,
+        "anchor_scales": (8.0,) * 5,
+        "pre_nms_top": 1000,
+        "feature_layer": "fc2",
+        "pool_size": 7,
+    }
+    return detectron2(**settings | changes)
+
+
+def detectron2_x101_fpn(**changes: Any) -> DetectorConfig:
+    """Configures Detectron2's ResNeXt-101 with a feature pyramid."""
+    return detectron2_fpn(**{"pixel_std": X101_STD, **RESNEXT_32X8} | changes)
+
+
+def maskrcnn_benchmark(**changes: Any) -> DetectorConfig:
+    """Configures what detectors of maskrcnn-benchmark share: legacy anchors, boxes that end at
+    their last pixel, probabilities of objectness, normalisation without an epsilon.
+    """
+    settings = {
+        "norm_eps": 0.0,
+        "stem_ceil_pool": False,
+        "res5_stride": 2,
+        "res5_dilation": 1,
+        "decoded_offset": 1.0,
+        "objectness": "sigmoid",
+        "filter_before_top": False,
+        "min_proposal_size": 0.0,
+        "min_size_of": "input",
+        "min_size_inclusive": True,
+        "nms_inclusive": False,
+        "pooling": "align-legacy",
+        "box_weights": (10.0, 10.0, 5.0, 5.0),
+    }
+    return milvlg(**settings | changes)
+
+
+def vinvl(**changes: Any) -> DetectorConfig:
+    """Configures VinVL's ResNeXt-152 C4 (Zhang et al. 2021, arXiv:2101.00529) with objects and
+    attributes: proposals, by the class in which each survives with the highest probability.
+    """
+    settings = {
+        "family": "vinvl",
+        "depth": 152,
+        **RESNEXT_32X8,
+        "num_classes": 1594,
+        "num_attributes": 524,
+        "rpn_channels": 1024,
+        "resize": "pillow",
+        "truncated_sides": True,
+        "pixel_mean": (103.53, 116.28, 123.675),
+        "nms_offset": 0.0,
+        "clips_written": False,
+        "anchor_scales": (2.0, 4.0, 8.0, 16.0, 32.0),
+        "attribute_boxes": "written",
+        "selection": "kept-class",
+    }
+    return maskrcnn_benchmark(**settings | changes)
+
+
+def vinvl_refined(**changes: Any) -> DetectorConfig:
+    """Configures VinVL with boxes refined for each class, as its demonstration has them."""
+    return vinvl(**{"written_boxes": "refined"} | changes)
+
+
+def vinvl_fast(**changes: Any) -> DetectorConfig:
+    """Configures VinVL's second selection (``NMS_FILTER 2``): one suppression for all classes."""
+    settings = {
+        "selection": "best-class",
+        "class_nms_thresholds": (0.5,),
+        "candidate_share": 0.01,
+    }
+    return vinvl(**settings | changes)
+
+
+def vqa_maskrcnn(**changes: Any) -> DetectorConfig:
+    """Configures vqa-maskrcnn-benchmark's ResNeXt-152 with a feature pyramid, whose first linear
+    layer (fc6) describes regions in Pythia, MMF, M4C and 12-in-1.
+    """
+    settings = {
+        "family": "vqa-maskrcnn",
+        "depth": 152,
+        **RESNEXT_32X8,
+        "fpn_channels": 512,
+        "fc_channels": 2048,
+        "last_stage": 5,
+        "num_attributes": 0,
+        "rpn_channels": 512,
+        "short_side": 800,
+        "long_side": 1333,
+        "size_divisibility": 32,
+        "clipped_to": "padded",
+        "anchor_scales": (8.0,) * 5,
+        "pre_nms_top": 1000,
+        "map_nms_top": 1000,
+        "post_nms_top": 1000,
+        "feature_layer": "fc1",
+        "level_eps": 1e-6,
+        "pool_size": 7,
+        "sampling_ratio": 2,
+        "selection": "kept-confidence",
+        "class_nms_thresholds": (0.5,),
+    }
+    return maskrcnn_benchmark(**settings | changes)
+
+
+def grid_feats(**changes: Any) -> DetectorConfig:
+    """Configures grid features (Jiang et al. 2020, arXiv:2001.03615): the cells of res5 over the
+    full image. Its dilation is that of their extraction, whatever they were trained with.
+    """
+    settings = {
+        "family": "grid-feats",
+        "depth": 50,
+        "short_side": 600,
+        "long_side": 1000,
+        "num_classes": 1600,
+        "last_stage": 5,
+        "regions": "grid",
+    }
+    return detectron2(**settings | changes)
+
+
+def grid_feats_updn(**changes: Any) -> DetectorConfig:
+    """Configures grid features of a C4 detector, whose res5 is the regions' own (R-50-updn)."""
+    return grid_feats(**{"last_stage": 4} | changes)
+
+
+def as_grid(config: DetectorConfig) -> DetectorConfig:
+    """Returns a detector's configuration for the cells of res5 over the full image as regions."""
+    return dataclasses.replace(config, regions="grid")
+
+
 def tiny_detector() -> DetectorConfig:
     """Configures the detectors' structure at 1/8 of the width and depth 50: 256 features, for
     trials on a CPU.
@@ -288,6 +531,12 @@ CONVENTIONS: dict[str, Callable[..., DetectorConfig]] = {
     "hf-frcnn": hf_frcnn,
     "detectron2": detectron2,
     "milvlg-d2": milvlg_d2,
+    "caffe": caffe,
+    "vinvl": vinvl,
+    "vqa-maskrcnn": vqa_maskrcnn,
+    "detectron2-fpn": detectron2_fpn,
+    "grid-feats": grid_feats,
+    "grid-feats-updn": grid_feats_updn,
 }
 
 ARCHITECTURES = {
@@ -303,5 +552,19 @@ ARCHITECTURES = {
     "detectron2-r50": detectron2(depth=50),
     "detectron2-r101": detectron2(),
     "milvlg-d2-r101": milvlg_d2(),
+    "milvlg-d2-x152": milvlg_d2_x152(),
+    "vinvl": vinvl(),
+    "vinvl-refined": vinvl_refined(),
+    "vinvl-fast": vinvl_fast(),
+    "vqa-maskrcnn-x152": vqa_maskrcnn(),
+    "vqa-maskrcnn-x101": vqa_maskrcnn(depth=101, **RESNEXT_64X4),
+    "detectron2-r50-fpn": detectron2_fpn(depth=50),
+    "detectron2-r101-fpn": detectron2_fpn(),
+    "detectron2-x101-fpn": detectron2_x101_fpn(),
+    "grid-r50": grid_feats(),
+    "grid-x101": grid_feats(depth=101, pixel_std=X101_STD, **RESNEXT_32X8),
+    "grid-x152": grid_feats(depth=152, **RESNEXT_32X8),
+    "grid-x152-challenge": grid_feats(depth=152, **RESNEXT_32X8, deformable_stages=(4, 5)),
+    "grid-r50-updn": grid_feats_updn(sampling_ratio=2),
 }
 DEFAULT_ARCH = "r101"

@@ -3,18 +3,129 @@
 A key that neither sets a field nor is known to change nothing at inference is refused.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.models.detector.config import DetectorConfig, Family
+from vlmill.models.detector.config import (
+    DetectorConfig,
+    Family,
+    airsplay,
+    as_grid,
+    detectron2,
+    detectron2_fpn,
+    grid_feats,
+    hf_frcnn,
+    milvlg,
+    milvlg_d2,
+    vinvl,
+    vqa_maskrcnn,
+)
 from vlmill.models.detector.key_tables import (
     AIRSPLAY_KEYS,
     D2_ATTRIBUTES,
+    DETECTRON2_FPN_KEYS,
     DETECTRON2_KEYS,
-    NAMES,
+    EXTRACTOR,
+    GRID_KEYS,
+    GRID_SECTIONS,
+    HF_KEYS,
+    IGNORED_KEYS,
+    IGNORED_SECTIONS,
+    MILVLG_D2_KEYS,
+    MILVLG_KEYS,
+    lower_name,
+    lowered_section,
 )
-from vlmill.models.detector.keys import Value, WrongKey
+from vlmill.models.detector.keys import Key, Value, WrongKey
+from vlmill.models.detector.maskrcnn_keys import (
+    IGNORED_MASKRCNN_KEYS,
+    MASKRCNN_SECTIONS,
+    VINVL_KEYS,
+    VQA_MASKRCNN_KEYS,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Holds a family's keys: those with a meaning here, and those that change nothing."""
+
+    conventions: Callable[..., DetectorConfig]  # with what no key says
+    keys: Mapping[str, Key]
+    ignored_keys: Sequence[str]
+    ignored_sections: Sequence[str] = IGNORED_SECTIONS
+
+    def ignores(self, name: str) -> bool:
+        """Says whether a key is known to change nothing."""
+        within = any(name.startswith(f"{section}.") for section in self.ignored_sections)
+        return within or name in self.ignored_keys or name in self.ignored_sections
+
+
+NAMES: dict[Family, Names] = {
+    "detectron2": Names(conventions=detectron2, keys=DETECTRON2_KEYS, ignored_keys=IGNORED_KEYS),
+    "airsplay": Names(
+        conventions=airsplay,
+        keys=AIRSPLAY_KEYS,
+        ignored_keys=[*IGNORED_KEYS, "MODEL.ROI_HEADS.NMS_THRESH_TEST"],
+    ),
+    "milvlg": Names(
+        conventions=milvlg,
+        keys=MILVLG_KEYS,
+        ignored_keys=[
+            *IGNORED_KEYS,
+            "MODEL.BUA.EXTRACT_FEATS",
+            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
+        ],
+    ),
+    "milvlg-d2": Names(
+        conventions=milvlg_d2,
+        keys=MILVLG_D2_KEYS,
+        ignored_keys=[
+            *IGNORED_KEYS,
+            *("MODEL.BUA.EXTRACT_FEATS", "INPUT.MAX_ATTR_PER_INS", f"{D2_ATTRIBUTES}LOSS_WEIGHT"),
+            *("MODEL.ATTRIBUTE_ON", "MODEL.BUA.EXTRACTOR.MODE"),
+            *("MODEL.RPN.BBOX_LOSS_WEIGHT", "MODEL.ROI_BOX_HEAD.BBOX_LOSS_WEIGHT"),
+            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
+        ],
+    ),
+    "detectron2-fpn": Names(
+        conventions=detectron2_fpn, keys=DETECTRON2_FPN_KEYS, ignored_keys=IGNORED_KEYS
+    ),
+    "grid-feats": Names(
+        conventions=grid_feats,
+        keys=GRID_KEYS,
+        ignored_keys=[*IGNORED_KEYS, "MODEL.RESNETS.OUT_FEATURES", "MODEL.ATTRIBUTE_ON"],
+        ignored_sections=[
+            *(*IGNORED_SECTIONS, *GRID_SECTIONS, "MODEL.PROPOSAL_GENERATOR"),
+            *("MODEL.ROI_ATTRIBUTE_HEAD", "INPUT.MAX_ATTR_PER_INS"),
+        ],
+    ),
+    "vinvl": Names(
+        conventions=vinvl,
+        keys=VINVL_KEYS,
+        ignored_keys=IGNORED_MASKRCNN_KEYS,
+        ignored_sections=MASKRCNN_SECTIONS,
+    ),
+    "vqa-maskrcnn": Names(
+        conventions=vqa_maskrcnn,
+        keys=VQA_MASKRCNN_KEYS,
+        ignored_keys=[
+            *IGNORED_MASKRCNN_KEYS,
+            *("INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST"),
+        ],
+        ignored_sections=MASKRCNN_SECTIONS,
+    ),
+    "hf-frcnn": Names(
+        conventions=hf_frcnn,
+        keys=HF_KEYS,
+        ignored_keys=[
+            *map(lower_name, IGNORED_KEYS),
+            *("version", "pad_value", "min_detections", "max_detections"),
+            "roi_box_head.pooler_type",
+        ],
+        ignored_sections=[*map(lowered_section, IGNORED_SECTIONS)],
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +158,29 @@ def as_lists(value: Any) -> Value:
     return [as_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def recognise_family(names: Sequence[str]) -> Family:
-    """Whose configuration has keys of these names. Raises ValueError for keys of nobody."""
+# The heads that grid features are trained with; with res5 of regions, MILVLG's Detectron2 mode too.
+GRID_HEADS, REGION_HEADS = "AttributeStandardROIHeads", "AttributeRes5ROIHeads"
+
+
+def recognise_family(values: Mapping[str, Value], *, grid: bool = False) -> Family:
+    """Whose configuration these are; ``grid``: for the cells of res5 as regions.
+
+    Raises ValueError for keys of nobody.
+    """
+    names, heads = list(values), values.get("MODEL.ROI_HEADS.NAME")
+    if "MODEL.BACKBONE.CONV_BODY" in names or "MODEL.RPN.USE_FPN" in names:
+        pyramid = str(values.get("MODEL.BACKBONE.CONV_BODY", "")).endswith("FPN")
+        return "vqa-maskrcnn" if pyramid else "vinvl"
+    ported = any(name.startswith("MODEL.BUA.") for name in names)
+    if heads == GRID_HEADS or (heads == REGION_HEADS and grid and not ported):
+        return "grid-feats"
+    if values.get("MODEL.BACKBONE.NAME") == "build_resnet_fpn_backbone":
+        return "detectron2-fpn"
     if any(name.lower().startswith(("resnets.", "roi_box_head.")) for name in names):
         return "hf-frcnn"
-    if any(name.startswith(D2_ATTRIBUTES) for name in names):
+    if heads == REGION_HEADS or any(name.startswith(D2_ATTRIBUTES) for name in names):
         return "milvlg-d2"
-    if any(name.startswith("MODEL.BUA.") for name in names):
+    if ported:
         return "milvlg"
     if set(names) & (AIRSPLAY_KEYS.keys() - DETECTRON2_KEYS.keys()):
         return "airsplay"
@@ -62,13 +189,14 @@ def recognise_family(names: Sequence[str]) -> Family:
     raise ValueError("no section MODEL, and none of resnets")
 
 
-def read_configuration(values: Mapping[str, Value]) -> Configuration:
+def read_configuration(values: Mapping[str, Value], *, grid: bool = False) -> Configuration:
     """Reads a configuration by its dotted keys; what it leaves out has its library's default.
 
-    Raises ValueError for a configuration of nobody's, and WrongKey for a key that is unknown, holds
-    what cannot be honoured, or contradicts another.
+    ``grid``: the cells of res5 are the regions, which grid features' own configuration says by
+    itself. Raises ValueError for a configuration of nobody's, and WrongKey for a key that is
+    unknown, holds what cannot be honoured, or contradicts another.
     """
-    family = recognise_family(list(values))
+    family = recognise_family(values, grid=grid)
     if family == "hf-frcnn":  # which reads its names in either case
         for name in values:
             if name != name.lower() and name.lower() in values:
@@ -81,8 +209,9 @@ def read_configuration(values: Mapping[str, Value]) -> Configuration:
             key.values(name, values.get(name, key.default))
     for name, value in values.items():
         if name not in names.keys and not names.ignores(name):
-            raise WrongKey(name, value, f"a key that a C4 model of {family} has")
-    return Configuration(family=family, values=values, config=make_config(family, values))
+            raise WrongKey(name, value, f"a key that a detector of {family} has")
+    config = make_config(family, values)
+    return Configuration(family=family, values=values, config=as_grid(config) if grid else config)
 
 
 def make_config(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
@@ -91,14 +220,18 @@ def make_config(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
     for name, key in NAMES[family].keys.items():
         if key.fields:
             fields |= key.values(name, values.get(name, key.default))
-    if fields["rpn_channels"] is None:
-        fields["rpn_channels"] = 4 * fields["res2_channels"]
+    if "groups" in fields:  # the width of each is told
+        fields["res2_width"] *= fields["groups"]
+    if fields.get("rpn_channels") is None and family != "grid-feats":
+        fields["rpn_channels"] = fields.get("fpn_channels") or 4 * fields["res2_channels"]
     draft = Configuration(family=family, values=values, config=NAMES[family].conventions())
     if fields.pop("attributes_on", True):
         if fields.get("num_attributes", 1) < 1:
             raise draft.blame("num_attributes", "their number, where there are attributes")
     else:
         fields["num_attributes"] = 0
+    if fields.get("selection") == "kept-class":  # whose overlap is no key's
+        fields["class_nms_thresholds"] = vinvl().class_nms_thresholds
     if family in ("airsplay", "hf-frcnn"):
         # Layers of these widths whatever the number of attributes.
         fields["class_embedding_size"] = fields["res2_channels"]

@@ -1,22 +1,22 @@
-"""Builds Faster R-CNN on ResNet C4: the detectors of bottom-up attention and of Detectron2.
+"""Builds Faster R-CNN on ResNet C4 or a feature pyramid: the detectors of region features.
 
-Papers: Ren et al. 2015 (arXiv:1506.01497), Anderson et al. 2018 (arXiv:1707.07998).  Parameter
-names are those of the published PyTorch weights (vlmill.models.detector.published).
+Papers: Ren et al. 2015 (arXiv:1506.01497), Lin et al. 2017 (arXiv:1612.03144), Anderson et al. 2018
+(arXiv:1707.07998), Jiang et al. 2020 (arXiv:2001.03615).  Parameter names are those of the
+published PyTorch weights (vlmill.models.detector.published).
 
 N images, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
 background, where the family has it), D = feature size, G x V cells of the feature map.  Boxes are
 (x1, y1, x2, y2) in pixels of the network's input.
 """
 
-import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from vlmill.models.detector.backbone import Backbone
+from vlmill.models.detector.backbone import Backbone, Maps
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.proposals import ProposalGenerator
@@ -33,13 +33,13 @@ class Detections:
     them. What stands in the others means nothing.
     """
 
-    boxes: Float[Tensor, "N P 4"]  # proposals, not refined
+    boxes: Float[Tensor, "N P 4"]  # proposals, not refined, or a grid's cells
     box_mask: Bool[Tensor, "N P"]
     features: Float[Tensor, "N P D"]
-    class_probs: Float[Tensor, "N P K1"]  # background where the family has it
-    attribute_probs: Float[Tensor, "N P L1"] | None = None  # None: no attribute head
+    class_probs: Float[Tensor, "N P K1"] | None  # background where the family has it; None: a grid
+    # None: no attribute head, or one that sees the boxes that are written.
+    attribute_probs: Float[Tensor, "N P L1"] | None = None
     box_deltas: Float[Tensor, "N P B4"] | None = None  # None: the family writes proposals
-    global_features: Float[Tensor, "N D"] | None = None  # of the regions that are the full images
 
 
 class DetectorNetwork(nn.Module, ABC):
@@ -54,7 +54,6 @@ class DetectorNetwork(nn.Module, ABC):
         min_sides: Float[Tensor, " N"],
         *,
         given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
-        with_global_features: bool = False,
         chunk: int = 50,
     ) -> Detections:
         """Detects in images, or describes ``given_boxes`` (and which of them count).
@@ -64,45 +63,60 @@ class DetectorNetwork(nn.Module, ABC):
         proposal reaches into it. ``min_sides`` are the least width and height of proposals,
         ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
         """
-        features = self.feature_map(images)
-        regions = (
-            self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
-        )
-        detections = self.describe(features, *regions, chunk)
-        if not with_global_features:
-            return detections
-        return dataclasses.replace(
-            detections, global_features=self.full_images(features, limits, chunk)
+        return self.detect(
+            self.feature_maps(images), limits, min_sides, given_boxes=given_boxes, chunk=chunk
         )
 
+    def detect(
+        self,
+        maps: Maps,
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+        *,
+        given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        chunk: int = 50,
+    ) -> Detections:
+        """Does the same on the images' feature maps."""
+        if given_boxes is None:
+            given_boxes = self.proposals(maps, limits, min_sides)
+        return self.describe(maps, *given_boxes, chunk)
+
     @abstractmethod
-    def feature_map(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """Computes the map that proposals and regions share."""
+    def feature_maps(self, images: Float[Tensor, "N 3 H W"]) -> Maps:
+        """Computes the maps that proposals and regions share."""
 
     @abstractmethod
     def proposals(
-        self,
-        features: Float[Tensor, "N C G V"],
-        limits: Float[Tensor, "N 4"],
-        min_sides: Float[Tensor, " N"],
+        self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
         """Returns where regions may be, best first, and which of the places are taken."""
 
     @abstractmethod
     def describe(
         self,
-        features: Float[Tensor, "N C G V"],
+        maps: Maps,
         boxes: Float[Tensor, "N P 4"],
         box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
-        """Returns what the network says of boxes on the feature map."""
+        """Returns what the network says of boxes on the feature maps."""
 
     @abstractmethod
+    def region_features(
+        self,
+        maps: Maps,
+        boxes: Float[Tensor, "N P 4"],
+        box_mask: Bool[Tensor, "N P"],
+        chunk: int = 50,
+    ) -> Float[Tensor, "N P D"]:
+        """Returns the features of boxes on the feature maps."""
+
     def full_images(
-        self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
+        self, maps: Maps, limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
-        """Returns the features of the regions that are the full images."""
+        """Returns the features of the regions that are the full images, which end at ``limits``."""
+        everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
+        return self.region_features(maps, whole_boxes(limits), everyone, chunk)[:, 0]
 
 
 class FasterRCNN(DetectorNetwork):
@@ -115,45 +129,76 @@ class FasterRCNN(DetectorNetwork):
         super().__init__()
         self.config = config
         self.backbone = Backbone(config)
-        self.proposal_generator = ProposalGenerator(config)
+        if config.regions != "grid":
+            self.proposal_generator = ProposalGenerator(config)
         self.roi_heads = RoiHeads(config)
         for number in range(1, config.frozen_stages + 1):
             name = "stem" if number == 1 else f"res{number}"
             self.backbone.get_submodule(name).requires_grad_(False)
 
-    def feature_map(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """Says what proposals and regions share: res4, activated where res5 expects that."""
-        return self.activate(self.backbone(images))
+    def feature_maps(self, images: Float[Tensor, "N 3 H W"]) -> Maps:
+        """Computes what proposals and regions share: res4, activated where res5 expects that, the
+        maps of a pyramid, or res5 where its cells are the regions.
+        """
+        maps = self.activate(self.backbone(images))
+        if self.config.regions == "grid" and self.config.last_stage == 4:
+            return (self.roi_heads.res5_map(maps[0]),)
+        return maps
 
-    def activate(self, features: Float[Tensor, "N C G V"]) -> Float[Tensor, "N C G V"]:
+    def activate(self, maps: Maps) -> Maps:
         """Normalises and rectifies res4 of a pre-activation network once, as res5's first block
         would.
         """
+        if not self.config.pre_activation:
+            return maps
         first = self.roi_heads.res5[0]
-        return first.activate(features) if isinstance(first, PreActivationBottleneck) else features
+        assert isinstance(first, PreActivationBottleneck)
+        return tuple(first.activate(features) for features in maps)
 
-    def proposals(
+    def detect(
         self,
-        features: Float[Tensor, "N C G V"],
+        maps: Maps,
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
+        *,
+        given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        chunk: int = 50,
+    ) -> Detections:
+        """Returns what the network says of proposals or ``given_boxes``, or the cells of res5."""
+        if self.config.regions == "grid":
+            assert given_boxes is None
+            return grid_cells(maps[0], limits, self.config)
+        return super().detect(maps, limits, min_sides, given_boxes=given_boxes, chunk=chunk)
+
+    def proposals(
+        self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
         """Returns where regions may be, best first, and which of the places are taken."""
-        boxes, scores = self.proposal_generator(features, limits, min_sides)
+        boxes, scores = self.proposal_generator(maps, limits, min_sides)
         return boxes, scores > -torch.inf
 
     def describe(
         self,
-        features: Float[Tensor, "N C G V"],
+        maps: Maps,
         boxes: Float[Tensor, "N P 4"],
         box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
         """Returns features, classes and attributes of proposals or given boxes on the feature
-        map.
+        maps.
         """
-        region_features = self.roi_heads.region_features(features, boxes, box_mask, chunk)
-        return self.classify(boxes, box_mask, region_features)
+        features = self.region_features(maps, boxes, box_mask, chunk)
+        return self.classify(boxes, box_mask, features)
+
+    def region_features(
+        self,
+        maps: Maps,
+        boxes: Float[Tensor, "N P 4"],
+        box_mask: Bool[Tensor, "N P"],
+        chunk: int = 50,
+    ) -> Float[Tensor, "N P D"]:
+        """Returns the features of boxes on the feature maps."""
+        return self.roi_heads.region_features(maps, boxes, box_mask, chunk)
 
     def classify(
         self,
@@ -163,13 +208,14 @@ class FasterRCNN(DetectorNetwork):
     ) -> Detections:
         """Says what the predictors say of regions with these features."""
         predictor = self.roi_heads.box_predictor
-        class_logits = widen(predictor.cls_score(region_features))
+        seen = self.roi_heads.classified(region_features)
+        class_logits = widen(predictor.cls_score(seen))
         attributes = deltas = None
-        if self.config.num_attributes:
-            logits = widen(predictor.attribute_logits(region_features, class_logits))
+        if self.config.num_attributes and self.config.attribute_boxes == "proposals":
+            logits = widen(predictor.attribute_logits(seen, class_logits))
             attributes = predictor.attribute_probs(logits)
         if self.config.written_boxes == "refined":
-            deltas = widen(predictor.bbox_pred(region_features))
+            deltas = widen(predictor.bbox_pred(seen))
         return Detections(
             boxes=boxes,
             box_mask=box_mask,
@@ -179,12 +225,40 @@ class FasterRCNN(DetectorNetwork):
             box_deltas=deltas,
         )
 
-    def full_images(
-        self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
-    ) -> Float[Tensor, "N D"]:
-        """Returns the features of the regions that are the full images."""
-        everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
-        return self.roi_heads.region_features(features, whole_boxes(limits), everyone, chunk)[:, 0]
+    def written_attributes(
+        self, features: Float[Tensor, "N M D"], class_ids: Int64[Tensor, "N M"]
+    ) -> Float[Tensor, "N M L1"]:
+        """Returns attribute probabilities of regions with these features, at the boxes that are
+        written, given their classes (without background).
+        """
+        predictor = self.roi_heads.box_predictor
+        outputs = class_ids + (self.config.background == "first")
+        seen = self.roi_heads.classified(features)
+        return predictor.attribute_probs(widen(predictor.score_attributes(seen, outputs)))
+
+
+def grid_cells(
+    features: Float[Tensor, "N D G V"], limits: Float[Tensor, "N 4"], config: DetectorConfig
+) -> Detections:
+    """Returns the cells of a map as regions, row by row, each with the pixels that it covers.
+
+    Cells of padding alone are no regions; the last ones end at the images' edges.
+    """
+    images, size, rows, columns = features.shape
+    stride, offset = 16 * config.res5_stride, config.box_offset
+    y, x = (
+        stride * torch.arange(count, dtype=limits.dtype, device=limits.device)
+        for count in (rows, columns)
+    )
+    top, left = (axis.flatten() for axis in torch.meshgrid(y, x, indexing="ij"))
+    cells = torch.stack((left, top, left + stride - offset, top + stride - offset), dim=1)
+    inside = (cells[None, :, :2] < limits[:, None, :2] + offset).all(dim=2)
+    return Detections(
+        boxes=clip_boxes(cells[None], limits[:, None]),
+        box_mask=inside,
+        features=widen(features).permute(0, 2, 3, 1).reshape(images, rows * columns, size),
+        class_probs=None,
+    )
 
 
 def whole_boxes(limits: Float[Tensor, "N 4"]) -> Float[Tensor, "N 1 4"]:
@@ -208,6 +282,7 @@ def refine_boxes(
         weights=config.box_weights,
         offset=config.box_offset,
         max_log_scale=config.max_log_scale,
+        end=config.decoded_offset,
     )
     layers = deltas.shape[2] // 4
     return clip_boxes(decoded.view(*boxes.shape[:2], layers, 4), limits[:, None, None])

@@ -168,9 +168,15 @@ def fuse_stages(model: nn.Module) -> None:
 
 
 def is_folded(block: nn.Module) -> bool:
-    """Says whether a bottleneck's normalisations are inside its convolutions."""
-    return isinstance(block, Bottleneck) and all(
-        isinstance(conv.norm, nn.Identity) for conv in block.modules() if isinstance(conv, ConvNorm)
+    """Says whether a bottleneck is plain, and its normalisations are inside its convolutions."""
+    return (
+        isinstance(block, Bottleneck)
+        and not block.deformable
+        and all(
+            isinstance(conv.norm, nn.Identity)
+            for conv in block.modules()
+            if isinstance(conv, ConvNorm)
+        )
     )
 
 

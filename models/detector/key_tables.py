@@ -1,23 +1,14 @@
 """Holds the tables of keys of other projects' configurations: what each sets, asks or leaves as it
 is.
 
-Four families share Detectron2's names and differ in some: Detectron2 itself, airsplay's fork, the
-port of MILVLG (its Caffe mode) and the port in Hugging Face's research projects, which writes the
-names in lower case and without ``MODEL``. Defaults are those of the family's library.
+Several families share Detectron2's names and differ in some: Detectron2 itself (C4 and FPN),
+airsplay's fork, the port of MILVLG (its Caffe and its Detectron2 mode), grid features, and the port
+in Hugging Face's research projects, which writes the names in lower case and without ``MODEL``.
+Defaults are those of the family's library.
 """
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from vlmill.models.detector.config import (
     BLOCKS,
-    DetectorConfig,
-    Family,
-    airsplay,
-    detectron2,
-    hf_frcnn,
-    milvlg,
-    milvlg_d2,
 )
 from vlmill.models.detector.keys import (
     MISSING,
@@ -25,8 +16,10 @@ from vlmill.models.detector.keys import (
     as_tuple,
     asks,
     each,
+    each_level,
     either,
     flag,
+    flagged_stages,
     integer,
     less_one,
     lookup,
@@ -43,6 +36,11 @@ MAX_CHANNELS, MAX_CLASSES, MAX_BOXES, MAX_SIDE = 8192, 32_766, 100_000, 10_000
 MAX_POOL, MAX_SAMPLING, MAX_ANCHORS = 64, 16, 32
 
 C4 = "regions have their features from ResNet C4 models alone"
+FPN = "regions have their features from Faster R-CNN with FPN and two linear layers"
+NO_GROUPS = "convolutions of this family have no groups"
+PLAIN = "there are no deformable convolutions in this family"
+LEVELS = ["p2", "p3", "p4", "p5", "p6"]
+STRIDES = (4, 8, 16, 32, 64)
 POOLINGS = {"ROIPool": "pool", "ROIAlign": "align-legacy", "ROIAlignV2": "align"}
 ORDERS = {"BGR": "bgr", "RGB": "rgb"}
 HALVED = {True: (2, 1), False: (1, 2)}  # res5's stride and dilation
@@ -100,14 +98,13 @@ DETECTRON2_KEYS: dict[str, Key] = {
     "MODEL.RPN.IN_FEATURES": asks(["res4"], ["res4"], C4),
     "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "Res5ROIHeads", C4),
     "MODEL.ROI_HEADS.IN_FEATURES": asks(["res4"], ["res4"], C4),
-    "MODEL.MASK_ON": asks(False, False, "there is no mask head here"),
-    "MODEL.KEYPOINT_ON": asks(False, False, "there is no head of keypoints here"),
+    # Heads of masks and keypoints follow the detections and change none of them.
+    "MODEL.MASK_ON": Key(False, flag, ()),
+    "MODEL.KEYPOINT_ON": Key(False, flag, ()),
     "MODEL.LOAD_PROPOSALS": asks(False, False, "--boxes says boxes from elsewhere"),
-    "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, "convolutions here have no groups"),
+    "MODEL.RESNETS.NUM_GROUPS": sets("groups", 1, integer(1, MAX_CHANNELS)),
     "MODEL.RESNETS.NORM": Key("FrozenBN", lookup(dict.fromkeys(BATCH_NORMS)), ()),
-    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": asks(
-        [False] * 4, [False] * 4, "there are no deformable convolutions here"
-    ),
+    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": asks([False] * 4, [False] * 4, PLAIN),
     "MODEL.ANCHOR_GENERATOR.NAME": asks(
         "DefaultAnchorGenerator", "DefaultAnchorGenerator", "anchors here have no angles"
     ),
@@ -150,10 +147,57 @@ DETECTRON2_KEYS: dict[str, Key] = {
     ),
 }
 
+# Detectron2's models with a feature pyramid, and Mask R-CNN's, whose mask head is not run.
+DETECTRON2_FPN_KEYS = DETECTRON2_KEYS | {
+    "MODEL.BACKBONE.NAME": asks("build_resnet_backbone", "build_resnet_fpn_backbone", FPN),
+    "MODEL.RESNETS.OUT_FEATURES": asks(["res4"], ["res2", "res3", "res4", "res5"], FPN),
+    "MODEL.RESNETS.RES5_DILATION": asks(1, 1, FPN),
+    "MODEL.FPN.IN_FEATURES": asks([], ["res2", "res3", "res4", "res5"], FPN),
+    "MODEL.FPN.NORM": asks("", "", "a pyramid here has no normalisation"),
+    "MODEL.FPN.FUSE_TYPE": asks("sum", "sum", "maps of a pyramid here are added"),
+    "MODEL.FPN.OUT_CHANNELS": sets("fpn_channels", 256, integer(1, MAX_CHANNELS)),
+    "MODEL.RPN.IN_FEATURES": asks(["res4"], LEVELS, FPN),
+    "MODEL.ANCHOR_GENERATOR.SIZES": sets(
+        "anchor_scales",
+        [[32, 64, 128, 256, 512]],
+        each_level(STRIDES, 1e-3, 1e4, MAX_ANCHORS),
+    ),
+    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "StandardROIHeads", FPN),
+    "MODEL.ROI_HEADS.IN_FEATURES": asks(["res4"], LEVELS[:-1], FPN),
+    "MODEL.ROI_BOX_HEAD.NAME": asks("", "FastRCNNConvFCHead", FPN),
+    "MODEL.ROI_BOX_HEAD.NUM_FC": asks(0, 2, FPN),
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": asks(0, 0, FPN),
+    "MODEL.ROI_BOX_HEAD.NORM": asks("", "", FPN),
+    "MODEL.ROI_BOX_HEAD.FC_DIM": sets("fc_channels", 1024, integer(1, MAX_CHANNELS)),
+}
+
+# Grid features: the body alone counts, and where res5 is.
+GRID_SECTIONS = ("MODEL.RPN", "MODEL.ANCHOR_GENERATOR", "MODEL.ROI_HEADS", "MODEL.ROI_BOX_HEAD")
+GRID_KEYS = {
+    name: key
+    for name, key in without(DETECTRON2_KEYS, "MODEL.RESNETS.OUT_FEATURES").items()
+    if not name.startswith((*GRID_SECTIONS, "MODEL.PROPOSAL_GENERATOR"))
+} | {
+    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": sets("deformable_stages", [False] * 4, flagged_stages),
+    "MODEL.RESNETS.DEFORM_MODULATED": asks(False, False, "offsets here have no weights"),
+    "MODEL.RESNETS.DEFORM_NUM_GROUPS": asks(1, 1, "offsets here have one group"),
+    "MODEL.ROI_HEADS.NAME": sets(
+        "last_stage",
+        "AttributeStandardROIHeads",
+        lookup(
+            {
+                "AttributeStandardROIHeads": 5,
+                "AttributeRes5ROIHeads": 4,
+            }
+        ),
+    ),
+}
+
 # airsplay's fork: its scripts raise the overlap by themselves, whatever NMS_THRESH_TEST says.
 AIRSPLAY_KEYS = without(
     DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS", "MODEL.ROI_HEADS.NMS_THRESH_TEST"
 ) | {
+    "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, NO_GROUPS),
     "MODEL.CAFFE_MAXPOOL": sets("stem_ceil_pool", False, flag),
     "MODEL.PROPOSAL_GENERATOR.HID_CHANNELS": sets("rpn_channels", -1, RPN_WIDTH),
     "MODEL.ROI_BOX_HEAD.RES5HALVE": Key(True, lookup(HALVED), ("res5_stride", "res5_dilation")),
@@ -164,6 +208,7 @@ AIRSPLAY_KEYS = without(
 # MILVLG's port: classes and attributes are counted with background. Anchors come with its weights;
 # SIZES are those of the original, in cells of 16 pixels.
 MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
+    "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, NO_GROUPS),
     "MODEL.META_ARCHITECTURE": asks(
         "GeneralizedRCNN", "GeneralizedBUARCNN", "the port's Caffe mode"
     ),
@@ -240,59 +285,5 @@ HF_KEYS = {
         "class_nms_thresholds",
         MISSING,
         either(as_tuple(number(0.0, 1.0)), each(number(0.0, 1.0), 32)),
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """Holds a family's keys: those with a meaning here, and those that change nothing."""
-
-    conventions: Callable[..., DetectorConfig]  # with what no key says
-    keys: Mapping[str, Key]
-    ignored_keys: Sequence[str]
-    ignored_sections: Sequence[str] = IGNORED_SECTIONS
-
-    def ignores(self, name: str) -> bool:
-        """Says whether a key is known to change nothing."""
-        within = any(name.startswith(f"{section}.") for section in self.ignored_sections)
-        return within or name in self.ignored_keys or name in self.ignored_sections
-
-
-NAMES: dict[Family, Names] = {
-    "detectron2": Names(conventions=detectron2, keys=DETECTRON2_KEYS, ignored_keys=IGNORED_KEYS),
-    "airsplay": Names(
-        conventions=airsplay,
-        keys=AIRSPLAY_KEYS,
-        ignored_keys=[*IGNORED_KEYS, "MODEL.ROI_HEADS.NMS_THRESH_TEST"],
-    ),
-    "milvlg": Names(
-        conventions=milvlg,
-        keys=MILVLG_KEYS,
-        ignored_keys=[
-            *IGNORED_KEYS,
-            "MODEL.BUA.EXTRACT_FEATS",
-            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
-        ],
-    ),
-    "milvlg-d2": Names(
-        conventions=milvlg_d2,
-        keys=MILVLG_D2_KEYS,
-        ignored_keys=[
-            *IGNORED_KEYS,
-            *("MODEL.BUA.EXTRACT_FEATS", "INPUT.MAX_ATTR_PER_INS", f"{D2_ATTRIBUTES}LOSS_WEIGHT"),
-            *("MODEL.RPN.BBOX_LOSS_WEIGHT", "MODEL.ROI_BOX_HEAD.BBOX_LOSS_WEIGHT"),
-            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
-        ],
-    ),
-    "hf-frcnn": Names(
-        conventions=hf_frcnn,
-        keys=HF_KEYS,
-        ignored_keys=[
-            *map(lower_name, IGNORED_KEYS),
-            *("version", "pad_value", "min_detections", "max_detections"),
-            "roi_box_head.pooler_type",
-        ],
-        ignored_sections=[*map(lowered_section, IGNORED_SECTIONS)],
     ),
 }

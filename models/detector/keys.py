@@ -6,7 +6,7 @@ of which :mod:`~vlmill.models.detector.configurations` makes its tables.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,13 @@ def flag(value: Value) -> bool:
     return value
 
 
+def flagged_stages(value: Value) -> tuple[int, ...]:
+    """Reads true or false for each of res2 to res5; gives the numbers of those that are true."""
+    if not isinstance(value, list) or len(value) != 4:
+        raise ValueError("true or false for each of res2 to res5")
+    return tuple(number for number, item in enumerate(value, start=2) if flag(item))
+
+
 def integer(low: int, high: int) -> Reader:
     """Makes a reader of whole numbers from ``low`` to ``high``."""
 
@@ -113,6 +120,24 @@ def one_level(low: float, high: float, max_count: int, factor: float = 1.0) -> R
         if not 1 <= len(value[0]) <= max_count:
             raise ValueError(f"1 to {max_count} numbers for the feature map")
         return tuple(factor * read_number(item) for item in value[0])
+
+    return read
+
+
+def each_level(strides: Sequence[int], low: float, high: float, max_count: int) -> Reader:
+    """Makes a reader of ``[[a], [b], ...]``: as many numbers for each map of a pyramid, in cells
+    of its stride.
+    """
+    read_numbers = each(number(low, high), max_count)
+
+    def read(value: Value) -> tuple[float, ...]:
+        if not isinstance(value, list) or len(value) != len(strides):
+            raise ValueError(f"{len(strides)} lists, one for each feature map")
+        levels = [read_numbers(level) for level in value]
+        if len({len(level) for level in levels}) > 1:
+            raise ValueError("as many numbers for each feature map")
+        pairs = zip(levels, strides, strict=True)
+        return tuple(size / stride for level, stride in pairs for size in level)
 
     return read
 

@@ -67,6 +67,26 @@ def roi_align(
     return aligned_bins
 
 
+def deformable_conv(
+    x: Float[Tensor, "B C H W"],
+    offsets: Float[Tensor, "B O G V"],
+    weight: Float[Tensor, "D E K K"],
+    bias: Float[Tensor, " D"] | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> Float[Tensor, "B D G V"]:
+    """Returns ``torchvision.ops.deform_conv2d`` without modulation; its groups follow from the
+    shapes of ``x`` and ``weight``.
+    """
+    from torchvision import ops
+
+    convolved: Tensor = ops.deform_conv2d(
+        x, offsets, weight, bias, stride=stride, padding=padding, dilation=dilation
+    )
+    return convolved
+
+
 def is_plain_forward(features: Tensor, rois: Tensor) -> bool:
     """Returns False where a call needs what torchvision registers when it is imported."""
     if torch.compiler.is_compiling() or features.device.type not in ("cpu", "cuda"):

@@ -5,11 +5,15 @@ Boxes are (x1, y1, x2, y2) in pixels of the network's input.
 Paper: Ren et al. 2015 (arXiv:1506.01497).
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vlmill.models.detector.anchors import AnchorGenerator
+from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.nms import first_survivors
@@ -39,7 +43,7 @@ class ProposalGenerator(nn.Module):
         super().__init__()
         self.config = config
         self.rpn_head = RpnHead(
-            4 * config.res2_channels,
+            config.map_channels,
             config.rpn_channels,
             config.num_anchors,
             2 if config.objectness == "softmax" else 1,
@@ -47,19 +51,17 @@ class ProposalGenerator(nn.Module):
         self.anchor_generator = AnchorGenerator(config)
 
     def forward(
-        self,
-        features: Float[Tensor, "N C G V"],
-        limits: Float[Tensor, "N 4"],
-        min_sides: Float[Tensor, " N"],
+        self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
-        logits, deltas = self.rpn_head(features)
-        return self.propose(widen(logits), widen(deltas), limits, min_sides)
+        outputs = [self.rpn_head(features) for features in maps]
+        logits, deltas = (tuple(map(widen, kind)) for kind in zip(*outputs, strict=True))
+        return self.propose(logits, deltas, limits, min_sides)
 
     @torch.no_grad()
     def propose(
         self,
-        logits: Float[Tensor, "N L G V"],
-        deltas: Float[Tensor, "N A4 G V"],
+        logits: Maps,
+        deltas: Maps,
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
         *,
@@ -67,36 +69,61 @@ class ProposalGenerator(nn.Module):
     ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
         """Returns proposals and their scores (probabilities or logits, as configured), best first.
 
-        A place with a score of -inf holds none. ``limits`` are the images' own farthest corners,
-        where the map is of padded ones; ``min_sides`` the smallest width and height in pixels of
-        the network's input; ``tops`` how many are taken before and left after suppression, where
-        that is not as configured. No size depends on the numbers, so the host need not wait for a
-        GPU.
+        ``logits`` and ``deltas`` are the head's outputs of each map. A place with a score of -inf
+        holds none. ``limits`` are the images' own farthest corners, where the maps are of padded
+        ones; ``min_sides`` the smallest width and height in pixels of the network's input; ``tops``
+        how many are taken of each map before and left of all after suppression, where that is not
+        as configured. No size depends on the numbers, so the host need not wait for a GPU.
         Proposals are constants to a training loss, as in the paper's approximate joint training.
         """
-        config, scores = self.config, self.objectness(logits)
+        config, images = self.config, len(limits)
         before, after = tops or (config.pre_nms_top, config.post_nms_top)
-        anchors = self.anchor_generator(*logits.shape[-2:]).expand(len(logits), -1, -1)
+        candidates = [
+            self.candidates(number, map_logits, map_deltas, limits, min_sides, before)
+            for number, (map_logits, map_deltas) in enumerate(zip(logits, deltas, strict=True))
+        ]
+        boxes, scores = stack_maps(candidates)
+        survivors, values = first_survivors(
+            boxes[:, :, None],
+            scores[:, :, None],
+            (config.rpn_nms_threshold,),
+            min(config.map_nms_top or after, after, scores.shape[1]),
+            offset=config.overlap_offset,
+            inclusive=config.nms_inclusive,
+        )
+        boxes = gather_boxes(boxes, survivors[:, 0]).reshape(images, -1, 4)
+        values = values[:, 0].reshape(images, -1)
+        if len(candidates) == 1:
+            return boxes, values
+        top = top_indices(values, after)
+        return gather_boxes(boxes, top), values.gather(1, top)
+
+    def candidates(
+        self,
+        number: int,
+        logits: Float[Tensor, "N L G V"],
+        deltas: Float[Tensor, "N A4 G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+        count: int,
+    ) -> tuple[Float[Tensor, "N R 4"], Float[Tensor, "N R"]]:
+        """Returns the best ``count`` boxes of one map, before suppression, and their scores; -inf
+        for those that are too small.
+        """
+        config, scores = self.config, self.objectness(logits)
+        anchors = self.anchor_generator(*logits.shape[-2:], number).expand(len(logits), -1, -1)
         regressions = deltas.permute(0, 2, 3, 1).reshape(anchors.shape)
         if not config.filter_before_top:
-            top = top_indices(scores, before)
+            top = top_indices(scores, count)
             scores, anchors = scores.gather(1, top), gather_boxes(anchors, top)
             regressions = gather_boxes(regressions, top)
         boxes = self.decode(anchors, regressions, limits)
         large = self.large_enough(boxes, min_sides[:, None, None])
         scores = scores.masked_fill(~large, -torch.inf)
         if config.filter_before_top:
-            top = top_indices(scores, before)
+            top = top_indices(scores, count)
             scores, boxes = scores.gather(1, top), gather_boxes(boxes, top)
-        survivors, values = first_survivors(
-            boxes[:, :, None],
-            scores[:, :, None],
-            (config.rpn_nms_threshold,),
-            min(after, scores.shape[1]),
-            offset=config.box_offset,
-            inclusive=config.nms_inclusive,
-        )
-        return gather_boxes(boxes, survivors[:, 0]), values[:, 0]
+        return boxes, scores
 
     def decode(
         self,
@@ -112,13 +139,19 @@ class ProposalGenerator(nn.Module):
             weights=config.rpn_box_weights,
             offset=config.box_offset,
             max_log_scale=config.max_log_scale,
+            end=config.decoded_offset,
         )
         return clip_boxes(boxes.view(anchors.shape), limits[:, None])
 
     def objectness(self, logits: Float[Tensor, "N L G V"]) -> Float[Tensor, "N GVA"]:
-        """Returns the score of every anchor: foreground's probability, or the logit itself."""
+        """Returns the score of every anchor: foreground's probability, or the logit itself.
+
+        Of large logits float32 probabilities are 1 and equal, which keeps the anchors' order.
+        """
         if self.config.objectness == "softmax":
             return foreground_scores(logits)
+        if self.config.objectness == "sigmoid":
+            logits = logits.sigmoid()
         return logits.permute(0, 2, 3, 1).reshape(len(logits), -1)
 
     def large_enough(
@@ -129,6 +162,23 @@ class ProposalGenerator(nn.Module):
         if self.config.min_size_inclusive:
             return (sizes >= side).all(dim=-1)
         return ((sizes > side) & (boxes[..., 2:] > boxes[..., :2])).all(dim=-1)
+
+
+def stack_maps(
+    candidates: Sequence[tuple[Float[Tensor, "N _ 4"], Float[Tensor, "N _"]]],
+) -> tuple[Float[Tensor, "M R 4"], Float[Tensor, "M R"]]:
+    """Returns the candidates of all maps of N images as those of M = N x maps images: suppression
+    is within a map. Places that a smaller map lacks have a score of -inf.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    most = max(scores.shape[1] for _, scores in candidates)
+    boxes, scores = [], []
+    for map_boxes, map_scores in candidates:
+        missing = most - map_scores.shape[1]
+        boxes.append(F.pad(map_boxes, (0, 0, 0, missing)))
+        scores.append(F.pad(map_scores, (0, missing), value=-torch.inf))
+    return torch.stack(boxes, dim=1).flatten(0, 1), torch.stack(scores, dim=1).flatten(0, 1)
 
 
 def top_indices(scores: Float[Tensor, "N S"], count: int) -> Int64[Tensor, "N T"]:

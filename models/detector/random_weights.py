@@ -18,6 +18,7 @@ from vlmill.models.detector.resnet import Bottleneck, ConvNorm, PreActivationBot
 # Standard deviation of mean-subtracted grey levels in photographs, about 64: the stem's norm takes
 # it out.
 PIXEL_SCALE = 1 / 64
+STAGES = ("res2", "res3", "res4", "res5")
 # Makes class logits spread over several units, so that the best of 1600 classes stands out.
 CLASS_LOGIT_SCALE = 8.0
 
@@ -33,10 +34,12 @@ def randomise(model: FasterRCNN, seed: int) -> None:
                     module.bias.zero_()
             elif isinstance(module, nn.Embedding):
                 module.weight.copy_(centred_normal(module.weight, rng))
-        for stage in (model.backbone.res2, model.backbone.res3, model.backbone.res4):
-            damp_branches(stage)
-        damp_branches(model.roi_heads.res5)
-        scale_heads(model)
+        for name, stage in model.named_modules():
+            if name.rpartition(".")[2] in STAGES:
+                damp_branches(stage)
+        norm_weight(model.backbone.stem.conv1).fill_(PIXEL_SCALE * model.config.pixel_std[0])
+        if model.config.regions != "grid":
+            scale_heads(model)
 
 
 def centred_normal(weight: Tensor, rng: np.random.Generator) -> Tensor:
@@ -62,8 +65,7 @@ def damp_branches(stage: nn.Module) -> None:
 
 
 def scale_heads(model: FasterRCNN) -> None:
-    """Brings pixels, objectness, box regressions and class logits to a trained network's ranges."""
-    norm_weight(model.backbone.stem.conv1).fill_(PIXEL_SCALE)
+    """Brings objectness, box regressions and class logits to a trained network's ranges."""
     rpn, predictor = model.proposal_generator.rpn_head, model.roi_heads.box_predictor
     rpn.anchor_deltas.weight.mul_(0.3)
     predictor.cls_score.weight.mul_(CLASS_LOGIT_SCALE)

@@ -11,6 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vlmill.models.detector.operators import deformable_conv
+
+OFFSETS = 2 * 3 * 3  # of a deformable 3x3 convolution: y and x of each of its positions
+
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
@@ -68,6 +72,7 @@ class ConvNorm(nn.Conv2d):
         *,
         stride: int = 1,
         dilation: int = 1,
+        groups: int = 1,
     ) -> None:
         super().__init__(
             in_channels,
@@ -76,6 +81,7 @@ class ConvNorm(nn.Conv2d):
             stride=stride,
             padding=dilation * (kernel // 2),
             dilation=dilation,
+            groups=groups,
             bias=False,
         )
         self.norm = norm.layer(out_channels)
@@ -88,6 +94,24 @@ class ConvNorm(nn.Conv2d):
         if isinstance(self.norm, FrozenBatchNorm):
             fold_into(self, self.norm)
             self.norm = nn.Identity()
+
+
+class DeformableConvNorm(ConvNorm):
+    """Applies a convolution whose inputs are sampled at offsets from their cells, and a
+    normalisation (Dai et al. 2017, arXiv:1703.06211).
+    """
+
+    def deform(
+        self, x: Float[Tensor, "B C H W"], offsets: Float[Tensor, "B O G V"]
+    ) -> Float[Tensor, "B D G V"]:
+        """Returns the normalised output; ``offsets`` are (y, x) in cells for each of the kernel's
+        positions.
+        """
+        assert not isinstance(self.padding, str)
+        geometry = (self.stride, self.padding, self.dilation)
+        return cast(
+            Tensor, self.norm(deformable_conv(x, offsets, self.weight, self.bias, *geometry))
+        )
 
 
 class NormConv(nn.Conv2d):
@@ -168,7 +192,11 @@ def stem_pool(x: Float[Tensor, "B C H W"], *, ceil_pool: bool) -> Float[Tensor, 
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with a shortcut; the stride is in the first 1x1 (Caffe) or in the 3x3."""
+    """1x1, 3x3, 1x1 with a shortcut; the stride is in the first 1x1 (Caffe) or in the 3x3.
+
+    ``groups`` of the 3x3 above 1 make it a ResNeXt's (Xie et al. 2017, arXiv:1611.05431).
+    ``deformable`` samples the 3x3 at offsets that a convolution of the same geometry computes.
+    """
 
     def __init__(
         self,
@@ -180,20 +208,33 @@ class Bottleneck(nn.Module):
         stride: int,
         dilation: int,
         stride_in_1x1: bool,
+        groups: int = 1,
+        deformable: bool = False,
     ) -> None:
         super().__init__()
         first, second = (stride, 1) if stride_in_1x1 else (1, stride)
+        self.deformable = deformable
         self.shortcut: nn.Module = nn.Identity()
         if in_channels != out_channels:
             self.shortcut = ConvNorm(in_channels, out_channels, 1, norm, stride=stride)
         self.conv1 = ConvNorm(in_channels, mid_channels, 1, norm, stride=first)
-        self.conv2 = ConvNorm(mid_channels, mid_channels, 3, norm, stride=second, dilation=dilation)
+        widths, geometry = (mid_channels, mid_channels, 3), {"stride": second, "dilation": dilation}
+        if deformable:
+            self.conv2_offset = nn.Conv2d(mid_channels, OFFSETS, 3, padding=dilation, **geometry)
+            self.conv2: ConvNorm = DeformableConvNorm(*widths, norm, groups=groups, **geometry)
+        else:
+            self.conv2 = ConvNorm(*widths, norm, groups=groups, **geometry)
         self.conv3 = ConvNorm(mid_channels, out_channels, 1, norm)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-        y = relu(self.conv1(x))
-        y = relu(self.conv2(y))
+        y = self.middle(relu(self.conv1(x)))
         return relu(self.conv3(y) + self.shortcut(x))
+
+    def middle(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C G V"]:
+        """Returns the 3x3 convolution's output, rectified."""
+        if isinstance(self.conv2, DeformableConvNorm):
+            return relu(self.conv2.deform(x, self.conv2_offset(x)))
+        return relu(self.conv2(x))
 
 
 class PreActivationBottleneck(nn.Module):
@@ -255,6 +296,8 @@ def resnet_stage(
     stride: int,
     dilation: int,
     stride_in_1x1: bool,
+    groups: int = 1,
+    deformable: bool = False,
 ) -> nn.Sequential:
     """Makes the blocks of one resolution; only the first one strides, all of them dilate."""
     return nn.Sequential(
@@ -267,6 +310,8 @@ def resnet_stage(
                 stride=1 if i else stride,
                 dilation=dilation,
                 stride_in_1x1=stride_in_1x1,
+                groups=groups,
+                deformable=deformable,
             )
             for i in range(num_blocks)
         )

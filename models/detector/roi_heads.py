@@ -1,4 +1,4 @@
-"""What a detector says of regions: pooling, res5 and the predictors.
+"""What a detector says of regions: pooling, res5 or linear layers, and the predictors.
 
 N images, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
 background, where the family has it), D = feature size, G x V cells of the feature map.
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from vlmill.models.detector.backbone import backbone_stage, make_norm
+from vlmill.models.detector.backbone import PYRAMID_STAGES, Maps, backbone_stage, make_norm
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.fused_stages import FusedStage, pooled_means, shares_windows
 from vlmill.models.detector.gpu import has_kernels
@@ -24,6 +24,7 @@ class BoxPredictor(nn.Module):
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
         self.config = config
+        # The second linear layer is as wide as the first, so either may be the written one.
         size, classes = config.feature_size, config.num_classes + 1
         self.cls_score = nn.Linear(size, classes)
         self.bbox_pred = nn.Linear(size, 4 * config.num_regressed)
@@ -57,67 +58,109 @@ class BoxPredictor(nn.Module):
         return (logits[..., :-1] if without_last else logits).softmax(dim=-1)
 
 
+class LinearHead(nn.Module):
+    """Applies two rectified linear layers to pooled regions; either describes them."""
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        size = config.map_channels * config.pool_size**2
+        self.describes_by_first = config.feature_layer == "fc1"
+        self.fc1 = nn.Linear(size, config.fc_channels)
+        self.fc2 = nn.Linear(config.fc_channels, config.fc_channels)
+
+    def forward(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
+        """Returns the features of regions: the output of the layer that describes them."""
+        first = relu(self.fc1(pooled.flatten(1)))
+        return first if self.describes_by_first else relu(self.fc2(first))
+
+    def classified(self, features: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
+        """Returns what the predictors see of regions with these features: the second layer."""
+        return relu(self.fc2(features)) if self.describes_by_first else features
+
+
 class RoiHeads(nn.Module):
-    """Applies RoI pooling, res5 and the predictors."""
+    """Applies RoI pooling, res5 or linear layers, and the predictors.
+
+    Where the regions are res5's cells, it holds res5 alone, and nothing if that is the backbone's.
+    """
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
         self.config = config
-        self.res5 = backbone_stage(config, 5)
-        if config.pre_activation:
-            self.res5_bn = make_norm(config, 5).layer(config.feature_size)
-        self.box_predictor = BoxPredictor(config)
+        if config.last_stage == 4:
+            self.res5 = backbone_stage(config, 5)
+            if config.pre_activation:
+                self.res5_bn = make_norm(config, 5).layer(config.res5_channels)
+        if config.regions != "grid":
+            if config.feature_layer != "res5":
+                self.box_head = LinearHead(config)
+            self.box_predictor = BoxPredictor(config)
 
-    def region_means(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each pooled region."""
-        if pooled.dtype == torch.float32 and not isinstance(self.res5, FusedStage):
+    def res5_map(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
+        """Returns res5 of pooled regions, or of the map of full images."""
+        if x.dtype == torch.float32 and not isinstance(self.res5, FusedStage):
             # In channels last cuDNN takes 28 times as long for dilated convolutions.
-            pooled = pooled.contiguous()
-        x: Tensor = self.res5(pooled)
-        if self.config.pre_activation:
-            x = relu(self.res5_bn(x))
+            x = x.contiguous()
+        y: Tensor = self.res5(x)
+        return relu(self.res5_bn(y)) if self.config.pre_activation else y
+
+    def describe(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
+        """Returns the features of pooled regions: the mean of res5, or a linear layer."""
+        if self.config.feature_layer != "res5":
+            return widen(self.box_head(pooled))
+        x = self.res5_map(pooled)
         return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+    def classified(self, features: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
+        """Returns what the predictors see of regions with these features."""
+        if self.config.feature_layer == "res5":
+            return features
+        seen: Tensor = self.box_head.classified(features)
+        return seen
 
     def region_features(
         self,
-        features: Float[Tensor, "N C G V"],
+        maps: Maps,
         boxes: Float[Tensor, "N P 4"],
         box_mask: Bool[Tensor, "N P"],
         chunk: int,
     ) -> Float[Tensor, "N P D"]:
-        """Returns the mean of res5 over each region, ``chunk`` regions at a time to bound
-        memory.
-        """
-        if features.device.type != "cpu":
-            means = self.pooled_features(features, number_boxes(boxes), chunk)
-            return means.view(*box_mask.shape, self.config.feature_size)
+        """Returns the features of regions, ``chunk`` regions at a time to bound memory."""
+        if boxes.device.type != "cpu":
+            rows = self.pooled_features(maps, number_boxes(boxes), chunk)
+            return rows.view(*box_mask.shape, self.config.feature_size)
         # No device is waited for here, so only what is taken is computed: 0 elsewhere.
-        means = boxes.new_zeros((*box_mask.shape, self.config.feature_size))
+        rows = boxes.new_zeros((*box_mask.shape, self.config.feature_size))
         for number, row_mask in enumerate(box_mask):
-            own_map = features[number : number + 1]
-            means[number, row_mask] = self.image_features(own_map, boxes[number, row_mask], chunk)
-        return means
+            own_maps = tuple(features[number : number + 1] for features in maps)
+            rows[number, row_mask] = self.image_features(own_maps, boxes[number, row_mask], chunk)
+        return rows
 
     def image_features(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
+        self, maps: Maps, boxes: Float[Tensor, "R 4"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each region of one image on a CPU, whose regions share
-        what they can.
+        """Returns the features of each region of one image on a CPU, whose regions share what they
+        can.
         """
-        if len(boxes) and self.config.pooling == "pool" and shares_windows(self.res5):
+        if len(boxes) and self.shares_windows():
             size, scale = self.config.pool_size, 1 / self.config.stride
-            return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
-        return self.pooled_features(features, number_boxes(boxes[None]), chunk)
+            return pooled_means(self.res5, maps[0], boxes, scale=scale, size=size, chunk=chunk)
+        return self.pooled_features(maps, number_boxes(boxes[None]), chunk)
+
+    def shares_windows(self) -> bool:
+        """Says whether regions are pooled so that several have the same windows for res5."""
+        by_maxima = self.config.pooling == "pool" and self.config.feature_layer == "res5"
+        return by_maxima and shares_windows(self.res5)
 
     def pooled_features(
-        self, features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], chunk: int
+        self, maps: Maps, rois: Float[Tensor, "R 5"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """Returns the mean of res5 over each of the regions that follow their image's number."""
+        """Returns the features of each of the regions that follow their image's number."""
         if not len(rois):
             return rois.new_zeros((0, self.config.feature_size))
-        maps = poolable(features, self.config)
+        pooled_maps = poolable(maps, self.config)
         parts = torch.split(rois, chunk)
-        return torch.cat([self.region_means(pool_regions(maps, r, self.config)) for r in parts])
+        return torch.cat([self.describe(pool_regions(pooled_maps, r, self.config)) for r in parts])
 
 
 def number_boxes(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
@@ -126,37 +169,75 @@ def number_boxes(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
     return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
 
 
-def poolable(
-    features: Float[Tensor, "N C G V"], config: DetectorConfig
-) -> Float[Tensor, "N C G V"]:
-    """Returns the map as :func:`pool_regions` reads it without changing it for each chunk.
+def poolable(maps: Maps, config: DetectorConfig) -> Maps:
+    """Returns the maps as :func:`pool_regions` reads them without changing them for each chunk.
 
     Torchvision's operators take float32, channels first. A maximum of bfloat16 numbers is one of
     them, so nothing is rounded otherwise.
     """
-    if pools_by_kernel(features, config):
-        return features.contiguous(memory_format=torch.channels_last)
-    return widen(features).contiguous()
+    if pools_by_kernel(maps, config):
+        return tuple(x.contiguous(memory_format=torch.channels_last) for x in maps)
+    return tuple(widen(x).contiguous() for x in pooled_of(maps, config))
 
 
-def pools_by_kernel(features: Tensor, config: DetectorConfig) -> bool:
+def pooled_of(maps: Maps, config: DetectorConfig) -> Maps:
+    """Returns the maps that regions are pooled from: of a pyramid all but the coarsest."""
+    return maps[: len(PYRAMID_STAGES)] if config.fpn_channels else maps
+
+
+def pools_by_kernel(maps: Maps, config: DetectorConfig) -> bool:
     """Says whether a kernel of our own pools: it reads and gives channels last."""
-    return config.pooling == "pool" and has_kernels(features)
+    return config.pooling == "pool" and len(maps) == 1 and has_kernels(maps[0])
 
 
 def pool_regions(
-    features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], config: DetectorConfig
+    maps: Maps, rois: Float[Tensor, "R 5"], config: DetectorConfig
 ) -> Float[Tensor, "R C P P"]:
     """Applies RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches),
     or RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
 
-    Each box of ``rois`` follows its image's number.
+    Each box of ``rois`` follows its image's number. Of a pyramid a region's size says which map it
+    is pooled from.
     """
-    size, scale = config.pool_size, 1 / config.stride
-    if pools_by_kernel(features, config):
+    if pools_by_kernel(maps, config):
         from vlmill.models.detector.gpu_kernels import pooled_regions
 
-        return pooled_regions(features, rois, size, scale)
+        return pooled_regions(maps[0], rois, config.pool_size, 1 / config.stride)
+    sources = pooled_of(maps, config)
+    if len(sources) == 1:
+        return pool_map(sources[0], rois, config.stride, config)
+    numbers = map_numbers(rois[:, 1:], config)
+    pooled = rois.new_zeros((len(rois), sources[0].shape[1], config.pool_size, config.pool_size))
+    for number, (features, stride) in enumerate(zip(sources, config.strides, strict=False)):
+        own = numbers == number
+        if rois.device.type == "cpu":
+            pooled[own] = pool_map(features, rois[own], stride, config)
+            continue
+        # All of them, for the host would wait for how many are own; the others as empty boxes.
+        moved = torch.cat((rois[:, :1], rois[:, 1:] * own[:, None]), dim=1)
+        pooled = torch.where(
+            own[:, None, None, None], pool_map(features, moved, stride, config), pooled
+        )
+    return pooled
+
+
+def map_numbers(boxes: Float[Tensor, "R 4"], config: DetectorConfig) -> Int64[Tensor, " R"]:
+    """Returns which map of a pyramid each box is pooled from, from 0 for p2: p4 for one of the area
+    of 224 x 224 pixels, one further for each doubling of its sides (Lin et al. 2017, equation 1).
+    """
+    areas = (boxes[:, 2:] - boxes[:, :2] + config.box_offset).prod(dim=1)
+    levels = (4 + torch.log2(areas.sqrt() / 224 + config.level_eps)).floor()
+    return levels.clamp(min=PYRAMID_STAGES[0], max=PYRAMID_STAGES[-1]).long() - PYRAMID_STAGES[0]
+
+
+def pool_map(
+    features: Float[Tensor, "N C G V"],
+    rois: Float[Tensor, "R 5"],
+    stride: int,
+    config: DetectorConfig,
+) -> Float[Tensor, "R C P P"]:
+    """Pools regions from one map of ``stride`` pixels per cell."""
+    size, scale = config.pool_size, 1 / stride
     if config.pooling == "pool":
         return roi_pool(features, rois, size, scale)
     aligned, ratio = config.pooling == "align", config.sampling_ratio

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.roi_heads import RoiHeads, number_boxes
 
 REFUSED = (
@@ -61,6 +62,6 @@ def refusing_waits() -> Iterator[None]:
                 torch.cuda.set_sync_debug_mode("default")
 
 
-def as_on_a_gpu(heads: RoiHeads, features: Tensor, boxes: Tensor, _: Tensor, chunk: int) -> Tensor:
+def as_on_a_gpu(heads: RoiHeads, maps: Maps, boxes: Tensor, _: Tensor, chunk: int) -> Tensor:
     """All places, free ones too."""
-    return heads.pooled_features(features, number_boxes(boxes), chunk).view(*boxes.shape[:2], -1)
+    return heads.pooled_features(maps, number_boxes(boxes), chunk).view(*boxes.shape[:2], -1)

@@ -18,7 +18,7 @@ from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
-from vlmill.extract.detect.transfer import compute_measures, make_frames
+from vlmill.extract.detect.transfer import compute_measures, make_frames, pad_images
 from vlmill.extract.images.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import flat, read_configuration
@@ -91,7 +91,7 @@ class Case:
         padded = [
             functional.pad(t, (0, width - t.shape[3], 0, height - t.shape[2])) for t in tensors
         ]
-        return torch.cat(padded)
+        return pad_images(torch.cat(padded), self.spec)
 
     def sizes(self) -> list[tuple[int, int]]:
         return [(p.tensor.shape[2], p.tensor.shape[3]) for p in self.inputs]
@@ -102,7 +102,14 @@ class Case:
 
     def measures(self) -> Tensor:
         queries = [Query(image_id="", image=image) for image in self.inputs]
-        return torch.tensor([compute_measures(query, self.spec) for query in queries])
+        rows = torch.tensor([compute_measures(query, self.spec) for query in queries])
+        if self.spec.clipped_to == "padded":  # of the whole batch, where the reference has several
+            height, width = self.batch().shape[2:]
+            rows[:, 5:9] = torch.tensor([width, height] * 2) - self.spec.box_offset
+            if self.spec.given_scale == "padded":
+                own = torch.tensor([[p.width, p.height] * 2 for p in self.inputs])
+                rows[:, 21:25] = torch.tensor([width, height] * 2) / own
+        return rows
 
     def of_image(self, key: str, number: int) -> Tensor:
         """The rows of one image in a tensor that holds those of the whole batch."""
@@ -131,7 +138,8 @@ def open_cases(
 
     ``changes`` are of fields in which the reference's code departs from its own configuration.
     """
-    config = dataclasses.replace(config_of_keys(golden, keys), **changes or {})
+    grid = golden.family == "grid-feats"
+    config = dataclasses.replace(config_of_keys(golden, keys, grid=grid), **changes or {})
     model, fast = (
         open_detector(config, golden.weights, folded=folded).model for folded in (False, True)
     )
@@ -148,7 +156,7 @@ def open_cases(
 
 
 def config_of_keys(
-    golden: GoldenSet, keys: Mapping[str, Any], *, any_family: bool = False
+    golden: GoldenSet, keys: Mapping[str, Any], *, any_family: bool = False, grid: bool = False
 ) -> DetectorConfig:
     """Our configuration by the keys of the reference's, whose sizes have to be the weights'.
 
@@ -157,7 +165,7 @@ def config_of_keys(
     """
     file = golden.folder / "config.json"
     try:
-        configuration = read_configuration(dict(flat(keys)))
+        configuration = read_configuration(dict(flat(keys)), grid=grid)
         config = fit_configuration(configuration, read_tensors(golden.weights))
     except ValueError as error:
         raise NotComparable(f"{file} and {golden.weights}: {error}") from None
@@ -172,7 +180,8 @@ def config_of_keys(
 def shared_stages(case: Case, *, features: str, scores: str) -> None:
     """Image to heads; ``features`` and ``scores`` are the family's names of these tensors."""
     model, spec = case.model, case.spec
-    case.check("out.tensor", case.batch())
+    batch = case.batch()
+    case.check("out.tensor", batch)
     if spec.resize == "pillow":
         for image, number in zip(case.inputs, case.numbers, strict=True):
             pixels = case[f"in.image{number}"].numpy()
@@ -181,10 +190,10 @@ def shared_stages(case: Case, *, features: str, scores: str) -> None:
             resized = resize_pillow(pixels, *image.tensor.shape[2:])
             case.check(f"out.resized{number}", torch.tensor(resized))
     backbone = model.backbone
-    stem = backbone.stem(case["out.tensor"])
+    stem = backbone.stem(case.golden.tensors.get(f"{case.name}.out.tensor", batch))
     case.check("out.stem", stem)
     stem = case.golden.tensors.get(f"{case.name}.out.stem", stem)
-    case.check("out.res4", model.activate(backbone.res4(backbone.res3(backbone.res2(stem)))))
+    case.check("out.res4", model.activate((backbone.res4(backbone.res3(backbone.res2(stem))),))[0])
     generator = model.proposal_generator
     logits, deltas = generator.rpn_head(case["out.res4"])
     case.check("out.rpn_logits", logits)
@@ -201,7 +210,7 @@ def check_proposals(
     """Proposals of one image by recorded outputs of the head; ``keys``: of boxes and scores."""
     frames = case.frames(index)
     boxes, scores = generator.propose(
-        *recorded_head(case, index), frames.network_limits, frames.min_sides
+        *((part,) for part in recorded_head(case, index)), frames.network_limits, frames.min_sides
     )
     taken = scores[0] > -torch.inf
     ours = dict(zip(keys, (boxes[0, taken], scores[0, taken]), strict=True))
@@ -241,9 +250,9 @@ def heads(case: Case, features: str) -> None:
     res4 = case["out.res4"]
     first = len(case["out.pooled_first"])
     rois = number_boxes(proposals[0][None, :first])
-    case.check("out.pooled_first", pool_regions(res4[:1], rois, case.spec))
+    case.check("out.pooled_first", pool_regions((res4[:1],), rois, case.spec))
     ours = [
-        heads.region_features(res4[i : i + 1], *given(boxes), CHUNK)[0]
+        heads.region_features((res4[i : i + 1],), *given(boxes), CHUNK)[0]
         for i, boxes in enumerate(proposals)
     ]
     case.check(f"out.{features}", torch.cat(ours))
@@ -281,6 +290,7 @@ def check_detections(
         keys = f"out.proposals{number}", f"{scores}{number}"
         ours = of_recorded_proposals(case, index, ours, keys)
         case.check(keys[0], ours.boxes[0])
+        assert ours.class_probs is not None
         case.check(f"{probs}{number}", ours.class_probs[0])
         settled.append(of_recorded_classes(case, index, ours))
     case.check(features, torch.cat([one.features[0] for one in settled]))
@@ -298,19 +308,21 @@ def of_recorded_proposals(
     recorded = ties.recorded_anchors() if ties else None
     if ties is None or recorded is None:
         return ours
-    features = case.model.feature_map(case.batch())[index : index + 1]
-    logits, deltas = generator.rpn_head(features)
+    (features,) = case.model.feature_maps(case.batch())
+    own_map = features[index : index + 1]
+    logits, deltas = generator.rpn_head(own_map)
     anchors, boxes = ties.our_anchors(widen(logits), widen(deltas))
     margins = None if anchors is None else ties.margins(anchors)
     if anchors is None or margins is None or torch.equal(anchors, recorded[0]):
         return ours
     case.results.exchange(f"{case.name}.{keys[0]}", margins)
-    return case.model.describe(features, *given(boxes[recorded[0]]), CHUNK)
+    return case.model.describe((own_map,), *given(boxes[recorded[0]]), CHUNK)
 
 
 def of_recorded_classes(case: Case, index: int, ours: Detections) -> Detections:
     """Our detections with the attributes of the recorded class, where two classes nearly tie."""
     logits = case.of_image("out.class_logits", index)
+    assert ours.class_probs is not None
     if ours.attribute_probs is None or ours.class_probs[0].shape != logits.shape:
         return ours
     mine, key = ours.class_probs[0].argmax(dim=1), f"{case.name}.out.class_logits"
@@ -329,8 +341,9 @@ def given_boxes(case: Case) -> None:
     if f"{case.name}.in.given_boxes" not in case.golden.tensors:
         return
     factors = torch.tensor(case.inputs[0].factors * 2)
-    regions = case.model.describe(case["out.res4"], *given(case["in.given_boxes"] * factors))
+    regions = case.model.describe((case["out.res4"],), *given(case["in.given_boxes"] * factors))
     case.check("out.given_features", regions.features[0])
+    assert regions.class_probs is not None
     case.check("out.given_class_probs", regions.class_probs[0])
     if regions.attribute_probs is not None:
         case.check("out.given_attr_probs", regions.attribute_probs[0])

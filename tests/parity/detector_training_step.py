@@ -15,7 +15,8 @@ from torch import Tensor
 from vlmill.extract.images.resize import normalise_pixels
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import load_published, published_name
+from vlmill.models.detector.published import load_published
+from vlmill.models.detector.published_names import published_name
 from vlmill.train.detector.batches import padded_batch
 from vlmill.train.detector.settings import TrainingSettings
 from vlmill.train.detector.solver import clip_gradients, make_optimizer
@@ -86,7 +87,7 @@ def stages(case: Recorded, step: DetectorStep, batch: Batch) -> None:
     if "out.res4" not in case:
         return
     with torch.no_grad():
-        case.check("out.res4", model.feature_map(case["out.tensor"]))
+        case.check("out.res4", model.feature_maps(case["out.tensor"])[0])
         logits, deltas = model.proposal_generator.rpn_head(case["out.res4"])
         case.check("out.rpn_logits", logits)
         case.check("out.rpn_deltas", deltas)

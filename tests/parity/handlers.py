@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from tests.parity import detectors, models_interbert, models_vilbert, operators
+from tests.parity import detector_families, detectors, models_interbert, models_vilbert, operators
 from tests.parity.detector_training_sets import detector_training
 from tests.parity.evaluation import evaluation
 from tests.parity.finetuning import FINETUNING
@@ -20,10 +20,15 @@ Handler = Callable[[GoldenSet, Results], None]
 HANDLERS: dict[str, dict[str, Handler]] = {
     "detector": {
         "airsplay": detectors.airsplay,
+        "caffe": detector_families.caffe_file,
         "detectron2": detectors.detectron2,
+        "detectron2-fpn": detector_families.detectron2_fpn,
+        "grid-feats": detector_families.grid_feats,
         "hf-frcnn": detectors.hf_frcnn,
         "milvlg": detectors.milvlg,
         "operators": operators.operators,
+        "vinvl": detector_families.vinvl,
+        "vqa-maskrcnn": detector_families.vqa_maskrcnn,
     },
     "detector-training": {"frcnn": detector_training},
     "models": {

@@ -60,7 +60,7 @@ def pooling(golden: GoldenSet, results: Results, key: str, kind: Pooling, sample
     config = DetectorConfig(pooling=kind, sampling_ratio=samples, pool_size=rows)
     boxes = rois[:, 1:] * (golden.tensors["roi.in.scale"].item() * config.stride)
     scaled = torch.cat((rois[:, :1], boxes), dim=1)
-    results.check(key, pool_regions(features, scaled, config))
+    results.check(key, pool_regions((features,), scaled, config))
 
 
 def suppression(golden: GoldenSet, results: Results, key: str) -> None:

@@ -70,7 +70,7 @@ class ProposalTies:
     def our_anchors(self, logits: Tensor, deltas: Tensor) -> tuple[Tensor | None, Tensor]:
         """Whose anchors our proposals are, by our own outputs of the head; the anchors' boxes."""
         frames = self.frames
-        rows = self.generator.propose(logits, deltas, frames.network_limits, frames.min_sides)
+        rows = self.generator.propose((logits,), (deltas,), frames.network_limits, frames.min_sides)
         taken = rows[1] > -torch.inf
         everyone = every_proposal(self.generator, logits, deltas, frames)
         near = [(row[taken], torch.full_like(row[taken], SAME)) for row in rows]

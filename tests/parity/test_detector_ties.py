@@ -27,6 +27,8 @@ FRAMES = Frames(
     network_limits=LIMITS,
     scaled_limits=LIMITS / 1.25,
     image_limits=LIMITS / 1.25,
+    content_limits=LIMITS,
+    given_factors=torch.full((1, 4), 1.25),
 )
 SMALL: dict[str, Any] = {
     "num_classes": 5,
@@ -106,7 +108,10 @@ def proposals_otherwise(config: DetectorConfig, most: float) -> list[list[float]
         pairs = 1 + (config.objectness == "softmax")
         head = torch.randn(1, pairs * anchors, 9, 12), 0.3 * torch.randn(1, 4 * anchors, 9, 12)
         ours = off(head[0], most), off(head[1], most / 20)
-        rows = [generator.propose(*one, LIMITS, FRAMES.min_sides) for one in (head, ours)]
+        rows = [
+            generator.propose(*((part,) for part in one), LIMITS, FRAMES.min_sides)
+            for one in (head, ours)
+        ]
         if torch.allclose(rows[0][0], rows[1][0], rtol=0, atol=BOX_BOUND):
             continue
         bounds = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import published_name
+from vlmill.models.detector.published_names import published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.published import FAMILIES, export_reference
 

@@ -119,7 +119,7 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     query = Query(image_id=example.image_id, image=image)
     device = next(network.parameters()).device
     frames = make_frames(torch.tensor([compute_measures(query, config)], device=device))
-    features = network.feature_map(image.tensor.to(device))
+    features = network.feature_maps(image.tensor.to(device))
     proposals = network.proposals(features, frames.network_limits, frames.min_sides)
     detections = network.describe(features, *proposals)
     number = len(findings.sizes)

@@ -12,7 +12,8 @@ from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import ANCHORS, config_of_weights, published_name
+from vlmill.models.detector.published import config_of_weights
+from vlmill.models.detector.published_names import ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import FrozenBatchNorm
 from vlmill.models.vlbert.backbone import (
@@ -131,7 +132,7 @@ def load_resnet_weights(
         name: name.removeprefix("backbone.")
         for name in model.backbone.state_dict(prefix="backbone.")
     }
-    res5 = model.roi_heads.res5.state_dict(prefix="roi_heads.res5.")
+    res5 = model.roi_heads.res5.state_dict(prefix="roi_heads.res5.")  # of a C4 model
     body |= {name: name.removeprefix("roi_heads.") for name in res5}
     published_names = {parameter: NAMES[layout](body_name) for parameter, body_name in body.items()}
     return load_tensors(

@@ -112,7 +112,7 @@ class DetectorStep(nn.Module):
         ``draw`` is asked for the positive and the negative anchors of each image, then for the
         foreground and background of each.
         """
-        features = self.model.feature_map(batch.images)
+        (features,) = self.model.feature_maps(batch.images)  # of a C4 model
         logits, deltas = map(widen, self.model.proposal_generator.rpn_head(features))
         anchors = self.model.proposal_generator.anchor_generator(*logits.shape[-2:])
         targets = self.anchor_targets(batch, anchors, draw)
@@ -151,8 +151,8 @@ class DetectorStep(nn.Module):
         gradient.
         """
         boxes, scores = self.model.proposal_generator.propose(
-            logits.detach(),
-            deltas.detach(),
+            (logits.detach(),),
+            (deltas.detach(),),
             batch.limits(self.model.config.box_offset),
             batch.min_sides,
             tops=(self.rpn.pre_nms_top, self.rpn.post_nms_top),
@@ -195,7 +195,7 @@ class DetectorStep(nn.Module):
                 for number, image_regions in enumerate(regions)
             ]
         )
-        means = heads.region_means(pool_regions(widen(features), rois, config))
+        means = heads.describe(pool_regions((widen(features),), rois, config))
         predictor = heads.box_predictor
         attributes = None
         if config.num_attributes:

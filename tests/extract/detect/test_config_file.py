@@ -13,7 +13,7 @@ from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import ANCHORS, published_name
+from vlmill.models.detector.published_names import ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.readers.regions import RegionReader

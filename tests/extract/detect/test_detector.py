@@ -15,7 +15,7 @@ from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.predict import extract_regions
 from vlmill.models.detector.config import CONVENTIONS
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import ANCHORS, published_name
+from vlmill.models.detector.published_names import ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.errors import InputError
 
@@ -98,7 +98,7 @@ def test_the_published_arithmetic_is_there_for_comparisons(tmp_path: Path) -> No
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0]])
     with torch.inference_mode():
         found, expected = (
-            one.model.describe(one.model.feature_map(pixels), *given(boxes))
+            one.model.describe(one.model.feature_maps(pixels), *given(boxes))
             for one in (fast, plain)
         )
     torch.testing.assert_close(found.features, expected.features, rtol=1e-4, atol=1e-5)

@@ -25,7 +25,7 @@ from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import ANCHORS as CELL_ANCHORS
+from vlmill.models.detector.published_names import ANCHORS as CELL_ANCHORS
 from vlmill.models.detector.random_weights import randomise
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError

@@ -105,6 +105,8 @@ def frames_for(
         network_limits=network - offset,
         scaled_limits=network / scale - offset,
         image_limits=own - offset,
+        content_limits=network - offset,
+        given_factors=scale,
     )
 
 

@@ -51,11 +51,10 @@ def each_image(batch: Detections) -> list[Detections]:
 
 
 def image_of(values: Tensor | None, number: int, batch: Detections) -> Any:
-    """One image's taken places [1, P, ...]; its one vector of the full image [1, D]."""
+    """One image's taken places [1, P, ...]."""
     if values is None:
         return None
-    own = values[number : number + 1]
-    return own if values is batch.global_features else own[:, batch.box_mask[number]]
+    return values[number : number + 1, batch.box_mask[number]]
 
 
 def given(boxes: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,8 +35,21 @@ SMALL = {
 }
 
 
+# Those that find regions, which a grid's cells are without.
+FAMILIES = [name for name, conventions in CONVENTIONS.items() if conventions().regions != "grid"]
+# Maps of a pyramid from which the small boxes here are not pooled.
+COARSER = tuple(f"backbone.fpn_output{number}" for number in (3, 4, 5))
+WIDTHS = {"milvlg": 5, "milvlg-r152": 5, "caffe": 5, "airsplay": 4, "hf-frcnn": 4, "milvlg-d2": 4}
+
+
 def small(family: str, **changes: object) -> DetectorConfig:
-    sizes = SMALL if family == "detectron2" else {**SMALL, "num_attributes": 4}
+    sizes = {**SMALL, "num_attributes": 4}
+    if CONVENTIONS[family]().num_attributes == 0:
+        sizes["num_attributes"] = 0
+    if CONVENTIONS[family]().groups > 1:
+        sizes["groups"] = 2
+    if CONVENTIONS[family]().fpn_channels:
+        sizes |= {"fpn_channels": 6, "fc_channels": 10}
     return CONVENTIONS[family](**{**sizes, **changes})
 
 
@@ -52,7 +65,7 @@ def image(height: int, width: int, seed: int = 0) -> Tensor:
     return nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
 
 
-@pytest.mark.parametrize("family", CONVENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_detects(family: str) -> None:
     spec = small(family)
     (found,) = detect(random_model(spec), image(96, 128), [1.0], chunk=4)
@@ -60,8 +73,7 @@ def test_every_family_detects(family: str) -> None:
     assert 0 < count <= 9
     assert found.features.shape == (1, count, spec.feature_size)
     torch.testing.assert_close(found.class_probs.sum(dim=2), torch.ones(1, count))
-    widths = {"milvlg": 5, "milvlg-r152": 5, "airsplay": 4, "hf-frcnn": 4, "milvlg-d2": 4}
-    attributes = widths.get(family)
+    attributes = WIDTHS.get(family)
     if attributes is None:
         assert found.attribute_probs is None
     else:
@@ -75,14 +87,14 @@ def test_every_family_detects(family: str) -> None:
         assert refined.min() >= 0 and refined[..., 2].max() <= 128 and refined[..., 3].max() <= 96
 
 
-@pytest.mark.parametrize("family", CONVENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_folding_changes_roundings_only(family: str) -> None:
     model = random_model(small(family))
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
     with torch.no_grad():
-        before = model.describe(model.feature_map(image(96, 128)), *given(boxes)).features
+        before = model.describe(model.feature_maps(image(96, 128)), *given(boxes)).features
         fold_norms(model)
-        after = model.describe(model.feature_map(image(96, 128)), *given(boxes)).features
+        after = model.describe(model.feature_maps(image(96, 128)), *given(boxes)).features
     assert not any(isinstance(m.norm, FrozenBatchNorm) for m in model.modules() if is_conv(m))
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
 
@@ -91,12 +103,12 @@ def is_conv(module: nn.Module) -> bool:
     return isinstance(module, nn.Conv2d) and hasattr(module, "norm")
 
 
-@pytest.mark.parametrize("family", CONVENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_reach_every_stage(family: str) -> None:
     """Given boxes, as VL-BERT trains its Fast R-CNN: everything but the proposal head learns."""
     model = random_model(small(family)).train()
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
-    found = model.describe(model.feature_map(image(96, 128)), *given(boxes))
+    found = model.describe(model.feature_maps(image(96, 128)), *given(boxes))
     loss = found.features.square().mean() - found.class_probs[..., 0].log().mean()
     if found.attribute_probs is not None:
         loss = loss - found.attribute_probs[..., 0].log().mean()
@@ -104,8 +116,12 @@ def test_gradients_reach_every_stage(family: str) -> None:
         loss = loss + found.box_deltas.square().mean()
     loss.backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
-        idle = "proposal_generator" in name or (
-            "bbox_pred" in name and model.config.written_boxes == "proposals"
+        attributes = "attr_" in name or "cls_embed" in name
+        idle = (
+            "proposal_generator" in name
+            or name.startswith(COARSER)
+            or ("bbox_pred" in name and model.config.written_boxes == "proposals")
+            or (attributes and model.config.attribute_boxes == "written")
         )
         learns = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
         assert learns != idle, name
@@ -113,10 +129,10 @@ def test_gradients_reach_every_stage(family: str) -> None:
 
 def test_proposals_are_constants_and_their_head_learns() -> None:
     model = random_model(small("milvlg")).train()
-    features = model.feature_map(image(96, 128))
-    logits, deltas = model.proposal_generator.rpn_head(features)
+    features = model.feature_maps(image(96, 128))
+    logits, deltas = model.proposal_generator.rpn_head(features[0])
     limits, sides = limits_of([(96, 128)], 1.0), min_sides_of([1.0], model.config)
-    boxes, scores = model.proposal_generator.propose(logits, deltas, limits, sides)
+    boxes, scores = model.proposal_generator.propose((logits,), (deltas,), limits, sides)
     assert not boxes.requires_grad and not scores.requires_grad
     (logits.square().mean() + deltas.square().mean()).backward()
     for parameter in model.proposal_generator.parameters():
@@ -128,7 +144,7 @@ def test_frozen_stages_and_trained_norms(stages: int) -> None:
     model = FasterRCNN(small("milvlg", frozen_stages=stages, batch_norm="trained")).train()
     assert not any(isinstance(m, FrozenBatchNorm) for m in model.roi_heads.modules())
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0]])
-    model.describe(model.feature_map(image(96, 128)), *given(boxes))
+    model.describe(model.feature_maps(image(96, 128)), *given(boxes))
     backbone = model.backbone
     parts = (backbone.stem, backbone.res2, backbone.res3, backbone.res4)
     for number, part in enumerate(parts, start=1):
@@ -176,15 +192,11 @@ def test_the_full_images_as_regions(offset: float, family: str) -> None:
     images = torch.cat((image(96, 128), image(96, 128, seed=4)))
     limits = limits_of([(96, 128)] * 2, offset)
     with torch.no_grad():
-        batch = model(
-            images, limits, min_sides_of([1.0] * 2, model.config), with_global_features=True
-        )
-        features = model.feature_map(images)
+        features = model.feature_maps(images)
+        found = model.full_images(features, limits)
         boxes = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]]).expand(2, 1, 4)
         described = model.describe(features, boxes, torch.ones(2, 1, dtype=torch.bool))
-    assert batch.global_features is not None and torch.equal(
-        batch.global_features, described.features[:, 0]
-    )
+    assert torch.equal(found, described.features[:, 0])
 
 
 def test_only_taken_places_are_computed_on_a_cpu() -> None:
@@ -192,7 +204,7 @@ def test_only_taken_places_are_computed_on_a_cpu() -> None:
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [torch.nan] * 4, [40.0, 0.0, 100.0, 90.0]])
     taken = torch.tensor([True, False, True])
     with torch.inference_mode():
-        features = model.feature_map(image(96, 128))
+        features = model.feature_maps(image(96, 128))
         found = model.describe(features, boxes[None], taken[None]).features
         expected = model.describe(features, *given(boxes[taken])).features
     assert torch.equal(found[:, taken], expected) and not found[:, ~taken].any()
@@ -274,12 +286,12 @@ def test_regions_are_pooled_by_the_operator_that_is_named(
     model = random_model(spec)
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.5, 100.0, 90.0], [8.0, 8.0, 9.0, 9.0]])
     with torch.no_grad():
-        features = model.feature_map(image(96, 128))
+        features = model.feature_maps(image(96, 128))
         if pooling == "pool":
-            pooled = ops.roi_pool(features, [boxes], size, 1 / 16)
+            pooled = ops.roi_pool(features[0], [boxes], size, 1 / 16)
         else:
             aligned = pooling == "align"
-            pooled = ops.roi_align(features, [boxes], size, 1 / 16, sampling, aligned)
+            pooled = ops.roi_align(features[0], [boxes], size, 1 / 16, sampling, aligned)
         expected = model.roi_heads.res5(pooled).mean(dim=(2, 3))
         torch.testing.assert_close(model.describe(features, *given(boxes)).features[0], expected)
         fold_norms(model)

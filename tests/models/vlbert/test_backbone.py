@@ -14,7 +14,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 from vlmill.models.convert.keymap import CheckpointMismatch
 from vlmill.models.detector.config import DetectorConfig, airsplay, detectron2, milvlg_r152
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import published_name
+from vlmill.models.detector.published_names import published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.vlbert.backbone import (
     CONVENTIONS,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlmill.models.detector.config import DetectorConfig, detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import ANCHORS, published_name
+from vlmill.models.detector.published_names import ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.vlbert.backbone import msra_name, torchvision_name
 from vlmill.schemas.errors import InputError

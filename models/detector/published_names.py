@@ -1,0 +1,69 @@
+"""What the files of each family call the parameters of our network.
+
+=================  =================================================================
+detectron2         our own names; milvlg's are the same
+airsplay           ``cls_embedding``, ``fc_attr``, ``attr_score`` for attributes
+milvlg-d2          attributes in ``roi_heads.attribute_predictor``
+detectron2-fpn     the ResNet in ``backbone.bottom_up``
+vinvl              maskrcnn-benchmark's: ``layer1`` to ``layer4`` in ``backbone.body``, ``bn``
+vqa-maskrcnn       the same, with ``fpn_inner``, ``fpn_layer``, ``fc6``, ``fc7``
+=================  =================================================================
+"""
+
+import re
+
+PREDICTOR = "roi_heads.box_predictor."
+CELL_ANCHORS = "proposal_generator.anchor_generator.cell_anchors."  # and the feature map's number
+ANCHORS = f"{CELL_ANCHORS}0"
+# Our name and the layout's, where they differ.
+RENAMED = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear2": "attr_score"}
+RENAMED_IN = ("airsplay", "hf-frcnn")
+# Of MILVLG's second mode (bua-d2-*): attributes beside the box predictor.
+D2_MODE = "roi_heads.attribute_predictor."
+D2_RENAMED = {"cls_embed": "obj_embed", "attr_linear1": "fc.0", "attr_linear2": "attr_score"}
+# Of maskrcnn-benchmark: our name's beginning and the file's, the first that fits.
+HEAD = "roi_heads.box.feature_extractor."
+MASKRCNN = (
+    (CELL_ANCHORS, "rpn.anchor_generator.cell_anchors."),
+    ("proposal_generator.rpn_head.conv.", "rpn.head.conv."),
+    ("proposal_generator.rpn_head.objectness_logits.", "rpn.head.cls_logits."),
+    ("proposal_generator.rpn_head.anchor_deltas.", "rpn.head.bbox_pred."),
+    *((f"{PREDICTOR}{ours}.", f"attribute.predictor.{name}.") for ours, name in RENAMED.items()),
+    (PREDICTOR, "roi_heads.box.predictor."),
+    ("roi_heads.box_head.fc1.", f"{HEAD}fc6."),
+    ("roi_heads.box_head.fc2.", f"{HEAD}fc7."),
+    ("roi_heads.res5.", f"{HEAD}head.layer4."),
+    ("backbone.stem.", "backbone.body.stem."),
+    *((f"backbone.res{n}.", f"backbone.body.layer{n - 1}.") for n in range(2, 6)),
+    *((f"backbone.fpn_lateral{n}.", f"backbone.fpn.fpn_inner{n - 1}.") for n in range(2, 6)),
+    *((f"backbone.fpn_output{n}.", f"backbone.fpn.fpn_layer{n - 1}.") for n in range(2, 6)),
+)
+# VinVL's files have res5 a second time, under the attributes' name.
+SHARED_AGAIN = "attribute.feature_extractor.head."
+
+
+def published_name(key: str, family: str) -> str:
+    """Says what the family's files call our parameter ``key``."""
+    if family in ("vinvl", "vqa-maskrcnn"):
+        return maskrcnn_name(key)
+    if family == "detectron2-fpn" and re.match(r"backbone\.(stem|res\d)\.", key):
+        return key.replace("backbone.", "backbone.bottom_up.", 1)
+    name = key.removeprefix(PREDICTOR).split(".")[0]
+    if family == "milvlg-d2" and key.startswith(PREDICTOR) and name in D2_RENAMED:
+        return key.replace(f"{PREDICTOR}{name}", f"{D2_MODE}{D2_RENAMED[name]}")
+    if family in RENAMED_IN and key.startswith(PREDICTOR) and name in RENAMED:
+        return key.replace(f"{PREDICTOR}{name}", f"{PREDICTOR}{RENAMED[name]}")
+    return key
+
+
+def maskrcnn_name(key: str) -> str:
+    """Says what maskrcnn-benchmark calls our parameter ``key``."""
+    for ours, theirs in MASKRCNN:
+        if key.startswith(ours):
+            key = theirs + key.removeprefix(ours)
+            break
+    if not key.startswith(("backbone.body.", f"{HEAD}head.")):
+        return key
+    key = re.sub(r"\bconv(\d)\.norm\.", r"bn\1.", key)
+    key = re.sub(r"\bshortcut\.norm\.", "downsample.1.", key)
+    return re.sub(r"\bshortcut\.", "downsample.0.", key)
