@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlmill.models.config_checks import ACTIVATIONS, INIT_STD, check_activation
 from vlmill.models.layers.attention import SelfAttention
-from vlmill.models.layers.operators import Dropout, Linear, gelu_linear
+from vlmill.models.layers.operators import Dropout, LayerNorm, Linear, gelu_linear
 from vlmill.models.layers.packing import Layout, ReadRows
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
@@ -26,7 +26,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 def layer_norm(width: int, eps: float = LAYER_NORM_EPS) -> nn.LayerNorm:
     """Builds a layer normalisation, with BERT's epsilon unless said otherwise."""
-    return nn.LayerNorm(width, eps=eps)
+    return LayerNorm(width, eps=eps)
 
 
 class FeedForward(nn.Module):

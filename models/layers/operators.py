@@ -66,6 +66,31 @@ class Linear(nn.Linear):
         return linear(hidden, self.weight, self.bias)
 
 
+class LayerNorm(nn.LayerNorm):
+    """Normalises over the last dimension; with ``half``, autocast's type comes out.
+
+    Autocast computes layer norms in float32 and gives float32, which the products after them cast.
+    The statistics are in float32 in either case.
+    """
+
+    half = False
+
+    def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
+        """Normalises each row."""
+        device = hidden.device.type
+        if not self.half or not torch.is_autocast_enabled(device):
+            return super().forward(hidden)
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return F.layer_norm(
+                hidden.to(dtype),
+                self.normalized_shape,
+                self.weight.to(dtype),
+                self.bias.to(dtype),
+                self.eps,
+            )
+
+
 class Dropout(nn.Module):
     """Sets each number to 0 with chance ``rate`` in training, else divides it by 1 - ``rate``.
 

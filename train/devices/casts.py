@@ -12,52 +12,48 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# What autocast casts once for all uses: the parameters of products, by the modules that hold them.
-OF_PRODUCTS: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.Linear: ("weight", "bias"),
-    nn.Conv2d: ("weight", "bias"),
-}
+from vlmill.models.layers.operators import LayerNorm
+
+NAMES = ("weight", "bias")
 
 
 class WeightCasts:
     """Gives the products of ``module`` copies of their weights in ``dtype`` while a step runs.
 
     Gradients of the copies become those of the parameters, float32. Tables of words stay: those
-    that are also decoders are cast by autocast. Parameters that are divided among processes are
-    refused, as these are gathered in half precision anyway.
+    that are also decoders are cast by autocast, as are weights that other modules hold.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._places: list[tuple[nn.Module, str]] = []
-        self._numbers: list[int] = []  # of the weights, by place: a weight may have several
-        weights: dict[int, int] = {}
-        self._weights: list[nn.Parameter] = []
-        for part in module.modules():
-            for kind, names in OF_PRODUCTS.items():
-                if isinstance(part, kind):
-                    for name in names:
-                        parameter = getattr(part, name)
-                        if parameter is None or parameter.dtype != torch.float32:
-                            continue
-                        if id(parameter) not in weights:
-                            weights[id(parameter)] = len(self._weights)
-                            self._weights.append(parameter)
-                        self._places.append((part, name))
-                        self._numbers.append(weights[id(parameter)])
+        # The modules and names under which each weight is found: some weights have several.
+        self._holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+        for part in filter(_computes_in_half, module.modules()):
+            for name in NAMES:
+                parameter = getattr(part, name)
+                if parameter is not None and parameter.dtype == torch.float32:
+                    self._holders.setdefault(parameter, []).append((part, name))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Computes with copies of the weights as they are now, in the forward and backward pass."""
-        copies: Sequence[Tensor] = _Cast.apply(self._dtype, *self._weights)
+        copies: Sequence[Tensor] = _Cast.apply(self._dtype, *self._holders)
         # An instance's own attribute is found before a parameter of that name.
-        for (part, name), number in zip(self._places, self._numbers, strict=True):
-            vars(part)[name] = copies[number]
+        for holders, weight in zip(self._holders.values(), copies, strict=True):
+            for part, name in holders:
+                vars(part)[name] = weight
         try:
             yield
         finally:
-            for part, name in self._places:
-                del vars(part)[name]
+            for holders in self._holders.values():
+                for part, name in holders:
+                    del vars(part)[name]
+
+
+def _computes_in_half(part: nn.Module) -> bool:
+    """Whether autocast would cast the parameters of a module, each once for all of its uses."""
+    is_norm = isinstance(part, LayerNorm) and part.half
+    return is_norm or isinstance(part, nn.Linear | nn.Conv2d)
 
 
 class _Cast(torch.autograd.Function):

@@ -21,6 +21,7 @@ from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.blocks import PostNormBlock
 from vlmill.models.layers.co_attention import CoAttentionBlock
 from vlmill.models.layers.experts import PreNormBlock
+from vlmill.models.layers.operators import LayerNorm
 from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RunSettings
@@ -136,6 +137,16 @@ def use_attention_kernel(model: nn.Module, device: torch.device) -> None:
     for part in model.modules():
         if isinstance(part, SelfAttention):
             part.bias_kernel = True
+
+
+def use_half_norms(model: nn.Module) -> None:
+    """Have layer norms give half precision under autocast.
+
+    So does the residual stream of layers that end with a norm (BERT's); VLMo's stays in float32.
+    """
+    for part in model.modules():
+        if isinstance(part, LayerNorm):
+            part.half = True
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -82,6 +82,7 @@ def _relative_positions(recipe: RunSettings) -> str | None:
 OF_RUN: dict[str, Reason] = {
     "validation_pairs": _unused(validate_every=0),
     "attention_kernel": _relative_positions,
+    "half_norms": _unused(precision="no"),
 }
 OF_PRETRAINING: dict[str, Reason] = {
     "negative_text_share": _unused(negative_share=0.0),

@@ -25,6 +25,7 @@ from vlmill.train.devices.setup import (
     compiled,
     recompute_activations,
     use_attention_kernel,
+    use_half_norms,
     wrapped,
 )
 from vlmill.train.devices.throughput import Throughput, without_values
@@ -98,6 +99,8 @@ class Runner:
         self.average = self._moving_average() if recipe.average else None
         if recipe.checkpoint_activations:
             recompute_activations(self.model)
+        if recipe.half_norms:
+            use_half_norms(self.model)
         if recipe.attention_kernel:
             use_attention_kernel(self.model, accelerator.device)
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vlmill.models.layers.blocks import post_norm_layers
 from vlmill.models.layers.packing import make_layout
 from vlmill.train.devices.casts import WeightCasts
-from vlmill.train.devices.setup import recompute_activations
+from vlmill.train.devices.setup import recompute_activations, use_half_norms
 from vlmill.train.objectives.pretraining import PretrainingStep
 
 WIDTH = 16
@@ -71,6 +71,35 @@ def test_layers_have_the_same_losses_and_gradients(dtype: torch.dtype, recompute
         assert gradient.dtype == torch.float32
         assert torch.equal(gradient, expected[name]), name
     assert not any("weight" in vars(part) for part in cast.modules())
+
+
+def test_norms_in_half_precision_keep_statistics_in_float32() -> None:
+    """What comes out is the float32 norm, rounded once for the weights and once for itself."""
+    torch.manual_seed(0)
+    layers = post_norm_layers(2, WIDTH, 2, 32, dropout=0.0, attention_dropout=0.0)
+    hidden, norm = torch.randn(ROWS, WIDTH), layers[0].norm
+    torch.nn.init.normal_(norm.weight)
+    exact = norm(hidden + 100)
+    use_half_norms(layers)
+    assert torch.equal(norm(hidden + 100), exact)  # without autocast
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = norm((hidden + 100).bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    far = (hidden + 100).bfloat16().float()  # the input's own rounding is not the norm's
+    expected = torch.nn.functional.layer_norm(far, (WIDTH,), norm.weight, norm.bias, norm.eps)
+    torch.testing.assert_close(rounded.float(), expected, rtol=2**-7, atol=2**-7)
+    casts = WeightCasts(layers, torch.bfloat16)
+    results = []
+    for context in (torch.enable_grad(), casts.applied()):
+        layers.zero_grad()
+        with context:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = layers_step(layers, hidden)
+            loss.backward()
+        results.append({name: value.clone() for name, value in gradients(layers).items()})
+    assert results[0].keys() == results[1].keys()
+    for name, gradient in results[1].items():
+        assert torch.equal(gradient, results[0][name]), name
 
 
 def test_vlmo_has_the_same_losses_and_gradients() -> None:
