@@ -114,8 +114,8 @@ bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hour
 reproduce: $(READY) ## the papers' ablations on a generated world: docs/reproduction.md (hours; continues)
 	$(BIN)/python benchmarks/reproduce.py --full
 
-gpu-check: $(READY) ## tests and speed on this machine's GPU, as JSON lines (docs/install.md); MINUTES=1: training steps within nine minutes
-	$(BIN)/python -m benchmarks.gpu_check$(if $(MINUTES),.minutes) $(PARTS)
+gpu-check: $(READY) ## speed on this machine's GPU within nine minutes, as JSON lines; LONG=1: tests and all parts; PARTS="...": some of these (docs/install.md)
+	$(BIN)/python -m benchmarks.gpu_check$(if $(LONG)$(PARTS),,.minutes) $(PARTS)
 
 image: ## a container image that runs make demo
 	docker build --file docker/demo.Dockerfile --tag vlmill-demo .

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks.gpu_check import attention_kernel
@@ -40,51 +41,31 @@ def step_part(seconds: int, case: StepCase) -> MinutesPart:
     return MinutesPart(name=case.name, seconds=seconds, run=partial(measure_steps, case))
 
 
+def case(name: str, pairs: int, **changes: Any) -> StepCase:
+    """Returns the case of a name such as "vilbert graph 256": its variant, form and pairs."""
+    variant, *form = name.split()
+    form_changes = {field: True for field in form if field in ("blocks", "graph")}
+    return StepCase(
+        name=f"{name} {pairs}", variant=variant, pairs=pairs, **{**form_changes, **changes}
+    )
+
+
 PARTS = (
-    step_part(30, StepCase(name="vilbert eager 256", variant="vilbert", pairs=256)),
-    step_part(30, StepCase(name="vilbert graph 256", variant="vilbert", pairs=256, graph=True)),
-    step_part(
-        30,
-        StepCase(name="vilbert graph 1024", variant="vilbert", pairs=1024, graph=True),
-    ),
-    step_part(
-        80,
-        StepCase(
-            name="vilbert blocks graph 256", variant="vilbert", pairs=256, blocks=True, graph=True
-        ),
-    ),
-    step_part(
-        30,
-        StepCase(
-            name="vilbert blocks graph 512", variant="vilbert", pairs=512, blocks=True, graph=True
-        ),
-    ),
-    step_part(30, StepCase(name="imagebert graph 256", variant="imagebert", pairs=256, graph=True)),
-    step_part(30, StepCase(name="interbert graph 256", variant="interbert", pairs=256, graph=True)),
-    step_part(30, StepCase(name="vl-bert graph 256", variant="vl-bert", pairs=256, graph=True)),
+    step_part(20, case("vilbert eager", 256)),
+    step_part(20, case("vilbert graph", 256)),
+    step_part(30, case("vilbert graph", 1024)),
+    step_part(20, case("vilbert half graph", 256, half_norms=True)),
+    step_part(25, case("imagebert graph", 256)),
+    step_part(80, case("vilbert blocks graph", 256)),
+    step_part(40, case("vilbert blocks graph", 512)),
+    step_part(90, case("vilbert half blocks graph", 256, half_norms=True)),
+    step_part(25, case("interbert graph", 256)),
+    step_part(25, case("vl-bert graph", 256)),
+    step_part(15, case("vilbert autocast", 256, casts=False, profile=False)),
     MinutesPart(name=attention_kernel.NAME, seconds=40, run=attention_kernel.measure_kernels),
-    step_part(40, StepCase(name="vlmo kernel 64", variant="vlmo", pairs=64, attention_kernel=True)),
-    step_part(40, StepCase(name="vlmo eager 64", variant="vlmo", pairs=64)),
-    step_part(
-        30,
-        StepCase(
-            name="vilbert autocast 256",
-            variant="vilbert",
-            pairs=256,
-            casts=False,
-            profile=False,
-        ),
-    ),
-    step_part(
-        200,
-        StepCase(
-            name="vlmo blocks kernel 64",
-            variant="vlmo",
-            pairs=64,
-            blocks=True,
-            attention_kernel=True,
-        ),
-    ),
+    step_part(30, case("vlmo kernel", 64, attention_kernel=True)),
+    step_part(20, case("vlmo eager", 64)),
+    step_part(200, case("vlmo kernel blocks", 64, attention_kernel=True)),
     MinutesPart(name=attention_kernel.FLEX_NAME, seconds=60, run=attention_kernel.measure_flex),
 )
 

@@ -28,7 +28,7 @@ from benchmarks.gpu_check.utilisation import utilisation
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
-from vlmill.train.devices.setup import compile_blocks, use_attention_kernel
+from vlmill.train.devices.setup import compile_blocks, use_attention_kernel, use_half_norms
 from vlmill.train.devices.throughput import wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.run.loop import Training, with_graph
@@ -48,6 +48,7 @@ class StepCase:
     blocks: bool = False  # each block compiled separately
     graph: bool = False  # forward and backward replayed as a CUDA graph
     casts: bool = True  # weights cast once a step
+    half_norms: bool = False
     profile: bool = True
     attention_kernel: bool = False  # of our own, for a bias of relative positions
 
@@ -83,7 +84,7 @@ class StepRun:
     batches: Sequence[HostBatch]
     operations: int
     training: Training
-    step: Callable[[HostBatch], object]
+    step: Callable[[HostBatch], dict[str, float]]
 
 
 def measure_steps(case: StepCase, bench: Bench) -> StepRun:
@@ -102,6 +103,8 @@ def prepare_run(case: StepCase, bench: Bench) -> StepRun:
     operations = count_useful(work, batches)
     accelerator = make_accelerator(work.recipe, setting.device)
     model = new_model(work.recipe)
+    if case.half_norms:
+        use_half_norms(model)
     if case.attention_kernel:
         use_attention_kernel(model, setting.device)
     torch._dynamo.reset()
