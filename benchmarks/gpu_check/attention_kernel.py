@@ -117,7 +117,8 @@ def by_kernels(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
 
 def by_torch(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
     """Computes attention as VLMo does without them, by a kernel that reads an expanded bias."""
-    return attention(*qkv.unbind(2), mask, 0.0, bias)
+    q, k, v = qkv.unbind(2)
+    return attention(q, k, v, mask, 0.0, bias)
 
 
 def written_out(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
