@@ -201,7 +201,7 @@ def check_edges() -> None:
     try:
         biased_attention(qkv, bias[:, :4, :4], None, None)
     except ValueError as error:
-        assert "4 queries and 4 keys does not fit 10 rows" in str(error)
+        assert "a bias of 4 cells does not fit 10 queries and 10 keys" in str(error)
     else:
         raise AssertionError("a bias of other cells was taken")
 
@@ -364,7 +364,16 @@ def check_traced(*, packed: bool) -> None:
     torch.compiler.set_stance("default")
 
 
-CONSTANTS = ("HEAD", "QUERIES", "KEYS", "HAS_QUERY_ROWS", "HAS_KEY_ROWS", "HAS_MASK", "COLUMNS")
+CONSTANTS = (
+    "HEAD",
+    "QUERIES",
+    "KEYS",
+    "HAS_QUERY_ROWS",
+    "HAS_KEY_ROWS",
+    "HAS_MASK",
+    "ROWS",
+    "COLUMNS",
+)
 FLOATS = ("normalizers", "products", "sums")
 TABLES = {"query_rows": "*i32", "key_rows": "*i32", "key_mask": "*u8"}
 
@@ -373,7 +382,7 @@ def compiled(kernel: Any, blocks: kernels.Blocks, dtype: str, *, packed: bool) -
     """The kernel's assembly for an H100, without one; rows by a table or in a masked grid."""
     constants: dict[str, Any] = {"HEAD": 64, "QUERIES": blocks.queries, "KEYS": blocks.keys}
     constants |= {"HAS_QUERY_ROWS": packed, "HAS_KEY_ROWS": packed, "HAS_MASK": not packed}
-    constants |= {"COLUMNS": kernels.PADDED_TO}
+    constants |= {"ROWS": kernels.PAD_ROWS, "COLUMNS": kernels.PADDED_TO}
     constants |= dict.fromkeys(("key_mask",) if packed else ("query_rows", "key_rows"), None)
     signature, aligned = {}, {}
     for number, name in enumerate(kernel.arg_names):
@@ -383,7 +392,7 @@ def compiled(kernel: Any, blocks: kernels.Blocks, dtype: str, *, packed: bool) -
         signature[name] = numeric if is_number else pointer
         if name in constants:
             signature[name] = "constexpr"
-        elif not is_number or name.endswith("stride"):
+        elif not is_number or name.endswith(("stride", "side")):
             aligned[(number,)] = [["tt.divisibility", 16]]
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
@@ -393,8 +402,8 @@ def compiled(kernel: Any, blocks: kernels.Blocks, dtype: str, *, packed: bool) -
 
 
 NUMBERS = (
-    *("num_rows", "queries", "keys", "heads", "scale", "sequences", "part_length"),
-    *("padded_queries", "padded_keys", "factor"),
+    *("num_rows", "length", "heads", "scale", "sequences", "part_length", "bias_side", "side"),
+    "factor",
 )
 
 
