@@ -117,7 +117,8 @@ def by_kernels(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
 
 def by_torch(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
     """Computes attention as VLMo does without them, by a kernel that reads an expanded bias."""
-    return attention(*qkv.unbind(2), mask, 0.0, bias)
+    q, k, v = qkv.unbind(2)
+    return attention(q, k, v, mask, 0.0, bias)
 
 
 def written_out(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
@@ -264,7 +265,11 @@ def kernel_works(tensors: Tensors) -> dict[str, Callable[[Any], object]]:
     from vlmill.models.layers.gpu import bias_kernels as kernels
 
     qkv = tensors.qkv.flatten(0, 1)
-    problem = kernels.make_problem(qkv.unbind(1), tensors.bias, (None, None, tensors.mask))
+    padded, cells = (
+        kernels.pad_bias(tensors.bias, qkv.dtype),
+        kernels.Cells(None, None, tensors.mask),
+    )
+    problem = kernels.make_problem(qkv.unbind(1), padded, len(tensors.bias[0]), cells)
     forward = kernels.Forward(*kernels.mix(problem), tensors.gradient.flatten(0, 1))
     q, k, v = torch.empty_like(qkv).unbind(1)
     tuning = kernels.find_tuning(qkv.dtype)

@@ -1,19 +1,20 @@
 """Kernels (Triton) of attention with a bias that all sequences share, forward and backward.
 
 Softmax is computed block by block with a running maximum (FlashAttention-2, arXiv:2307.08691,
-algorithms 1 and 2), so no [B, h, N, M] tensor is ever in memory: neither the scores, nor the bias
+algorithms 1 and 2), so no [B, h, N, N] tensor is ever in memory: neither the scores, nor the bias
 expanded over the batch. The bias' gradient is summed over the batch in float32 and in a fixed
 order: each program sums one block of it over a part of the batch, and the parts are added after
 that. There are no atomic additions, so the same inputs give the same bits.
 
-B sequences, N query cells and M key cells of their grids, h heads, d width of a head; R and K rows
-in memory. A table of rows gives for each cell the row that holds it, -1 where there is none.
-Exponentials are powers of two: the scale and the padded bias contain log2(e).
+B sequences of N cells, h heads, d width of a head; R and K rows of queries and keys in memory; P
+the padded side of a bias. A table of rows gives for each cell the row that holds it, -1 where there
+is none. Exponentials are powers of two: the scale and the padded bias contain log2(e).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, no_type_check
 
 import torch
@@ -22,8 +23,10 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
+from vlmill.models.layers.gpu.biased_attention import PADDED_TO
+
 LOG2_E = math.log2(math.e)
-PADDED_TO = 128  # rows and columns of the padded bias; blocks divide it
+PAD_ROWS = 32  # of a block that is padded
 # Programs of the bias' gradient that the batch is divided for: 8 for each processor of an H100.
 # A constant, as the order of a sum depends on it.
 BIAS_PROGRAMS = 1056
@@ -74,21 +77,21 @@ def find_tuning(dtype: torch.dtype) -> Tuning:
 
 
 class Cells(NamedTuple):
-    """Says which row holds each cell of a grid, and which cells are real.
+    """Says which rows hold the queries' and the keys' cells, and which keys are real.
 
-    shape: of the grid. rows: the table, or None if the rows are the cells in order. mask: True
-    where a cell is real; None if every cell with a row is.
+    A table is None where the rows are the cells in order. mask: None if every key with a row is
+    real.
     """
 
-    shape: tuple[int, int]
-    rows: Int32[Tensor, "B N"] | None = None
-    mask: Bool[Tensor, "B N"] | None = None
+    query_rows: Int32[Tensor, "B N"] | None
+    key_rows: Int32[Tensor, "B N"] | None
+    mask: Bool[Tensor, "B N"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Holds the inputs of attention: rows of queries, keys and values by head, their cells, and the
-    padded bias.
+    """Holds the inputs of attention: rows of queries, keys and values by head, the padded bias, and
+    the number of sequences and of each one's cells.
 
     ``k`` and ``v`` have the same strides. The numbers of a row and head are contiguous, heads come
     directly after each other.
@@ -97,110 +100,91 @@ class Problem:
     q: Float[Tensor, "R h d"]
     k: Float[Tensor, "K h d"]
     v: Float[Tensor, "K h d"]
-    bias: Float[Tensor, "h N2 M2"]
-    queries: Cells
-    keys: Cells
+    padded: Float[Tensor, "2 h P P"]
+    cells: Cells
+    sequences: int
+    length: int
 
+    @cached_property
     def pointers(self) -> tuple[Tensor | None, ...]:
         """Returns the arguments that every kernel begins with."""
-        mask = self.keys.mask
-        return (
-            self.q,
-            self.k,
-            self.v,
-            self.bias,
-            self.queries.rows,
-            self.keys.rows,
-            None if mask is None else mask.contiguous().view(torch.uint8),
-        )
+        query_rows, key_rows, mask = self.cells
+        if mask is not None:
+            mask = mask.contiguous().view(torch.uint8)
+        return (self.q, self.k, self.v, self.padded, query_rows, key_rows, mask)
 
+    @cached_property
     def sizes(self) -> tuple[int | float, ...]:
         """Returns the numbers that every kernel ends with."""
-        heads, width = self.q.shape[1:]
-        return (
-            self.q.stride(0),
-            self.k.stride(0),
-            self.bias.stride(0),
-            self.bias.stride(1),
-            len(self.q),
-            self.queries.shape[1],
-            self.keys.shape[1],
-            heads,
-            width**-0.5 * LOG2_E,
-        )
+        rows, heads, width = self.q.shape
+        scale = width**-0.5 * LOG2_E
+        strides = (self.q.stride(0), self.k.stride(0), self.padded.shape[-1])
+        return (*strides, rows, self.length, heads, scale)
 
     def constants(self, blocks: Blocks) -> dict[str, object]:
         """Returns what a kernel is compiled for."""
+        query_rows, key_rows, mask = self.cells
         return {
             "HEAD": self.q.shape[2],
             "QUERIES": blocks.queries,
             "KEYS": blocks.keys,
-            "HAS_QUERY_ROWS": self.queries.rows is not None,
-            "HAS_KEY_ROWS": self.keys.rows is not None,
-            "HAS_MASK": self.keys.mask is not None,
+            "HAS_QUERY_ROWS": query_rows is not None,
+            "HAS_KEY_ROWS": key_rows is not None,
+            "HAS_MASK": mask is not None,
             "num_warps": blocks.warps,
             "num_stages": blocks.stages,
             "enable_fp_fusion": True,
         }
 
-    @property
-    def sequence_heads(self) -> int:
-        """Returns the number of sequences times heads."""
-        return self.queries.shape[0] * self.q.shape[1]
+    def grid(self, block: int) -> tuple[int, int]:
+        """Returns the programs for blocks of so many cells of every sequence and head."""
+        return _count_blocks(self.length, block), self.sequences * self.q.shape[1]
 
 
-def pad_bias(bias: Float[Tensor, "h N M"], dtype: torch.dtype) -> Float[Tensor, "h N2 M2"]:
-    """Returns the bias times log2(e) with its sides padded to whole blocks by zeros.
+def _count_blocks(length: int, block: int) -> int:
+    return -(-length // block)
 
-    Rows are then aligned in memory, whatever the lengths are.
+
+def pad_bias(bias: Float[Tensor, "h N N"], dtype: torch.dtype) -> Float[Tensor, "2 h P P"]:
+    """Returns the bias times log2(e) with its sides padded to whole blocks by zeros, as it is and
+    transposed.
+
+    Rows are then aligned in memory, whatever the length is.
     """
-    heads, queries, keys = bias.shape
-    sides = (triton.cdiv(side, PADDED_TO) * PADDED_TO for side in (queries, keys))
-    padded = torch.empty((heads, *sides), dtype=dtype, device=bias.device)
+    heads, length, _ = bias.shape
+    blocks = _count_blocks(length, PADDED_TO)
+    side = blocks * PADDED_TO
+    padded = torch.empty((2, heads, side, side), dtype=dtype, device=bias.device)
     if padded.numel():
-        grid = (heads * padded.shape[1] // 32, padded.shape[2] // PADDED_TO)
-        _pad[grid](
-            bias, padded, *bias.stride(), queries, keys, *padded.shape[1:], LOG2_E, PADDED_TO
+        _pad[(heads * side // PAD_ROWS, blocks)](
+            bias, padded, *bias.stride(), length, side, heads, LOG2_E, PAD_ROWS, PADDED_TO
         )
     return padded
 
 
-RowTables = tuple[
-    Int32[Tensor, "B N"] | None, Int32[Tensor, "B N"] | None, Bool[Tensor, "B N"] | None
-]
 Rows = Sequence[Float[Tensor, "_ h d"]]  # queries, keys, values
 
 
-def make_problem(rows: Rows, bias: Float[Tensor, "h N M"], tables: RowTables) -> Problem:
-    """Returns the kernels' arguments; ``tables``: the rows of queries and of keys, and the mask of
-    keys.
+def make_problem(
+    rows: Rows, padded: Float[Tensor, "2 h P P"], length: int, cells: Cells
+) -> Problem:
+    """Returns the kernels' arguments; ``padded`` is the bias of ``length`` cells.
 
-    Raises ValueError where the bias does not have as many cells as these.
+    Raises ValueError where the grids have another number of cells.
     """
     q, k, v = rows
-    query_rows, key_rows, key_mask = tables
-    _, num_queries, num_keys = bias.shape
-    if query_rows is not None:
-        sequences = len(query_rows)
-    else:
-        sequences = len(q) // num_queries if num_queries else 0
-    queries, keys = (sequences, num_queries), (sequences, num_keys)
-    problem = Problem(
-        q=q,
-        k=k,
-        v=v,
-        bias=pad_bias(bias, q.dtype),
-        queries=Cells(queries, query_rows),
-        keys=Cells(keys, key_rows, key_mask),
-    )
-    for cells, count in ((problem.queries, len(q)), (problem.keys, len(k))):
-        tables_fit = all(t is None or t.shape == cells.shape for t in (cells.rows, cells.mask))
-        if not tables_fit or (cells.rows is None and count != math.prod(cells.shape)):
-            raise ValueError(
-                f"a bias for {num_queries} queries and {num_keys} keys does not fit {count} rows "
-                f"of {sequences} sequences; give the bias of the layout's columns"
-            )
-    return problem
+    tables = [table for table in cells if table is not None]
+    sequences = len(tables[0]) if tables else len(q) // max(length, 1)
+    fits = all(table.shape == (sequences, length) for table in tables)
+    in_order = [
+        len(held) for held, table in ((q, cells.query_rows), (k, cells.key_rows)) if table is None
+    ]
+    if not fits or any(count != sequences * length for count in in_order):
+        raise ValueError(
+            f"a bias of {length} cells does not fit {len(q)} queries and {len(k)} keys of "
+            f"{sequences} sequences; give the bias of the layout's columns"
+        )
+    return Problem(q=q, k=k, v=v, padded=padded, cells=cells, sequences=sequences, length=length)
 
 
 def mix(
@@ -213,14 +197,9 @@ def mix(
     blocks = (tuning or find_tuning(q.dtype)).forward
     mixed = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     normalizers = torch.empty((q.shape[1], len(q)), dtype=torch.float32, device=q.device)
-    grid = (triton.cdiv(problem.queries.shape[1], blocks.queries), problem.sequence_heads)
     if len(q):
-        _mix[grid](
-            *problem.pointers(),
-            mixed,
-            normalizers,
-            *problem.sizes(),
-            **problem.constants(blocks),
+        _mix[problem.grid(blocks.queries)](
+            *problem.pointers, mixed, normalizers, *problem.sizes, **problem.constants(blocks)
         )
     return mixed, normalizers
 
@@ -235,7 +214,7 @@ class Forward(NamedTuple):
 
 def write_gradients(
     problem: Problem, forward: Forward, gradients: Rows, tuning: Tuning | None = None
-) -> Float[Tensor, "h N M"]:
+) -> Float[Tensor, "h N N"]:
     """Writes the gradients of queries, keys and values, which have their strides; returns that of
     the bias, float32.
     """
@@ -250,17 +229,16 @@ def write_query_gradient(
 ) -> Float[Tensor, "h R"]:
     """Writes the queries' gradient; returns the products of mixed values with their gradient."""
     products = torch.empty_like(forward.normalizers)
-    grid = (triton.cdiv(problem.queries.shape[1], blocks.queries), problem.sequence_heads)
     if len(problem.q):
-        _query_gradient[grid](
-            *problem.pointers(),
+        _query_gradient[problem.grid(blocks.queries)](
+            *problem.pointers,
             forward.mixed,
             forward.gradient,
             forward.normalizers,
             products,
             gradient,
             gradient.stride(0),
-            *problem.sizes(),
+            *problem.sizes,
             **problem.constants(blocks),
         )
     return products
@@ -275,43 +253,39 @@ def write_key_gradients(
 ) -> None:
     """Writes the gradients of keys and values."""
     k_gradient, v_gradient = gradients
-    grid = (triton.cdiv(problem.keys.shape[1], blocks.keys), problem.sequence_heads)
-    # The kernel computes transposed scores: a transposed copy of the bias is read as it lies.
-    problem = replace(problem, bias=problem.bias.transpose(1, 2).contiguous())
     if len(problem.k):
-        _key_gradients[grid](
-            *problem.pointers(),
+        _key_gradients[problem.grid(blocks.keys)](
+            *problem.pointers,
             forward.gradient,
             forward.normalizers,
             products,
             k_gradient,
             v_gradient,
             k_gradient.stride(0),
-            *problem.sizes(),
+            *problem.sizes,
             **problem.constants(blocks),
         )
 
 
 def sum_bias_gradient(
     problem: Problem, forward: Forward, products: Float[Tensor, "h R"], blocks: Blocks
-) -> Float[Tensor, "h N M"]:
+) -> Float[Tensor, "h N N"]:
     """Returns the bias' gradient, summed over the batch in an order that is always the same."""
-    (sequences, queries), (_, keys) = problem.queries.shape, problem.keys.shape
-    heads = problem.q.shape[1]
-    tiles = triton.cdiv(queries, blocks.queries) * triton.cdiv(keys, blocks.keys)
-    parts = min(sequences, triton.cdiv(BIAS_PROGRAMS, max(1, tiles * heads)))
-    shape = (parts, heads, queries, keys)
+    sequences, length, heads = problem.sequences, problem.length, problem.q.shape[1]
+    tiles = _count_blocks(length, blocks.queries) * _count_blocks(length, blocks.keys)
+    parts = min(sequences, _count_blocks(BIAS_PROGRAMS, max(1, tiles * heads)))
+    shape = (parts, heads, length, length)
     sums = torch.empty(shape, dtype=torch.float32, device=problem.q.device)
-    if sums.numel():
+    if parts and tiles:
         _bias_gradient[(tiles, heads, parts)](
-            *problem.pointers(),
+            *problem.pointers,
             forward.gradient,
             forward.normalizers,
             products,
             sums,
             sequences,
-            triton.cdiv(sequences, parts),
-            *problem.sizes(),
+            _count_blocks(sequences, parts),
+            *problem.sizes,
             **problem.constants(blocks),
         )
     return sums[0] if parts == 1 else sums.sum(0)
@@ -319,10 +293,10 @@ def sum_bias_gradient(
 
 # Triton reads the kernels' source; types of theirs are checked by nobody. It would compile a kernel
 # again for lengths that are multiples of 16 and for a length of 1.
-VARYING = ("num_rows", "queries", "keys")
+VARYING = ("num_rows", "length")
 
 
-@triton.jit(do_not_specialize=("head_stride", "row_stride", "queries", "keys"))
+@triton.jit(do_not_specialize=("head_stride", "row_stride", "length"))
 @no_type_check
 def _pad(
     bias,
@@ -330,23 +304,26 @@ def _pad(
     head_stride,
     row_stride,
     column_stride,
-    queries,
-    keys,
-    padded_queries,
-    padded_keys,
+    length,
+    side,
+    heads,
     factor,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Pads 32 rows of a head, a program each."""
-    first = tl.program_id(0) * 32
-    head = first // padded_queries
-    rows = first % padded_queries + tl.arange(0, 32)
+    """Pads a block of a head, a program each, and writes it a second time transposed."""
+    first = tl.program_id(0) * ROWS
+    head = first // side
+    rows = first % side + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     offsets = rows[:, None] * row_stride + columns[None, :] * column_stride
-    exists = (rows < queries)[:, None] & (columns < keys)[None, :]
+    exists = (rows < length)[:, None] & (columns < length)[None, :]
     value = tl.load(bias + head * head_stride + offsets, mask=exists, other=0.0).to(tl.float32)
-    to = padded + (head * padded_queries + rows[:, None]) * padded_keys + columns[None, :]
-    tl.store(to, (value * factor).to(padded.dtype.element_ty))
+    value = (value * factor).to(padded.dtype.element_ty)
+    to = padded + head * side * side
+    tl.store(to + rows[:, None] * side + columns[None, :], value)
+    to += heads * side * side
+    tl.store(to + columns[None, :] * side + rows[:, None], value)
 
 
 @triton.jit
@@ -400,9 +377,9 @@ def _store(tensor, values, first, row, exists, stride, head, HEAD: tl.constexpr)
 
 @triton.jit
 @no_type_check
-def _bias_tile(bias, head, row_cells, column_cells, head_stride, row_stride):
-    """Returns a block of the padded bias, float32."""
-    offsets = head * head_stride + row_cells[:, None] * row_stride + column_cells[None, :]
+def _bias_tile(bias, head, row_cells, column_cells, side):
+    """Returns a block of the padded bias of a head, float32."""
+    offsets = (head * side + row_cells[:, None]) * side + column_cells[None, :]
     return tl.load(bias + offsets).to(tl.float32)
 
 
@@ -420,11 +397,9 @@ def _mix(
     normalizers,
     query_stride,
     key_stride,
-    bias_head_stride,
-    bias_row_stride,
+    bias_side,
     num_rows,
-    queries,
-    keys,
+    length,
     heads,
     scale,
     HEAD: tl.constexpr,
@@ -437,22 +412,22 @@ def _mix(
     """Mixes values for a block of one sequence's queries and one head, a program each."""
     sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     cells = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+    first, row, exists = _rows(query_rows, sequence, cells, length, HAS_QUERY_ROWS)
     query = _load(q, first, row, exists, query_stride, head, HEAD)
     best = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     sums = tl.zeros((QUERIES, HEAD), tl.float32)
-    end = keys
+    end = length
     if HAS_QUERY_ROWS:  # a block without any query has nothing to compute
-        end = tl.where(tl.max(exists.to(tl.int32), axis=0) > 0, keys, 0)
+        end = tl.where(tl.max(exists.to(tl.int32), axis=0) > 0, length, 0)
     for start in range(0, end, KEYS):
         key_cells = start + tl.arange(0, KEYS)
         key_first, key_row, key_exists, real = _keys(
-            key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+            key_rows, key_mask, sequence, key_cells, length, HAS_KEY_ROWS, HAS_MASK
         )
         key = _load(k, key_first, key_row, key_exists, key_stride, head, HEAD)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        scores += _bias_tile(bias, head, cells, key_cells, bias_head_stride, bias_row_stride)
+        scores += _bias_tile(bias, head, cells, key_cells, bias_side)
         scores = tl.where(real[None, :], scores, float("-inf"))
         larger = tl.maximum(best, tl.max(scores, axis=1))
         # Without any real key so far the maximum is -inf, and -inf - -inf is no number.
@@ -490,11 +465,9 @@ def _query_gradient(
     gradient_stride,
     query_stride,
     key_stride,
-    bias_head_stride,
-    bias_row_stride,
+    bias_side,
     num_rows,
-    queries,
-    keys,
+    length,
     heads,
     scale,
     HEAD: tl.constexpr,
@@ -511,7 +484,7 @@ def _query_gradient(
     """
     sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     cells = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+    first, row, exists = _rows(query_rows, sequence, cells, length, HAS_QUERY_ROWS)
     query = _load(q, first, row, exists, query_stride, head, HEAD)
     upstream = _load(mixed_gradient, first, row, exists, heads * HEAD, head, HEAD)
     own = _load(mixed, first, row, exists, heads * HEAD, head, HEAD)
@@ -520,18 +493,18 @@ def _query_gradient(
     tl.store(products + by_row, product, mask=exists)
     normalizer = tl.load(normalizers + by_row, mask=exists, other=float("inf"))
     sums = tl.zeros((QUERIES, HEAD), tl.float32)
-    end = keys
+    end = length
     if HAS_QUERY_ROWS:
-        end = tl.where(tl.max(exists.to(tl.int32), axis=0) > 0, keys, 0)
+        end = tl.where(tl.max(exists.to(tl.int32), axis=0) > 0, length, 0)
     for start in range(0, end, KEYS):
         key_cells = start + tl.arange(0, KEYS)
         key_first, key_row, key_exists, real = _keys(
-            key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+            key_rows, key_mask, sequence, key_cells, length, HAS_KEY_ROWS, HAS_MASK
         )
         key = _load(k, key_first, key_row, key_exists, key_stride, head, HEAD)
         value = _load(v, key_first, key_row, key_exists, key_stride, head, HEAD)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        scores += _bias_tile(bias, head, cells, key_cells, bias_head_stride, bias_row_stride)
+        scores += _bias_tile(bias, head, cells, key_cells, bias_side)
         weights = tl.exp2(tl.where(real[None, :], scores, float("-inf")) - normalizer[:, None])
         weight_gradient = tl.dot(upstream, tl.trans(value), input_precision="ieee")
         score_gradient = (weights * (weight_gradient - product[:, None])).to(key.dtype)
@@ -558,11 +531,9 @@ def _key_gradients(
     gradient_stride,
     query_stride,
     key_stride,
-    bias_head_stride,
-    bias_row_stride,
+    bias_side,
     num_rows,
-    queries,
-    keys,
+    length,
     heads,
     scale,
     HEAD: tl.constexpr,
@@ -572,22 +543,19 @@ def _key_gradients(
     HAS_KEY_ROWS: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Computes the gradients of a block of one sequence's keys and values and one head.
-
-    The ``bias`` is transposed.
-    """
+    """Computes the gradients of a block of one sequence's keys and values and one head."""
     sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     key_cells = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     key_first, key_row, key_exists, real = _keys(
-        key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+        key_rows, key_mask, sequence, key_cells, length, HAS_KEY_ROWS, HAS_MASK
     )
     key = _load(k, key_first, key_row, key_exists, key_stride, head, HEAD)
     value = _load(v, key_first, key_row, key_exists, key_stride, head, HEAD)
     key_sums = tl.zeros((KEYS, HEAD), tl.float32)
     value_sums = tl.zeros((KEYS, HEAD), tl.float32)
-    for start in range(0, queries, QUERIES):
+    for start in range(0, length, QUERIES):
         cells = start + tl.arange(0, QUERIES)
-        first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+        first, row, exists = _rows(query_rows, sequence, cells, length, HAS_QUERY_ROWS)
         query = _load(q, first, row, exists, query_stride, head, HEAD)
         upstream = _load(mixed_gradient, first, row, exists, heads * HEAD, head, HEAD)
         by_row = head * num_rows + first + row
@@ -595,7 +563,7 @@ def _key_gradients(
         product = tl.load(products + by_row, mask=exists, other=0.0)
         # Transposed, so that the weights are the left factor of the sums' products.
         scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
-        scores += _bias_tile(bias, head, key_cells, cells, bias_head_stride, bias_row_stride)
+        scores += _bias_tile(bias, heads + head, key_cells, cells, bias_side)
         weights = tl.exp2(tl.where(real[:, None], scores, float("-inf")) - normalizer[None, :])
         value_sums = tl.dot(
             weights.to(upstream.dtype), upstream, value_sums, input_precision="ieee"
@@ -626,11 +594,9 @@ def _bias_gradient(
     part_length,
     query_stride,
     key_stride,
-    bias_head_stride,
-    bias_row_stride,
+    bias_side,
     num_rows,
-    queries,
-    keys,
+    length,
     heads,
     scale,
     HEAD: tl.constexpr,
@@ -641,17 +607,17 @@ def _bias_gradient(
     HAS_MASK: tl.constexpr,
 ):
     """Sums a block of one head's bias' gradient over a part of the batch, a program each."""
-    key_blocks = tl.cdiv(keys, KEYS)
+    key_blocks = tl.cdiv(length, KEYS)
     cells = tl.program_id(0) // key_blocks * QUERIES + tl.arange(0, QUERIES)
     key_cells = tl.program_id(0) % key_blocks * KEYS + tl.arange(0, KEYS)
     head, part = tl.program_id(1), tl.program_id(2)
-    tile = _bias_tile(bias, head, cells, key_cells, bias_head_stride, bias_row_stride)
+    tile = _bias_tile(bias, head, cells, key_cells, bias_side)
     total = tl.zeros((QUERIES, KEYS), tl.float32)
     end = tl.minimum((part + 1) * part_length, sequences)
     for sequence in range(part * part_length, end):
-        first, row, exists = _rows(query_rows, sequence, cells, queries, HAS_QUERY_ROWS)
+        first, row, exists = _rows(query_rows, sequence, cells, length, HAS_QUERY_ROWS)
         key_first, key_row, key_exists, real = _keys(
-            key_rows, key_mask, sequence, key_cells, keys, HAS_KEY_ROWS, HAS_MASK
+            key_rows, key_mask, sequence, key_cells, length, HAS_KEY_ROWS, HAS_MASK
         )
         query = _load(q, first, row, exists, query_stride, head, HEAD)
         upstream = _load(mixed_gradient, first, row, exists, heads * HEAD, head, HEAD)
@@ -664,7 +630,7 @@ def _bias_gradient(
         weights = tl.exp2(tl.where(real[None, :], scores, float("-inf")) - normalizer[:, None])
         weight_gradient = tl.dot(upstream, tl.trans(value), input_precision="ieee")
         total += weights * (weight_gradient - product[:, None])
-    offsets = ((part * heads + head).to(tl.int64) * queries + cells[:, None]) * keys
+    offsets = ((part * heads + head).to(tl.int64) * length + cells[:, None]) * length
     offsets = offsets + key_cells[None, :]
-    exists = (cells < queries)[:, None] & (key_cells < keys)[None, :]
+    exists = (cells < length)[:, None] & (key_cells < length)[None, :]
     tl.store(sums + offsets, total, mask=exists)

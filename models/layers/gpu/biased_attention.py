@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
+PADDED_TO = 128  # rows and columns of the padded bias; blocks divide it
 HEAD_WIDTHS = (16, 32, 64, 128)  # the sides of blocks in the kernels' products are powers of two
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -64,12 +65,16 @@ def biased_attention_from(
 @torch.library.custom_op("vlmill::biased_attention", mutates_args=())
 def _attention(
     qkv: Tensor, bias: Tensor, rows: Tensor | None, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Returns mixed values [R, h, d] and the softmax' normalizers [h, R]; qkv is [R, 3, h, d]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns mixed values [R, h, d] of qkv [R, 3, h, d], the softmax' normalizers [h, R] and the
+    padded bias.
+    """
     from vlmill.models.layers.gpu import bias_kernels as kernels
 
-    problem = kernels.make_problem(qkv.contiguous().unbind(1), bias, (rows, rows, key_mask))
-    return kernels.mix(problem)
+    padded = kernels.pad_bias(bias, qkv.dtype)
+    cells = kernels.Cells(rows, rows, key_mask)
+    projected = qkv.contiguous().unbind(1)
+    return *kernels.mix(kernels.make_problem(projected, padded, len(bias[0]), cells)), padded
 
 
 @torch.library.custom_op("vlmill::biased_attention_backward", mutates_args=())
@@ -81,12 +86,14 @@ def _attention_backward(
     key_mask: Tensor | None,
     mixed: Tensor,
     normalizers: Tensor,
+    padded: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of qkv and, in float32, of the bias."""
     from vlmill.models.layers.gpu import bias_kernels as kernels
 
     qkv = qkv.contiguous()
-    problem = kernels.make_problem(qkv.unbind(1), bias, (rows, rows, key_mask))
+    cells = kernels.Cells(rows, rows, key_mask)
+    problem = kernels.make_problem(qkv.unbind(1), padded, len(bias[0]), cells)
     of_rows = torch.empty_like(qkv)
     forward = kernels.Forward(mixed, normalizers, gradient.contiguous())
     return of_rows, kernels.write_gradients(problem, forward, of_rows.unbind(1))
@@ -100,12 +107,16 @@ def _attention_from(
     query_rows: Tensor,
     key_rows: Tensor | None,
     key_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Returns mixed values [K, h, d] and normalizers [h, K]; keys_values is [R, 2, h, d]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns mixed values [K, h, d] from keys_values [R, 2, h, d], normalizers [h, K] and the
+    padded bias.
+    """
     from vlmill.models.layers.gpu import bias_kernels as kernels
 
-    rows = (queries.contiguous(), *keys_values.contiguous().unbind(1))
-    return kernels.mix(kernels.make_problem(rows, bias, (query_rows, key_rows, key_mask)))
+    padded = kernels.pad_bias(bias, queries.dtype)
+    cells = kernels.Cells(query_rows, key_rows, key_mask)
+    projected = (queries.contiguous(), *keys_values.contiguous().unbind(1))
+    return *kernels.mix(kernels.make_problem(projected, padded, len(bias[0]), cells)), padded
 
 
 @torch.library.custom_op("vlmill::biased_attention_from_backward", mutates_args=())
@@ -119,13 +130,15 @@ def _attention_from_backward(
     key_mask: Tensor | None,
     mixed: Tensor,
     normalizers: Tensor,
+    padded: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of queries, of keys_values and, in float32, of the bias."""
     from vlmill.models.layers.gpu import bias_kernels as kernels
 
     queries, keys_values = queries.contiguous(), keys_values.contiguous()
-    rows = (queries, *keys_values.unbind(1))
-    problem = kernels.make_problem(rows, bias, (query_rows, key_rows, key_mask))
+    projected = (queries, *keys_values.unbind(1))
+    cells = kernels.Cells(query_rows, key_rows, key_mask)
+    problem = kernels.make_problem(projected, padded, len(bias[0]), cells)
     of_queries, of_keys = torch.empty_like(queries), torch.empty_like(keys_values)
     forward = kernels.Forward(mixed, normalizers, gradient.contiguous())
     of_bias = kernels.write_gradients(problem, forward, (of_queries, *of_keys.unbind(1)))
@@ -135,10 +148,12 @@ def _attention_from_backward(
 # What the compiler is told of the results: shapes and types.
 
 
-def _mixed_like(queries: Tensor) -> tuple[Tensor, Tensor]:
+def _mixed_like(queries: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, heads, _ = queries.shape
     normalizers = queries.new_empty((heads, num_rows), dtype=torch.float32)
-    return queries.new_empty(queries.shape), normalizers
+    side = (bias.shape[1] + PADDED_TO - 1) // PADDED_TO * PADDED_TO
+    padded = queries.new_empty((2, heads, side, side))
+    return queries.new_empty(queries.shape), normalizers, padded
 
 
 def _new_like(rows: Tensor) -> Tensor:
@@ -150,8 +165,8 @@ def _bias_gradient_like(bias: Tensor) -> Tensor:
 
 
 @_attention.register_fake
-def _(qkv: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _mixed_like(qkv[:, 0])
+def _(qkv: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _mixed_like(qkv[:, 0], bias)
 
 
 @_attention_backward.register_fake
@@ -160,8 +175,8 @@ def _(gradient: Tensor, qkv: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, Ten
 
 
 @_attention_from.register_fake
-def _(queries: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _mixed_like(queries)
+def _(queries: Tensor, keys_values: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _mixed_like(queries, bias)
 
 
 @_attention_from_backward.register_fake
@@ -171,20 +186,20 @@ def _(
     return _new_like(queries), _new_like(keys_values), _bias_gradient_like(bias)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Keeps what the backward operator takes after the gradient."""
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs, *output)
 
 
-def _differentiate(ctx: Any, gradient: Tensor, _: object) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, gradient: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     bias = ctx.saved_tensors[1]
     of_rows, of_bias = torch.ops.vlmill.biased_attention_backward(gradient, *ctx.saved_tensors)
     return of_rows, of_bias.to(bias.dtype), None, None
 
 
-def _differentiate_from(ctx: Any, gradient: Tensor, _: object) -> tuple[Tensor | None, ...]:
+def _differentiate_from(ctx: Any, gradient: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     backward = torch.ops.vlmill.biased_attention_from_backward
     of_queries, of_keys, of_bias = backward(gradient, *saved)
