@@ -153,7 +153,10 @@ def decode_rate(
     """
     spec = detector.model.config
     resize = not resizes_pixels(detector)
-    with open_source(spec, config.limits, workers, config.batch_size, resize=resize) as source:
+    device = detector.device
+    with open_source(
+        spec, config.limits, workers, config.batch_size, resize=resize, device=device
+    ) as source:
         list(source(plan[: 2 * workers]))  # the processes start
         asked = plan[:DECODED]
         started = time.perf_counter()

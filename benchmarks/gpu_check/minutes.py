@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from benchmarks.gpu_check import attention_kernel
 from benchmarks.gpu_check.minutes_card import card_rates
+from benchmarks.gpu_check.minutes_extraction import measure_extraction
 from benchmarks.gpu_check.minutes_record import Record
 from benchmarks.gpu_check.minutes_steps import Bench, StepCase, measure_steps
 from benchmarks.gpu_check.setting import Setting
@@ -59,6 +60,7 @@ PARTS = (
             name="vilbert blocks graph 512", variant="vilbert", pairs=512, blocks=True, graph=True
         ),
     ),
+    MinutesPart(name="extraction", seconds=100, run=measure_extraction),
     step_part(30, StepCase(name="imagebert graph 256", variant="imagebert", pairs=256, graph=True)),
     step_part(30, StepCase(name="interbert graph 256", variant="interbert", pairs=256, graph=True)),
     step_part(30, StepCase(name="vl-bert graph 256", variant="vl-bert", pairs=256, graph=True)),

@@ -101,6 +101,11 @@ class PixelRing:
         """Returns how many slots no task and no array has."""
         return len(self._free)
 
+    @property
+    def is_pinned(self) -> bool:
+        """Returns whether a CUDA device copies from the slots while nobody waits."""
+        return self._unpin is not None
+
     def take(self) -> int | None:
         """Returns a slot for a task; None if none is free."""
         try:
