@@ -14,7 +14,7 @@ from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import get_chunk_size, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import stored_tensors
+from vlmill.extract.detect.rows import in_stored_type, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import download, make_frames, upload_batch
 from vlmill.extract.images.decode import decode
@@ -86,7 +86,8 @@ def device_stages(
     chosen = select(detections, spec, frames, config.selection)
 
     def stored() -> dict[str, torch.Tensor]:
-        return stored_tensors(detections, chosen, spec, config.storage)
+        found = stored_tensors(detections, chosen, spec, config.storage)
+        return in_stored_type(found, chosen.box_mask, config.storage)
 
     results = {**stored(), "taken": chosen.box_mask}
     return {
