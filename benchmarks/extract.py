@@ -42,7 +42,7 @@ from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import CPU_ROI_CHUNK, extract_regions
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import make_outcomes, stored_tensors
+from vlmill.extract.detect.rows import in_stored_type, make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.images.decode import decode
@@ -141,7 +141,8 @@ def by_parts(
             detections = model.classify(boxes, taken, means)
         with parts.part("selection"):
             chosen = select(detections, spec, frames, config.selection)
-            tensors = stored_tensors(detections, chosen, spec, config.storage)
+            found = stored_tensors(detections, chosen, spec, config.storage)
+            tensors = in_stored_type(found, chosen.box_mask, config.storage)
             arrays = {name: values.numpy() for name, values in tensors.items()}
             (row,) = make_outcomes(
                 [query], {**arrays, "taken": chosen.box_mask.numpy()}, config.storage

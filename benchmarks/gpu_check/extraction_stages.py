@@ -14,7 +14,7 @@ from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import get_chunk_size, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import stored_tensors
+from vlmill.extract.detect.rows import in_stored_type, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import download, make_frames, upload_batch
 from vlmill.extract.images.decode import decode
@@ -86,7 +86,8 @@ def device_stages(
     chosen = select(detections, spec, frames, config.selection)
 
     def stored() -> dict[str, torch.Tensor]:
-        return stored_tensors(detections, chosen, spec, config.storage)
+        found = stored_tensors(detections, chosen, spec, config.storage)
+        return in_stored_type(found, chosen.box_mask, config.storage)
 
     results = {**stored(), "taken": chosen.box_mask}
     return {
@@ -153,7 +154,10 @@ def decode_rate(
     """
     spec = detector.model.config
     resize = not resizes_pixels(detector)
-    with open_source(spec, config.limits, workers, config.batch_size, resize=resize) as source:
+    device = detector.device
+    with open_source(
+        spec, config.limits, workers, config.batch_size, resize=resize, device=device
+    ) as source:
         list(source(plan[: 2 * workers]))  # the processes start
         asked = plan[:DECODED]
         started = time.perf_counter()

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from benchmarks.gpu_check import attention_kernel
 from benchmarks.gpu_check.minutes_card import card_rates
+from benchmarks.gpu_check.minutes_extraction import measure_extraction
 from benchmarks.gpu_check.minutes_record import Record
 from benchmarks.gpu_check.minutes_steps import Bench, StepCase, measure_steps
 from benchmarks.gpu_check.setting import Setting
@@ -56,6 +57,7 @@ PARTS = (
     step_part(30, case("vilbert graph", 1024)),
     step_part(20, case("vilbert half graph", 256, half_norms=True)),
     step_part(25, case("imagebert graph", 256)),
+    MinutesPart(name="extraction", seconds=100, run=measure_extraction),
     step_part(80, case("vilbert blocks graph", 256)),
     step_part(40, case("vilbert blocks graph", 512)),
     step_part(90, case("vilbert half blocks graph", 256, half_norms=True)),

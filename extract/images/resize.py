@@ -156,6 +156,19 @@ def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> 
     )
 
 
+def max_input_bytes(spec: DetectorConfig, limits: InputLimits) -> int:
+    """Returns the most bytes that :func:`network_input` and :func:`lighter_input` give."""
+    short, long = max_sides(spec, limits)
+    return BYTES_PER_CELL * short * long
+
+
+def max_sides(spec: DetectorConfig, limits: InputLimits) -> tuple[int, int]:
+    """Returns how many pixels the short and the long side of the network's input have at most."""
+    short = spec.short_side if limits.short_side is None else limits.short_side
+    long = spec.long_side if limits.long_side is None else limits.long_side
+    return short, long
+
+
 def lighter_input(
     pixels: Pixels, spec: DetectorConfig, limits: InputLimits
 ) -> NetworkInput | PixelInput:
@@ -172,8 +185,7 @@ def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> Pi
     Rejected.
     """
     height, width = pixels.shape[:2]
-    short = spec.short_side if limits.short_side is None else limits.short_side
-    long = spec.long_side if limits.long_side is None else limits.long_side
+    short, long = max_sides(spec, limits)
     scale = resize_factor(height, width, short, long)
     if spec.resize == "opencv":
         size = round(height * scale), round(width * scale)

@@ -74,7 +74,13 @@ def one_device(
     spec, resize = detector.model.config, not resizes_pixels(detector)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
     with open_source(
-        spec, config.limits, workers, config.batch_size, resize=resize, crops=crops
+        spec,
+        config.limits,
+        workers,
+        config.batch_size,
+        resize=resize,
+        crops=crops,
+        device=detector.device,
     ) as source:
 
         def engine(windows: Iterable[Window]) -> Iterator[Sequence[ExtractionResult]]:

@@ -15,7 +15,8 @@ from vlmill.schemas.tables import REGIONS, REJECTS
 # = 6.5 MB).
 ROWS_PER_GROUP = 16
 # Groups and ends of shards that wait for the thread: beyond that the network waits, not the memory.
-TASKS_WAITING = 4
+# A shard of 400 MB is synced in about the time in which a fast GPU fills six groups.
+TASKS_WAITING = 8
 
 
 class Background:

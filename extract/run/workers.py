@@ -4,27 +4,41 @@ No more than a fixed number is under way, so memory does not grow.
 """
 
 import dataclasses
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from vlmill.extract.config import InputLimits
+from vlmill.extract.config import WINDOW_BATCHES, InputLimits
 from vlmill.extract.image_level.crop import Crop, Pixels, middle
 from vlmill.extract.images.decode import decode_stored
 from vlmill.extract.images.plan import InputImage
 from vlmill.extract.images.reader import InputReader
-from vlmill.extract.images.resize import NetworkInput, PixelInput, lighter_input, network_input
+from vlmill.extract.images.resize import (
+    NetworkInput,
+    PixelInput,
+    lighter_input,
+    max_input_bytes,
+    network_input,
+)
+from vlmill.extract.run.ring import PixelRing, SlotArray, SlotMemory
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.schemas.images.orientation import UPRIGHT
 from vlmill.schemas.rejects import Rejected
 
+CPU = torch.device("cpu")
 # Each is a decoded and resized image of up to 7 MB (600 x 1000 x 3 float32).
 UNDER_WAY_PER_WORKER = 2
+# Of slots for images: of 7 MB about as many as are decoded ahead and wait for their batch, with 14
+# workers and batches of 16. Where they do not do, images come by pipe.
+RING_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +100,23 @@ def under_way(workers: int, batch_size: int) -> int:
     return UNDER_WAY_PER_WORKER * workers + (batch_size if batch_size > 1 else 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecodeTask:
+    """Names an image for a worker process, and the slot of the ring that it may write into."""
+
+    image: InputImage
+    slot: int | None
+
+
+def open_ring(
+    spec: DetectorConfig, limits: InputLimits, num_images: int, device: torch.device
+) -> PixelRing | None:
+    """Opens a ring for ``num_images``, or as many as it may hold; None if that is not one."""
+    slot_bytes = -(-max_input_bytes(spec, limits) // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_slots = min(num_images, RING_BYTES // slot_bytes)
+    return PixelRing(num_slots, slot_bytes, device) if num_slots else None
+
+
 @contextmanager
 def pool(
     spec: DetectorConfig,
@@ -95,31 +126,65 @@ def pool(
     *,
     resize: bool,
     crops: Sequence[Crop],
+    device: torch.device,
 ) -> Iterator[Source]:
     """Prepares images in worker processes, a few ahead; one that costs too much is rejected."""
-    processes: BoundedPool[InputImage, PreparedImage] = BoundedPool(
-        workers, start_worker, spec, limits, resize, crops
+    ahead = under_way(workers, batch_size)
+    # Besides them those that wait for others of their shape, and those of two batches.
+    waiting = (WINDOW_BATCHES + 2) * batch_size if batch_size > 1 else 2
+    ring = open_ring(spec, limits, ahead + 1 + waiting, device)
+    processes: BoundedPool[DecodeTask, PreparedImage] = BoundedPool(
+        workers, start_worker, spec, limits, resize, crops, None if ring is None else ring.memory
     )
 
     def source(images: Iterable[InputImage]) -> Iterator[PreparedImage]:
-        tasks: deque[tuple[InputImage, Future[PreparedImage]]] = deque()
-        for image in images:
-            tasks.append((image, processes.submit(image)))
-            if len(tasks) > under_way(workers, batch_size):
-                yield receive(*tasks.popleft())
-        while tasks:
-            yield receive(*tasks.popleft())
+        tasks: deque[tuple[DecodeTask, Future[PreparedImage]]] = deque()
+        try:
+            for image in images:
+                task = DecodeTask(image=image, slot=None if ring is None else ring.take())
+                tasks.append((task, processes.submit(task)))
+                if len(tasks) > ahead:
+                    yield receive(*tasks.popleft(), ring)
+            while tasks:
+                yield receive(*tasks.popleft(), ring)
+        finally:
+            for task, future in tasks:
+                future.cancel()
+                release_later(task, future, ring)
 
-    with processes:
+    with processes, closing(ring) if ring else nullcontext():
         yield source
 
 
-def receive(image: InputImage, future: "Future[PreparedImage]") -> PreparedImage:
+def receive(
+    task: DecodeTask, future: "Future[PreparedImage]", ring: PixelRing | None
+) -> PreparedImage:
     """Waits for an image that a worker process prepares; one that ends the process is rejected."""
     try:
-        return unpack_tensor(future.result())
+        ready = future.result()
     except Rejected as why:
-        return PreparedImage(image=image, image_id=image.image_id, result=why)
+        ready = PreparedImage(image=task.image, image_id=task.image.image_id, result=why)
+    except BaseException:
+        release_later(task, future, ring)
+        raise
+    array = get_array(ready)
+    if ring is not None and task.slot is not None:
+        if isinstance(array, SlotArray):
+            array = ring.open(task.slot, array)
+        else:  # rejected, or too large
+            ring.release(task.slot)
+    if isinstance(ready.result, NetworkInput):
+        array = torch.from_numpy(array)
+    return replace_array(ready, array)
+
+
+def release_later(
+    task: DecodeTask, future: "Future[PreparedImage]", ring: PixelRing | None
+) -> None:
+    """Takes back the slot of a task that nobody waits for, once no worker writes into it."""
+    if ring is not None and task.slot is not None:
+        slot, release = task.slot, ring.release
+        future.add_done_callback(lambda _: release(slot))
 
 
 @contextmanager
@@ -131,46 +196,70 @@ def open_source(
     *,
     resize: bool = True,
     crops: Sequence[Crop] = (),
+    device: torch.device = CPU,
 ) -> Iterator[Source]:
     """Prepares images here, or in worker processes; without ``resize`` a GPU does the last.
 
-    What workers send is read by one thread of this process: the 6 MB of a resized photograph take
-    it 20 ms on a slow core, more than a fast GPU needs for the image; its pixels are 1 MB.
+    Workers put images into memory that this process shares, from where they go to ``device``. By
+    pipe the 6 MB of a resized photograph took 20 ms on a slow core, more than a fast GPU needs for
+    the image, and its pixels, 1 MB, 0.4 ms.
     """
     if not workers:
         yield inline(spec, limits, resize=resize, crops=crops)
         return
-    with pool(spec, limits, workers, batch_size, resize=resize, crops=crops) as source:
+    with pool(
+        spec, limits, workers, batch_size, resize=resize, crops=crops, device=device
+    ) as source:
         yield source
 
 
-def pack_tensor(ready: PreparedImage) -> PreparedImage:
-    """Puts an array in place of the tensor: torch would send a file of shared memory for each."""
-    if not isinstance(ready.result, NetworkInput):
-        return ready
-    array = dataclasses.replace(ready.result, tensor=ready.result.tensor.numpy())  # type: ignore[arg-type]
-    return dataclasses.replace(ready, result=array)
+def get_array(ready: PreparedImage) -> Any:
+    """Returns the array of an image's pixels or of its network input, or what stands for it."""
+    if isinstance(ready.result, PixelInput):
+        return ready.result.pixels
+    return ready.result.tensor if isinstance(ready.result, NetworkInput) else None
 
 
-def unpack_tensor(ready: PreparedImage) -> PreparedImage:
-    """Puts the tensor back in the array's place."""
-    if not isinstance(ready.result, NetworkInput):
-        return ready
-    tensor = torch.from_numpy(ready.result.tensor)
-    return dataclasses.replace(ready, result=dataclasses.replace(ready.result, tensor=tensor))
+def replace_array(ready: PreparedImage, array: Any) -> PreparedImage:
+    """Puts ``array`` in the place of what :func:`get_array` returns."""
+    result = ready.result
+    if isinstance(result, PixelInput):
+        result = dataclasses.replace(result, pixels=array)
+    elif isinstance(result, NetworkInput):
+        result = dataclasses.replace(result, tensor=array)
+    return dataclasses.replace(ready, result=result)
 
 
 # --- in a worker process --------------------------------------------------------------------------
 
 
 def start_worker(
-    spec: DetectorConfig, limits: InputLimits, resize: bool, crops: Sequence[Crop]
-) -> Callable[[InputImage], PreparedImage]:
+    spec: DetectorConfig,
+    limits: InputLimits,
+    resize: bool,
+    crops: Sequence[Crop],
+    memory: SlotMemory | None,
+) -> Callable[[DecodeTask], PreparedImage]:
     """Readies a worker process; returns what prepares an image there."""
     torch.set_num_threads(1)
     reader = InputReader(limits.max_bytes)
 
-    def prepare_packed(image: InputImage) -> PreparedImage:
-        return pack_tensor(prepare(image, reader, spec, limits, resize=resize, crops=crops))
+    def prepare_packed(task: DecodeTask) -> PreparedImage:
+        ready = prepare(task.image, reader, spec, limits, resize=resize, crops=crops)
+        return pack_array(ready, memory, task.slot)
 
     return prepare_packed
+
+
+def pack_array(ready: PreparedImage, memory: SlotMemory | None, slot: int | None) -> PreparedImage:
+    """Moves an image into its slot, if it has one and fits; else its array is sent.
+
+    A tensor becomes an array: torch would send a file of shared memory for each.
+    """
+    array = get_array(ready)
+    if array is None:
+        return ready
+    array = array.numpy() if isinstance(array, Tensor) else array
+    if memory is not None and slot is not None and memory.holds(array):
+        array = memory.write(slot, array)
+    return replace_array(ready, array)

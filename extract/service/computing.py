@@ -34,6 +34,7 @@ def open_engine(
             config.batch_size,
             resize=not resizes_pixels(detector),
             crops=crops,
+            device=detector.device,
         )
     )
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from benchmarks.gpu_check.minutes import PARTS, MinutesPart, main
 from benchmarks.gpu_check.minutes_card import launch_times, list_times, product_shares
+from benchmarks.gpu_check.minutes_extraction import IDLE, STAGES
 from benchmarks.gpu_check.minutes_steps import Bench, host_seconds
 from torch import nn
 
@@ -88,6 +89,28 @@ def test_the_attention_kernel_is_compared_and_each_block_size_recorded(tmp_path:
     assert len(blocks) == 17 and all("ms" in line or "skipped" in line for line in blocks)
     fastest = min(line["ms"] for line in blocks if line["kernel"] == "key" and "ms" in line)
     assert best["key"]["ms"] == fastest
+
+
+@pytest.mark.slow
+def test_extraction_says_where_the_host_spends_its_time(tmp_path: Path) -> None:
+    status, lines = run_minutes(tmp_path, "--only", "extraction")
+    assert status == 0
+    by_part = {line["part"]: line for line in lines}
+    cases = [f"extraction {case}" for case in ("fast 2", "fast 4", "exact 2")]
+    paths = [f"{case}/path" for case in cases]
+    assert list(by_part) == [
+        *("card", cases[0], paths[0], cases[1], paths[1], "extraction decoding"),
+        *(cases[2], paths[2], "end"),
+    ]
+    assert all(by_part[case]["device_images_per_s"] > 0 for case in cases)
+    assert by_part[cases[0]]["chunk_ms"].keys() == {"600", "1200", "2400"}
+    assert by_part[cases[0]]["chunk_difference"] == {"600": 0.0, "1200": 0.0, "2400": 0.0}
+    for path in paths:
+        line = by_part[path]
+        assert line["images_per_s"] > 0 and line["host_cpu_ms"] > 0
+        assert line["host_ms"].keys() == STAGES.keys() and min(line["host_ms"].values()) > 0
+        assert line["idle_ms"].keys() == IDLE.keys()
+        assert line["pinned"] == [False] and line["images_without_slot"] == 0
 
 
 def fail(bench: Bench) -> None:
