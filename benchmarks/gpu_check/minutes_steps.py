@@ -147,13 +147,13 @@ def measure_run(run: StepRun, case: StepCase, bench: Bench) -> dict[str, Any]:
 def warm_up(run: StepRun, device: torch.device) -> float:
     """Trains on every batch and then watches the memory; returns the first step's seconds.
 
-    Twice, as a graph of a shape is captured for its second batch.
+    Three times, as a graph of a shape is captured for its second batch.
     """
     started = time.perf_counter()
     run.step(run.batches[0])
     wait_for(device)
     first_s = time.perf_counter() - started
-    for batch in [*run.batches, *run.batches]:
+    for batch in [*run.batches] * 3:
         run.step(batch)
     reset_peak_memory(device)
     return first_s
