@@ -8,6 +8,7 @@ a dozen.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -59,8 +60,9 @@ def clip_each_(
     ``largest`` are touched, and by numbers: PyTorch multiplies tensors of several shapes by
     tensors one after the other, which were 500 kernels of ViLBERT's step.
     """
-    # In float32, as on the gradients' device.
-    factors = (largest / (torch.tensor(norms, dtype=torch.float32) + 1e-6)).clamp(max=1.0).tolist()
+    # In float32, as the gradients' device would compute them.
+    known = np.array(norms, dtype=np.float32) + np.float32(1e-6)
+    factors = np.minimum(np.float32(largest) / known, np.float32(1.0)).tolist()
     scaled, numbers, first = [], [], 0
     for gradient, count in zip(gradients, joins, strict=True):
         own = factors[first : first + count]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +33,7 @@ def test_each_gradient_is_clipped_for_itself(values: list[float], largest: float
         assert torch.equal(gradients[0], direction)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6))
 def test_known_norms_change_no_bit(values: list[float]) -> None:
     """A step clips alike whether it waits for the norms or the loop has read them."""
