@@ -23,10 +23,7 @@ from vlmill.pipelines.hard_negatives.steps import list_steps
 from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published.command import open_parts
 from vlmill.pipelines.regions import on_beam as regions
-from vlmill.pipelines.tables import on_beam as on_tables
-from vlmill.pipelines.tables.choice import DuplicateFilter
-from vlmill.pipelines.tables.inputs import TableInput
-from vlmill.pipelines.tables.job import Job as TablesJob
+from vlmill.pipelines.tables.job import REPEATS, WRITE
 from vlmill.pipelines.web.fetching import on_beam
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
 from vlmill.pipelines.web.fetching.work import Fetching
@@ -35,7 +32,6 @@ from vlmill.runtime.units import run_beam
 from vlmill.runtime.units.launch.options import beam_options
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.stored import StoredJob
-from vlmill.schemas.tables import PAIRS
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
@@ -81,26 +77,12 @@ def manifest(_: Translation) -> None:
     parts.make_on_beam(open_parts, arguments, [0, 1])
 
 
-def tables(_: Translation) -> None:
-    shards = tuple(Path(f"gs://bucket/pairs-{n:05d}-of-00002.parquet") for n in range(2))
-    job = TablesJob(
-        name="tables concat",
-        tables={"pairs": TableInput(table=PAIRS, paths=shards, arrays={}, producer={})},
-        inputs=(),
-        output=Path(OUTPUT),
-        settings={},
-        choose={"pairs": DuplicateFilter()},
-        rejected=True,
-    )
-    on_tables.write_on_beam(job, [])
-
-
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     "web_pairs": (engine(STEPS), run_beam, ENGINE),
     "hard_negatives": (engine(list_steps(PLAN)), run_beam, ENGINE),
     "crawl": (crawl, on_beam, {"pipelines.web.fetching.on_beam.FetchBuckets"}),
     "manifest": (manifest, parts, {"pipelines.manifest.on_beam.MakePart"}),
-    "tables": (tables, on_tables, {"pipelines.tables.on_beam.WriteShard"}),
+    "tables": (engine([*REPEATS, WRITE]), run_beam, ENGINE),
     "regions": (regions_job, regions, {"pipelines.regions.on_beam.ExtractPart"}),
 }
 
