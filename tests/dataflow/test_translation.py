@@ -20,8 +20,7 @@ from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
 from vlmill.pipelines.hard_negatives.steps import list_steps
-from vlmill.pipelines.manifest import on_beam as parts
-from vlmill.pipelines.manifest.published.command import open_parts
+from vlmill.pipelines.manifest.published.on_runner import JUDGE, MAKE, READ
 from vlmill.pipelines.regions import on_beam as regions
 from vlmill.pipelines.tables.job import REPEATS, WRITE
 from vlmill.pipelines.web.fetching import on_beam
@@ -72,16 +71,11 @@ def crawl(_: Translation) -> None:
     on_beam.rounds_on_beam(job, beam_options([]))([0, 2])
 
 
-def manifest(_: Translation) -> None:
-    arguments = argparse.Namespace(beam_flags=[], input="gs://b/i", output=Path(OUTPUT), workers=1)
-    parts.make_on_beam(open_parts, arguments, [0, 1])
-
-
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     "web_pairs": (engine(STEPS), run_beam, ENGINE),
     "hard_negatives": (engine(list_steps(PLAN)), run_beam, ENGINE),
     "crawl": (crawl, on_beam, {"pipelines.web.fetching.on_beam.FetchBuckets"}),
-    "manifest": (manifest, parts, {"pipelines.manifest.on_beam.MakePart"}),
+    "manifest": (engine([READ, JUDGE, MAKE]), run_beam, ENGINE),
     "tables": (engine([*REPEATS, WRITE]), run_beam, ENGINE),
     "regions": (regions_job, regions, {"pipelines.regions.on_beam.ExtractPart"}),
 }
