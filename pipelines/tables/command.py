@@ -31,8 +31,9 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.units.flags import add_workers, local_workers
 from vlmill.runtime.units.launch.loading import parsed
-from vlmill.runtime.units.runner import add_workers, local_workers, select_runner
+from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import TABLES
 

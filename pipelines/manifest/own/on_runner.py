@@ -69,12 +69,14 @@ def unpack_row(values: Any) -> Judged:
     return number, Caption(pair=first, first=second)
 
 
-READ = Step(name="read", units=partial(single_unit, "read"), work=judge_file)
-MAKE = Step(name="make", units=part_units, work=make_part)
+STEPS = (
+    Step(name="read", units=partial(single_unit, "read"), work=judge_file),
+    Step(name="make", units=part_units, work=make_part),
+)
 
 
 def make_parts_on(job: OwnJob, run_steps: RunSteps) -> list[Shard]:
     """Has the parts made that are not there yet; returns all shards."""
-    run_steps(job, [READ, MAKE])
+    run_steps(job, STEPS)
     remove_leftovers(job.output)  # of workers that were killed while others went on
     return collect_shards(job)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from vlmill.runtime.units import runner
+from vlmill.runtime.units import flags
 
 
 @pytest.fixture(autouse=True)
 def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting processes takes longer than the few rows of a test."""
-    monkeypatch.setattr(runner, "all_cores", lambda: 1)
+    monkeypatch.setattr(flags, "all_cores", lambda: 1)
