@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,24 @@ from vlmill.extract.run.devices import Engine, Window, WorkerSettings, split_win
 from vlmill.extract.run.duplicates import get_unique_row, planned_ids, row_images
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.extract.run.share import Share
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, remove_leftovers
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.lock import wait_for_turn
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import State, prepare_output
-from vlmill.runtime.files.shards import SOFTWARE, Shard, describe_finished, shard_name
+from vlmill.runtime.files.outputs import State, prepare_output, remove_work
+from vlmill.runtime.files.shards import SOFTWARE, Shard, shard_name
 from vlmill.runtime.readers.regions import region_arrays
+from vlmill.runtime.units.unit import (
+    Result,
+    Unit,
+    is_finished,
+    read_result,
+    record_path,
+    work_folder,
+    write_record,
+)
 from vlmill.schemas.rejects import Rejected, reject
 from vlmill.schemas.tables import REGIONS, REJECTS
 
@@ -131,6 +142,7 @@ def run(
     settings = job.settings()
     if prepare(job, settings, fresh, share) is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
+        remove_work(job.output)
         return count_rows(read_manifest(job.output)["shards"])
     if job.config.precision == "fast" and lacks_bfloat16_units(job.detector.device):
         print(
@@ -140,6 +152,8 @@ def run(
         )
     indices = range(job.num_shards) if share is None else share.select_shards(job.num_shards)
     finished = {index: shards for index in indices if (shards := finished_shards(job, index))}
+    if finished:
+        print_status(f"continuing: {len(finished)} of {len(indices)} shards finished before")
     images = {index: len(job.part(index).images) for index in indices}
     done = sum(images[index] for index in finished)
     todo = [index for index in indices if index not in finished]
@@ -155,6 +169,7 @@ def run(
     shards = [shard for i in indices for shard in finished.get(i) or written[i].shards]
     if share is None:
         write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
+        remove_work(job.output)
     else:
         shards = finish_if_last(job, settings, indices, shards)
     return count_rows(shards)
@@ -185,24 +200,23 @@ def finish_if_last(
     with wait_for_turn(job.output):
         if (job.output / MANIFEST).exists():
             return list(read_manifest(job.output)["shards"])
-        other_indices = sorted(set(range(job.num_shards)) - set(own_indices))
-        missing = sum(
-            not all((job.output / name).exists() for name in shard_names(job, index))
-            for index in other_indices
-        )
+        others = sorted(set(range(job.num_shards)) - set(own_indices))
+        missing = [i for i in others if not record_path(work_folder(job), part_unit(i)).exists()]
         if missing:
             print(
-                f"the shards of this --part are there; of the others {missing} are still to come",
+                "the shards of this --part are there; of the others "
+                f"{len(missing)} are still to come",
                 file=sys.stderr,
             )
             return list(shards)
-        shards_by_index = {index: finished_shards(job, index) for index in other_indices}
+        shards_by_index = {index: finished_shards(job, index) for index in others}
         if damaged := [index for index, pair in shards_by_index.items() if not pair]:
             name = job.output / shard_names(job, damaged[0])[0]
-            raise OSError(f"{name} is damaged; delete it, and run its --part again")
+            raise OSError(f"{name} is damaged; run its --part again")
         remove_leftovers(job.output)
         everything = [*shards, *(shard for pair in shards_by_index.values() for shard in pair)]
         write_manifest(job.output, everything, job=JOB, settings=settings, inputs=job.inputs)
+        remove_work(job.output)
         return everything
 
 
@@ -257,6 +271,7 @@ def write_part(
         arrays=job.arrays(),
         dtype=job.config.storage.dtype,
         compression=job.config.storage.compression,
+        finish=partial(record_part, job, part.index),
     )
     with writer:
         for extracted in islice(results, len(part.images)):
@@ -280,12 +295,22 @@ def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
     return writer.shards
 
 
+def part_unit(index: int) -> Unit:
+    """Returns the unit of a part."""
+    return Unit(name=f"part-{index:05d}", number=index)
+
+
+def record_part(job: Job, index: int, shards: list[Shard]) -> None:
+    """Records a part whose two files are written."""
+    write_record(job, work_folder(job), part_unit(index), Result(shards=shards), ())
+
+
 def finished_shards(job: Job, index: int) -> list[Shard]:
-    """Returns both files of a part that an earlier run has finished; none if they cannot be
-    read.
+    """Returns both files of a part that an earlier run has finished; none if they are not as they
+    were written.
     """
-    names = zip((REGIONS, REJECTS), shard_names(job, index), strict=True)
-    return describe_finished((table, job.output / name) for table, name in names)
+    folder, unit = work_folder(job), part_unit(index)
+    return read_result(folder, unit).shards if is_finished(job, folder, unit) else []
 
 
 def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:

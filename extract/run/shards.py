@@ -67,7 +67,7 @@ class PartWriter:
     """Writes the two shards of one part, regions and rejects, by a :class:`Background`.
 
     Leaving the ``with`` block queues their end; on an exception nothing of the part appears.
-    ``shards`` holds both once the background work is done.
+    ``shards`` holds both once the background work is done, and ``finish`` is called with them.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class PartWriter:
         arrays: Mapping[str, Any],
         dtype: str,
         compression: str,
+        finish: Callable[[list[Shard]], None] = lambda _: None,
     ) -> None:
-        self._background, self._dtype = background, dtype
+        self._background, self._dtype, self._finish = background, dtype, finish
         self._place, self._producer = (folder, index, total), producer
         self._writer = ShardWriter(
             folder,
@@ -135,3 +136,4 @@ class PartWriter:
         folder, index, total = self._place
         rejects = write_shard(folder, REJECTS, self._rejects, index, total, producer=self._producer)
         self.shards = [self._writer.shard, rejects]
+        self._finish(self.shards)

@@ -14,8 +14,8 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.launch.loading import parsed
-from vlmill.runtime.units.runner import local_workers
 from vlmill.schemas.errors import InputError
 
 

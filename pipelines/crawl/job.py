@@ -15,7 +15,7 @@ from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.pages import Scope
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.rounds import rounds_here, run_rounds
+from vlmill.pipelines.web.fetching.rounds import run_rounds
 from vlmill.pipelines.web.fetching.stages import STAGES
 from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
 from vlmill.pipelines.web.fetching.warc import PARTS
@@ -41,7 +41,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.processes import all_cores
 from vlmill.runtime.units.funnel import build_funnel
-from vlmill.runtime.units.launch.loading import quiet_beam_import
+from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -83,9 +83,12 @@ def run(
             raise InputError(f"{problems[0]}; put the file back, or use --fresh to crawl again")
         remove_work(output)
         return say_result(output, "finished before")
+    run_steps = select_runner(
+        beam_flags, workers=workers, module=__name__, paths={"--output": str(args.output)}
+    )
     with journal_errors(), use_local_scratch(job) as job:
         distribute(job, lines)
-        _fetch(job, workers, beam_flags)
+        run_rounds(job, run_steps)
         finish(job, settings, inputs)
     return say_result(output, "done")
 
@@ -97,19 +100,6 @@ def _buckets_before(output: Path) -> int | None:
         return int(plan["settings"]["buckets"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # there is none, or prepare_output says what is wrong with it
-
-
-def _fetch(job: Fetching, workers: int, beam_flags: Sequence[str]) -> None:
-    """Fetches everything, in processes of this machine or on the Beam runner that is named."""
-    if beam_flags:
-        # Beam takes seconds to load: local workers do without it.
-        with quiet_beam_import():
-            from vlmill.pipelines.web.fetching.on_beam import rounds_on_beam
-            from vlmill.runtime.units.launch.options import beam_options
-        run_rounds(job, rounds_on_beam(job, beam_options(beam_flags)))
-        return
-    with rounds_here(job, workers) as run_round:
-        run_rounds(job, run_round)
 
 
 def read_settings(

@@ -1,7 +1,4 @@
-"""One part of a data set: a number of consecutive rows, which become one shard of each table.
-
-The rejects shard appears last, so that a part that has it is finished.
-"""
+"""One part of a data set: a number of consecutive rows, which become one shard of each table."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -9,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vlmill.runtime.files.shards import Shard, ShardWriter, describe_finished, shard_name
+from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.schemas.tables import IMAGES, Table
 
 GROUP_BYTES, GROUP_ROWS = 16 << 20, 10_000  # of a row group: what is in memory
@@ -19,7 +16,7 @@ class Part:
     """Collects one part's rows on their way to its shards, which appear when its block ends.
 
     ``tables`` are in the order in which the shards appear; ``total`` is the number of parts, None
-    where it is not known ahead.
+    where it is not known ahead. After the block ``shards`` describes them.
     """
 
     def __init__(
@@ -30,6 +27,7 @@ class Part:
         producer: Mapping[str, Any],
     ) -> None:
         self._stack = ExitStack()
+        self.shards: list[Shard] = []
         self._writers = {  # left in the opposite order
             table.name: ShardWriter(output, table, *position, producer=producer)
             for table in reversed(tables)
@@ -56,6 +54,8 @@ class Part:
                     self._flush(name)
             else:
                 self._stack.__exit__(kind, error, trace)
+        written = [writer.shard for writer in reversed(self._writers.values())]
+        self.shards = [shard for shard in written if shard is not None]
 
     def add(self, table: Table, row: dict[str, Any]) -> None:
         """Appends a row; memory stays bounded by a row group."""
@@ -71,10 +71,3 @@ class Part:
         self._rows[name] = []
         if name == IMAGES.name:
             self._bytes = 0
-
-
-def finished_part(
-    output: Path, tables: Sequence[Table], position: tuple[int, int | None]
-) -> list[Shard]:
-    """A part's shards that an earlier run has finished; none if one is missing or damaged."""
-    return describe_finished((table, output / shard_name(table, *position)) for table in tables)

@@ -7,7 +7,8 @@ ids. A killed run keeps its finished parts of vectors and its finished shards.
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from vlmill.pipelines.nearest_images.cost import (
     measure,
     work_bytes,
 )
-from vlmill.pipelines.nearest_images.means import Means, marks_full_images, pool
+from vlmill.pipelines.nearest_images.means import Means, marks_full_images, part_paths, write_part
 from vlmill.pipelines.nearest_images.published import neighbour_rows, read_pool
 from vlmill.pipelines.nearest_images.report import write_report
 from vlmill.pipelines.nearest_images.search import NearestIndex
@@ -35,21 +36,19 @@ from vlmill.pipelines.nearest_images.splits import (
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate, require_disk_space
 from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.atomic import local_folder
+from vlmill.runtime.files.atomic import local_folder, remove_leftovers
 from vlmill.runtime.files.digests import file_input, table_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import WORK, State, prepare_output
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import iter_batches, reject_counts
-from vlmill.runtime.files.shards import (
-    Shard,
-    ShardWriter,
-    describe_shard,
-    shard_name,
-    write_shard,
-)
+from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.step import Step
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, NEIGHBOURS, PAIRS, REGIONS, REJECTS
@@ -58,12 +57,91 @@ ROWS_PER_GROUP = 1_024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
-    """Consecutive images of a split: what a shard holds."""
+class Job:
+    """One search, as its units know it."""
 
-    number: int
-    start: int
-    stop: int
+    output: Path
+    regions: RegionReader
+    splits: Splits
+    first: int  # region that counts
+    top: int
+    threads: int
+    images_per_shard: int
+    producer: Mapping[str, Any]
+    scratch: Path  # a folder of this machine
+    indexes: dict[int, NearestIndex] = field(default_factory=dict)  # of the split searched last
+
+    @property
+    def mean_paths(self) -> list[Path]:
+        """Returns the files of the images' vectors."""
+        return part_paths(len(self.regions), self.output / WORK)
+
+    @cached_property
+    def means(self) -> Means:
+        """Returns the images' vectors, when the first step is done."""
+        return Means(self.mean_paths, self.regions.feature_dim)
+
+    @cached_property
+    def grouped(self) -> tuple[list[Split], list[dict[str, object]]]:
+        """Returns the images of each split, and the rejects."""
+        return group_by_split(self.regions, self.means, self.splits, self.first)
+
+    @cached_property
+    def shards(self) -> list[tuple[int, range]]:
+        """Returns the split and the images of each shard, of at most ``images_per_shard``."""
+        size = self.images_per_shard
+        return [
+            (split, range(start, min(start + size, len(group.rows))))
+            for split, group in enumerate(self.grouped[0])
+            for start in range(0, len(group.rows), size)
+        ]
+
+    def index(self, split: int) -> NearestIndex:
+        """Returns the index of a split, whose file gives way to the next one's."""
+        if split not in self.indexes:
+            self.indexes.clear()
+            rows, path = self.grouped[0][split].rows, self.scratch / "vectors.npy"
+            self.indexes[split] = NearestIndex(self.means, rows, path, threads=self.threads)
+        return self.indexes[split]
+
+
+def mean_units(job: Job) -> list[Unit]:
+    """Returns a unit for each part of the vectors."""
+    return [Unit(name=path.stem, number=number) for number, path in enumerate(job.mean_paths)]
+
+
+def average(job: Job, unit: Unit) -> Result:
+    """Leaves a part of the vectors."""
+    write_part(job.regions, unit.number, job.mean_paths[unit.number], job.first)
+    return Result()
+
+
+def shard_units(job: Job) -> list[Unit]:
+    """Returns a unit for each shard of neighbours, a split after the other."""
+    return [
+        Unit(name=f"neighbours-{number:05d}", number=number, slices=images)
+        for number, (_, images) in enumerate(job.shards)
+    ]
+
+
+def search(job: Job, unit: Unit) -> Result:
+    """Leaves a shard of neighbours."""
+    split, images = job.shards[unit.number]
+    rows = _rows(job.index(split), job.grouped[0][split], images, job.top)
+    writer = ShardWriter(
+        job.output, NEIGHBOURS, unit.number, len(job.shards), producer=job.producer
+    )
+    label = f"nearest images, shard {unit.number}"
+    with writer, Progress(total=len(images), unit="image", label=label) as progress:
+        while group := list(islice(rows, ROWS_PER_GROUP)):
+            writer.write(group)
+            progress.advance(len(group))
+    assert writer.shard is not None
+    return Result(shards=[writer.shard], numbers=Numbers(images=len(images)))
+
+
+MEANS = Step(name="means", units=mean_units, work=average, threads=True)
+NEAREST = Step(name="nearest", units=shard_units, work=search, threads=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,76 +205,38 @@ def _search(
     inputs: Sequence[Input],
 ) -> None:
     """Averages, searches what no finished shard holds, and writes report and manifest."""
-    output, first = to_path(args.output), int(settings["first_region"])
-    means = pool(regions, output / WORK, first)
-    groups, rejects = group_by_split(regions, means, splits, first)
-    producer = {
-        "job": STAGE,
-        **settings,
-        "detector_fingerprint": regions.detector_fingerprint,
-    }
-    ranges = list(make_ranges([len(group.rows) for group in groups], args.images_per_shard))
-    total = sum(map(len, ranges))
-    names = [shard_name(NEIGHBOURS, number, total) for number in range(total)]
-    num_images = sum(len(group.rows) for group in groups)
-    there = [
-        r for group_ranges in ranges for r in group_ranges if (output / names[r.number]).exists()
-    ]
-    if there:
-        print_status(f"continuing: {len(there)} shards are there")
-    done = sum(r.stop - r.start for r in there)
-    with Progress(total=num_images, unit="image", label="nearest", done=done) as progress:
-        for group, group_ranges in zip(groups, ranges, strict=True):
-            missing = [r for r in group_ranges if not (output / names[r.number]).exists()]
-            if missing:
-                _search_split(args, means, group, missing, total, producer, progress)
-    rejected = write_shard(output, REJECTS, rejects, producer=producer)
-    shards = [describe_shard(output / name, NEIGHBOURS.name) for name in names]
+    output = to_path(args.output)
+    (output / WORK).mkdir(exist_ok=True)
+    remove_leftovers(output / WORK)
+    fingerprint = {"detector_fingerprint": regions.detector_fingerprint}
+    with local_folder(output / WORK) as scratch:
+        job = Job(
+            output=output,
+            regions=regions,
+            splits=splits,
+            first=settings["first_region"],
+            top=args.top,
+            threads=args.threads,
+            images_per_shard=args.images_per_shard,
+            producer={"job": STAGE, **settings, **fingerprint},
+            scratch=scratch,
+        )
+        run_here(job, [MEANS, NEAREST], workers=1, module=__name__)
+    shards = [shard for result in NEAREST.results(job) for shard in result.shards]
+    rejects, num_images = job.grouped[1], sum(len(images) for _, images in job.shards)
+    rejected = write_shard(output, REJECTS, rejects, producer=job.producer)
     counts = Counter(str(row["reason"]) for row in rejects)
     write_report(output, num_images, counts, settings, args.images)
     write_manifest(output, [*shards, rejected], job=STAGE, settings=settings, inputs=inputs)
 
 
-def _search_split(
-    args: argparse.Namespace,
-    means: Means,
-    split: Split,
-    ranges: Sequence[Range],
-    total: int,
-    producer: Mapping[str, Any],
-    progress: Progress,
-) -> None:
-    output = to_path(args.output)
-    # Written anew by each run: half a file of a killed one is never read.
-    with local_folder(output / WORK) as scratch:
-        index = NearestIndex(means, split.rows, scratch / "vectors.npy", threads=args.threads)
-        for part in ranges:
-            with ShardWriter(output, NEIGHBOURS, part.number, total, producer=producer) as writer:
-                rows = _rows(index, split, part, args.top)
-                while group := list(islice(rows, ROWS_PER_GROUP)):
-                    writer.write(group)
-                    progress.advance(len(group))
-
-
-def _rows(index: NearestIndex, split: Split, part: Range, top: int) -> Iterator[dict[str, Any]]:
-    for position, nearest in enumerate(index.search(part.start, part.stop, top), part.start):
+def _rows(index: NearestIndex, split: Split, images: range, top: int) -> Iterator[dict[str, Any]]:
+    for position, nearest in enumerate(index.search(images.start, images.stop, top), images.start):
         yield {
             "image_id": split.image_ids[position],
             "neighbour_ids": [split.image_ids[other] for other in nearest.positions.tolist()],
             "distances": nearest.distances.tolist(),
         }
-
-
-def make_ranges(sizes: Sequence[int], max_images: int) -> Iterator[list[Range]]:
-    """Yields for each split the ranges of at most ``max_images`` images, numbered through all."""
-    number = 0
-    for size in sizes:
-        starts = range(0, size, max_images)
-        yield [
-            Range(number=number + k, start=start, stop=min(start + max_images, size))
-            for k, start in enumerate(starts)
-        ]
-        number += len(starts)
 
 
 def run_import(args: argparse.Namespace) -> int:

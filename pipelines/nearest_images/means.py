@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.atomic import atomic_path, remove_leftovers
+from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 
@@ -100,33 +100,31 @@ class Means:
         return np.concatenate([~np.isnan(part[:, 0]) for part in self._parts])
 
 
-def pool(regions: RegionReader, folder: Path, first: int) -> Means:
-    """Writes the vectors of all images to ``folder``, but for the parts that are there.
+def part_paths(num_images: int, folder: Path) -> list[Path]:
+    """Returns the files of the vectors of so many images: a part each."""
+    return [folder / f"means-{k:05d}.npy" for k in range(-(-num_images // IMAGES_PER_PART))]
+
+
+def write_part(regions: RegionReader, number: int, path: Path, first: int) -> int:
+    """Writes the vectors of a part of the images; returns how many have none.
 
     ``first`` is 1 where row 0 of each image is left out. Memory: one part, 4 D bytes for each of
     its 8,192 images.
     """
-    folder.mkdir(exist_ok=True)
-    remove_leftovers(folder)
-    starts = range(0, len(regions), IMAGES_PER_PART)
-    paths = [folder / f"means-{number:05d}.npy" for number in range(len(starts))]
-    done = sum(path.exists() for path in paths) * IMAGES_PER_PART
-    label = "means of regions"
-    with Progress(
-        total=len(regions), unit="image", label=label, done=min(done, len(regions))
-    ) as progress:
-        for path, start in zip(paths, starts, strict=True):
-            if path.exists():
-                continue
-            stop = min(start + IMAGES_PER_PART, len(regions))
-            vectors = np.full((stop - start, regions.feature_dim), np.nan, dtype=np.float32)
-            for number, mean in enumerate(means_from(regions, start, stop, first)):
-                if mean is not None:
-                    vectors[number] = mean
-                progress.advance(rejects=int(mean is None))
-            with atomic_path(path) as temporary, temporary.open("wb") as file:
-                np.save(file, vectors)
-    return Means(paths, regions.feature_dim)
+    start = number * IMAGES_PER_PART
+    stop = min(start + IMAGES_PER_PART, len(regions))
+    vectors = np.full((stop - start, regions.feature_dim), np.nan, dtype=np.float32)
+    missing = 0
+    label = f"means of regions, part {number}"
+    with Progress(total=stop - start, unit="image", label=label) as progress:
+        for row, mean in enumerate(means_from(regions, start, stop, first)):
+            if mean is not None:
+                vectors[row] = mean
+            missing += mean is None
+            progress.advance(rejects=int(mean is None))
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.save(file, vectors)
+    return missing
 
 
 def means_from(

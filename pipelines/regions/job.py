@@ -1,15 +1,18 @@
-"""Regions of a table of images, here or as a Beam job: python -m vlmill.pipelines.regions --help
+"""Regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help
 
-The engine is that of ``extract-rois run``, one detector in each worker process; the unit of work is
-a shard, planned before anything runs and written by the worker that made it. Both ways write the
-same bytes, so one continues what the other began.
+The engine of extraction is that of ``extract-rois run``, one detector in each worker process. A
+unit is a shard, planned before anything runs; both commands record it in the same way and write
+the same bytes, so one continues what the other began.
 """
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from vlmill.extract.from_flags import (
     detector_inputs,
@@ -19,49 +22,110 @@ from vlmill.extract.from_flags import (
 )
 from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.atomic import remove_leftovers
+from vlmill.runtime.files.atomic import remove_leftovers, write_bytes
 from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
-from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.outputs import WORK, State, prepare_output, remove_work
+from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
-from vlmill.runtime.files.shards import Shard
-from vlmill.runtime.units.launch.loading import quiet_beam_import
+from vlmill.runtime.units.numbers import Numbers, count_rejects
+from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.step import Step
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
-    from vlmill.extract.run.job import Job, Part
+    from vlmill.extract.run.job import Job
 
-MakeParts: TypeAlias = "Callable[[Job, Sequence[Part]], None]"
-
-
-def make_parts_here(job: "Job", parts: Sequence["Part"]) -> None:
-    """Makes parts one by one in this process."""
-    from vlmill.extract.run.job import make_shards
-
-    total = sum(len(part.images) for part in parts)
-    with Progress(total=total, unit="image", label="regions") as progress:
-        for part in parts:
-            make_shards(job, part, progress)
+_opening = threading.Lock()  # a worker process may have several threads, and one detector
 
 
-def maker_of_parts(args: argparse.Namespace, beam_flags: Sequence[str]) -> MakeParts:
-    """Returns what makes parts: this process, or the Beam runner that flags name.
+@dataclass(frozen=True)
+class RegionsRun:
+    """The job as workers know it: its flags, and the fingerprints of its networks."""
 
-    Raises InputError for flags that no runner takes.
+    args: argparse.Namespace
+    identity: tuple[str, ...]
+    num_shards: int
+    opened: "list[Job]" = field(default_factory=list)  # the detector of this process
+
+    @property
+    def output(self) -> Path:
+        """Returns ``--output``."""
+        return to_path(self.args.output)
+
+    def plan_path(self, index: int) -> Path:
+        """Returns the file that lists the images of a shard."""
+        return self.output / WORK / "plan" / f"images-{index:05d}.msgpack"
+
+    def open(self) -> "Job":
+        """Returns what makes shards, with a detector that is opened once a process.
+
+        Raises OSError if its networks are not those of the process that planned the job.
+        """
+        with _opening:
+            if not self.opened:
+                self.opened.append(open_job(self.args, self.identity))
+        return self.opened[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RegionsRun, (self.args, self.identity, self.num_shards)
+
+
+def open_job(args: argparse.Namespace, identity: tuple[str, ...]) -> "Job":
+    """Opens the detector that the flags name. Raises OSError for other networks' fingerprints."""
+    from vlmill.extract.run.job import Job
+
+    detector = make_detector(args)
+    if detector.identity != identity:
+        raise OSError(
+            f"the worker's networks have the fingerprints {', '.join(detector.identity)}, those of "
+            f"the process which planned the job {', '.join(identity)}: both need the same vlmill, "
+            "--weights and --global-weights"
+        )
+    config = make_config(args)
+    return Job(plan=(), output=to_path(args.output), detector=detector, config=config)
+
+
+def shard_units(run: RegionsRun) -> list[Unit]:
+    """Returns a unit for each shard, named as by ``extract-rois run``."""
+    from vlmill.extract.run.job import part_unit
+
+    return [part_unit(index) for index in range(run.num_shards)]
+
+
+def extract(run: RegionsRun, unit: Unit) -> Result:
+    """Writes a shard of regions and one of rejects.
+
+    Memory: one detector a process, whatever the number of threads; the images among which batches
+    are formed and the rows that wait to be written a thread.
     """
-    if not beam_flags:
-        return make_parts_here
-    # Beam takes seconds to load.
-    with quiet_beam_import():
-        from vlmill.pipelines.regions.on_beam import make_parts_on_beam
+    from vlmill.extract.images.plan import InputImage
+    from vlmill.extract.run.job import Part, make_shards
 
-    return make_parts_on_beam(args, beam_flags)
+    content = run.plan_path(unit.number).read_bytes()
+    images = msgspec.msgpack.decode(content, type=list[InputImage])
+    part = Part(index=unit.number, total=run.num_shards, images=images)
+    label = f"regions, shard {unit.number}"
+    with Progress(total=len(images), unit="image", label=label) as progress:
+        regions, rejects = make_shards(run.open(), part, progress)
+    numbers = Numbers(images=len(images), rows=regions.rows)
+    numbers += count_rejects(reject_counts(run.output / rejects.name))
+    return Result(shards=[regions, rejects], numbers=numbers)
+
+
+EXTRACT = Step(name="extract", units=shard_units, work=extract)
 
 
 def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
     """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
-    make_parts = maker_of_parts(args, beam_flags)
+    run_steps = select_runner(
+        beam_flags,
+        workers=1,
+        module=__name__,
+        paths={"--images": args.images, "--output": str(args.output)},
+    )
     config = make_config(args)
 
     from vlmill.extract.images.plan import list_rows, mark_repeats
@@ -79,10 +143,16 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     settings = job.settings()
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
-        shards = extract_missing(job, make_parts)
+        regions_run = RegionsRun(args, job.detector.identity, job.num_shards, [job])
+        for index in range(job.num_shards):
+            images = msgspec.msgpack.encode(list(job.part(index).images))
+            write_bytes(regions_run.plan_path(index), images)
+        run_steps(regions_run, [EXTRACT])
+        shards = [shard for result in EXTRACT.results(regions_run) for shard in result.shards]
         # Of workers that were killed while the run went on with others.
         remove_leftovers(job.output)
         write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
+    remove_work(job.output)
     regions, rejects = count_rows(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     note = f" ({job.detector.weights})" if args.weights is None else ""
@@ -91,25 +161,3 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     print_reading_hint(job.output, REGIONS.name)
     print(f"{done}: {counts}: {job.output}{note}")
     return 0 if regions or not rejects else 1
-
-
-def extract_missing(job: "Job", make_parts: MakeParts) -> list[Shard]:
-    """Makes the parts that are not there yet; returns the shards of all parts."""
-    from vlmill.extract.run.job import finished_shards
-
-    parts = (job.part(index) for index in range(job.num_shards))
-    missing = [part for part in parts if not finished_shards(job, part.index)]
-    if len(missing) < job.num_shards:
-        print(f"continuing: {job.num_shards - len(missing)} shards are there", file=sys.stderr)
-    if missing:
-        make_parts(job, missing)
-    shards: list[Shard] = []
-    for index in range(job.num_shards):
-        written = finished_shards(job, index)
-        if not written:
-            raise OSError(
-                f"{job.output} lacks shard {index}, which a worker has written: --output must lie "
-                "where all workers and this process see the same files"
-            )
-        shards += written
-    return shards

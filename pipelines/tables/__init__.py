@@ -1,5 +1,6 @@
 """This job concatenates, filters, samples and removes rows of tables.
 
 Reading order: ``command``, ``inputs``, ``conditions`` (of ``--where``), ``choice`` (which rows
-stay), ``removal`` (of rows whose owners ask for it), ``job`` (writing) and ``on_beam``.
+stay), ``repeats`` (of rows that came earlier), ``removal`` (of rows whose owners ask for it) and
+``job`` (the steps, and the end).
 """

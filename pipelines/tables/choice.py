@@ -1,8 +1,7 @@
 """Which rows stay: pure functions of a row, or of what an earlier pass has seen."""
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,6 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.tables.conditions import Condition
 from vlmill.pipelines.tables.inputs import IDS, TableInput
-from vlmill.runtime.files.kept_values import NumberStore
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import read_group
 from vlmill.runtime.readers.trained_on import Keys, known_keys
@@ -44,52 +42,6 @@ def as_mask(values: object) -> Bools:
     """Returns an Arrow array of booleans as numpy's."""
     mask: Bools = np.asarray(values, dtype=np.bool_)
     return mask
-
-
-# concat
-
-
-@dataclass(kw_only=True)
-class DuplicateFilter:
-    """Drops rows whose id came earlier. Memory: some 20 MB a table, the ids lie on the disk."""
-
-    stores: dict[str, NumberStore] = field(default_factory=dict)
-
-    def __call__(self, table: Table, rows: pa.Table) -> Dropped:
-        """Keeps the first row of each id; one with another content is an id_conflict."""
-        dropped = {
-            reason: np.zeros(rows.num_rows, dtype=np.bool_)
-            for reason in (Reason.DUPLICATE, Reason.ID_CONFLICT)
-        }
-        store = self.stores.setdefault(table.name, NumberStore())
-        ids = row_ids(table, rows)
-        for row, (key, mark) in enumerate(zip(ids, content_marks(table, rows), strict=True)):
-            earlier = store.claim(key, mark)
-            if earlier is not None:
-                same = earlier == mark
-                dropped[Reason.DUPLICATE if same else Reason.ID_CONFLICT][row] = True
-        return dropped
-
-
-def row_ids(table: Table, rows: pa.Table) -> list[int]:
-    """64-bit keys of a table's ids; of a table without ids, of its whole rows."""
-    name = IDS.get(table.name)
-    return content_marks(table, rows) if name is None else compute_keys(rows.column(name)).tolist()
-
-
-def content_marks(table: Table, rows: pa.Table) -> list[int]:
-    """64-bit keys of each row's content; an image is its bytes, wherever they came from."""
-    names = table.schema.names
-    if table.name == "images":
-        names = ["bytes", "uri"] if rows.column("sha256").null_count else ["sha256"]
-    columns = [_texts(rows.column(name)) for name in names]
-    return [key64("\0".join(values)) for values in zip(*columns, strict=True)]
-
-
-def _texts(column: pa.ChunkedArray) -> list[str]:
-    if pa.types.is_large_binary(column.type):
-        return [str(zlib.crc32(v.as_buffer())) if v.is_valid else "" for v in column]
-    return [repr(value) for value in column.to_pylist()]
 
 
 # filter, sample

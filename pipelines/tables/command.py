@@ -8,7 +8,6 @@ from typing import Any
 from vlmill.pipelines.tables.choice import (
     Choose,
     ConditionFilter,
-    DuplicateFilter,
     SampleFilter,
     find_limit,
     make_related_filter,
@@ -30,9 +29,11 @@ from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
-from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.units.launch.loading import parsed, require_flags
+from vlmill.runtime.units.flags import add_workers, local_workers
+from vlmill.runtime.units.launch.loading import parsed
+from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import TABLES
 
@@ -84,6 +85,7 @@ def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
     )
+    add_workers(p)
     add_fresh(p)
     add_lock_seconds(p)
 
@@ -127,12 +129,11 @@ def _add_remove(p: argparse.ArgumentParser) -> None:
     )
 
 
-Plan = tuple[dict[str, Choose], Removal | None]
+Plan = tuple[dict[str, Choose] | None, Removal | None]
 
 
-def _plan_concat(_: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
-    first = DuplicateFilter()
-    return dict.fromkeys(tables, first), None
+def _plan_concat(*_: object) -> Plan:
+    return None, None
 
 
 def _plan_filter(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
@@ -213,12 +214,19 @@ def read_settings(args: argparse.Namespace) -> dict[str, Any]:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the verb."""
     args, beam_flags = parsed(parser(), arguments)
-    require_flags(beam_flags)
+    workers = local_workers(args.workers, beam_flags)
     with lock_output(args.output, seconds=args.lock_seconds):
         tables, inputs = open_inputs(args.inputs)
         if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
             raise InputError(f"--output {args.output} is an IN; give another folder")
         inputs += _lists(args)
+        paths = [path for entry in tables.values() for path in entry.paths]
+        run_steps = select_runner(
+            beam_flags,
+            workers=workers,
+            module=__name__,
+            paths={f"IN {path}": str(path) for path in paths} | {"--output": str(args.output)},
+        )
         settings = read_settings(args) | {"digests": [entry.digest for entry in inputs]}
         name = f"tables {args.verb}"
         state = prepare_output(args.output, job=name, settings=settings, fresh=args.fresh)
@@ -232,14 +240,10 @@ def run(arguments: Sequence[str]) -> int:
                 settings=settings,
                 choose=choose,
                 rewrite=removal.shorten_lists if removal else None,
-                rejected=args.verb == "concat",
                 absent=removal.absent if removal else None,
             )
-            if beam_flags:
-                from vlmill.pipelines.tables.on_beam import write_on_beam  # takes seconds to load
-
-                write_on_beam(job, beam_flags)
-            run_job(job)
+            run_job(job, run_steps)
+        remove_work(args.output)
         return _say_done(args, tables, state)
 
 

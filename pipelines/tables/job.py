@@ -1,8 +1,14 @@
-"""Tables rewritten row group by row group: a shard of the output for each of the input."""
+"""Tables rewritten row group by row group: a shard of the output for each of the input.
+
+Which rows ``concat`` keeps depends on all rows before them. So each shard leaves the keys of its
+rows, 16 bytes a row; these are compared in order, once; and then shards are written in any order.
+The other verbs need no more than the rows themselves.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +19,20 @@ from markupsafe import Markup
 
 from vlmill.pipelines.tables.choice import Choose, Dropped, merge_masks
 from vlmill.pipelines.tables.inputs import IDS, TableInput
-from vlmill.runtime.console.progress import Progress
+from vlmill.pipelines.tables.repeats import NO_VERDICTS, RepeatFinder, get_verdicts, row_marks
 from vlmill.runtime.console.report import Section, funnel_table, settings_table, write_page
-from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.atomic import atomic_path, remove_leftovers, write_json
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import WORK, remove_work
 from vlmill.runtime.files.paths import readable
-from vlmill.runtime.files.reading import read_group
-from vlmill.runtime.files.shards import (
-    Shard,
-    ShardWriter,
-    describe_finished,
-    shard_name,
-    write_shard,
-)
+from vlmill.runtime.files.reading import read_group, read_table
+from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
+from vlmill.runtime.units.funnel import Tally
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.runner import RunSteps
+from vlmill.runtime.units.step import Step, single_unit
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REJECTS, Table, with_later
@@ -40,8 +46,8 @@ MAX_REJECTS = 1_000_000  # rows of rejects that are kept: each names a row that 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What is done to each table: ``choose`` by its name says which rows go, ``rewrite`` changes
-    those that stay. ``rejected``: what goes becomes rows of rejects. ``absent`` is written as
-    ``not_found.json``, so that who asked can be answered.
+    those that stay. Without ``choose`` rows that came earlier go, and become rows of rejects.
+    ``absent`` is written as ``not_found.json``, so that who asked can be answered.
     """
 
     name: str
@@ -49,117 +55,136 @@ class Job:
     inputs: Sequence[Input]
     output: Path
     settings: Mapping[str, Any]
-    choose: Mapping[str, Choose]
+    choose: Mapping[str, Choose] | None = None
     rewrite: Rewrite | None = None
-    rejected: bool = False
     absent: Mapping[str, Sequence[str]] | None = None  # asked for by each flag, and nowhere
 
+    @cached_property
+    def shards(self) -> list[tuple[TableInput, int]]:
+        """Returns all shards of the input in their order: their table, and which of it."""
+        return [
+            (entry, index) for entry in self.tables.values() for index in range(len(entry.paths))
+        ]
 
-@dataclass(kw_only=True)
-class Tally:
-    """What was left out of a table, by reason, and the rejects that say so."""
-
-    progress: Progress
-    counts: Counter[str] = field(default_factory=Counter)
-    rejects: list[dict[str, object]] = field(default_factory=list)
+    def work(self, kind: str, number: int) -> Path:
+        """Returns a file that one step leaves for the next, of shard ``number``."""
+        return self.output / WORK / f"{kind}-{number:05d}.npy"
 
 
-def run_job(job: Job) -> list[dict[str, Any]]:
-    """Writes all tables, then funnel, report and manifest; returns the funnel.
+def shard_units(step: str, job: Job) -> list[Unit]:
+    """Returns a unit for each shard."""
+    return [Unit(name=f"{step}-{n:05d}", number=n) for n in range(len(job.shards))]
 
-    Shards that an earlier run has finished, or Beam's workers, are read again and not written.
+
+def mark_rows(job: Job, unit: Unit) -> Result:
+    """Leaves the keys of a shard's rows: of its id, and of its content."""
+    entry, index = job.shards[unit.number]
+    with pq.ParquetFile(readable(entry.paths[index])) as file:
+        marks = row_marks(file, entry.paths[index], entry.table)
+    _save(job.work("marks", unit.number), marks)
+    return Result(numbers=Numbers(rows=marks.shape[1]))
+
+
+def find_repeats(job: Job, unit: Unit) -> Result:
+    """Leaves what comes of each row, for each shard. Memory: some 20 MB, ids are on the disk.
+
+    Raises InputError for more repeated rows than there may be rejects.
     """
-    shards: list[Shard] = []
-    rejects: list[dict[str, object]] = []
-    funnel = []
-    total = sum(entry.num_rows for entry in job.tables.values())
-    with Progress(total=total, unit="row", label=job.name) as progress:
-        for name, entry in job.tables.items():
-            tally, rows = Tally(progress=progress, rejects=rejects), entry.num_rows
-            for index in range(len(entry.paths)):
-                shard = finished_shard(job, entry, index)
-                if shard is not None:
-                    count_shard(job, entry, index, tally)
-                shards.append(shard or write_table_shard(job, entry, index, tally))
-            dropped = tally.counts
-            funnel.append(
-                {"stage": name, "unit": "rows", "in": rows, "out": rows - dropped.total()}
-                | {"rejects": dict(sorted(dropped.items()))}
+    finder, repeats = RepeatFinder(), 0
+    for number, (entry, index) in enumerate(job.shards):
+        verdicts = finder.judge(entry.table, _load(job.work("marks", number)))
+        _save(job.work("verdicts", number), verdicts)
+        repeats += int(np.count_nonzero(verdicts))
+        if repeats > MAX_REJECTS:
+            raise InputError(
+                f"IN: more than {MAX_REJECTS} rows came earlier, the last in {entry.paths[index]}; "
+                "is the same table given twice?"
             )
-    shards.append(write_shard(job.output, REJECTS, rejects, producer=_producer(job)))
-    write_json(job.output / "funnel.json", funnel)
-    if job.absent is not None:
-        write_json(job.output / NOT_FOUND, job.absent)
-    _write_report(job, funnel)
-    write_manifest(job.output, shards, job=job.name, settings=job.settings, inputs=list(job.inputs))
-    return funnel
+    return Result()
 
 
-def finished_shard(job: Job, entry: TableInput, index: int) -> Shard | None:
-    """The output's shard that belongs to one of the input; None if it is not there or damaged."""
-    name = shard_name(entry.table, index, len(entry.paths))
-    return next(iter(describe_finished([(entry.table, job.output / name)])), None)
-
-
-def write_table_shard(job: Job, entry: TableInput, index: int, tally: Tally) -> Shard:
-    """Writes the rows of a shard that stay."""
+def write_table_shard(job: Job, unit: Unit) -> Result:
+    """Writes the rows of a shard that stay. Memory: a row group."""
+    entry, index = job.shards[unit.number]
+    path, tallies, rejects, rows = entry.paths[index], Counter[Tally](), [], 0
+    verdicts = NO_VERDICTS if job.choose else _load(job.work("verdicts", unit.number))
     producer = {**entry.producer, **_producer(job)}
     position = (index, len(entry.paths))
     with ShardWriter(
         job.output, entry.table, *position, producer=producer, arrays=entry.arrays
     ) as writer:
-        for rows in _staying(job, entry, index, tally):
-            writer.write(job.rewrite(entry.table, rows) if job.rewrite else rows)
+        for group in _groups(path, entry.table):
+            if job.choose is not None:
+                dropped = job.choose[entry.table.name](entry.table, group)
+            else:
+                dropped = get_verdicts(verdicts, rows, group.num_rows)
+                rejects += _rejects(job, entry.table, group, dropped, path)
+            for reason, reason_mask in dropped.items():
+                tallies[entry.table.name, reason.value] += int(reason_mask.sum())
+            rows += group.num_rows
+            mask = merge_masks(dropped, group.num_rows)
+            staying = group.filter(pa.array(~mask)) if mask.any() else group
+            writer.write(job.rewrite(entry.table, staying) if job.rewrite else staying)
     assert writer.shard is not None
-    return writer.shard
+    if rejects:
+        write_shard(job.output / WORK, REJECTS, rejects, unit.number, len(job.shards))
+    return Result(shards=[writer.shard], tallies=+tallies, numbers=Numbers(rows=rows))
 
 
-def count_shard(job: Job, entry: TableInput, index: int, tally: Tally) -> None:
-    """Counts what a shard leaves out; of rows that come later it may decide."""
-    for _ in _staying(job, entry, index, tally):
-        pass
+WRITE = Step(name="write", units=partial(shard_units, "write"), work=write_table_shard)
+REPEATS = (
+    Step(name="marks", units=partial(shard_units, "marks"), work=mark_rows),
+    Step(name="repeats", units=partial(single_unit, "repeats"), work=find_repeats),
+)
 
 
-def _staying(job: Job, entry: TableInput, index: int, tally: Tally) -> Iterator[pa.Table]:
-    path = entry.paths[index]
+def run_job(job: Job, run_steps: RunSteps) -> list[dict[str, Any]]:
+    """Writes all tables, then funnel, report and manifest; returns the funnel."""
+    run_steps(job, [WRITE] if job.choose is not None else [*REPEATS, WRITE])
+    tallies, shards = Counter[Tally](), list[Shard]()
+    for result in WRITE.results(job):
+        tallies.update(result.tallies)
+        shards += result.shards
+    funnel = []
+    for name, entry in job.tables.items():
+        rows = entry.num_rows
+        dropped = {what: count for (table, what), count in tallies.items() if table == name}
+        funnel.append(
+            {"stage": name, "unit": "rows", "in": rows, "out": rows - sum(dropped.values())}
+            | {"rejects": dict(sorted(dropped.items()))}
+        )
+    rejects = [row for path in _reject_paths(job) for row in read_table(path, REJECTS).to_pylist()]
+    shards.append(write_shard(job.output, REJECTS, rejects, producer=_producer(job)))
+    write_json(job.output / "funnel.json", funnel)
+    if job.absent is not None:
+        write_json(job.output / NOT_FOUND, job.absent)
+    _write_report(job, funnel)
+    remove_leftovers(job.output)  # of workers that were killed while others went on
+    write_manifest(job.output, shards, job=job.name, settings=job.settings, inputs=list(job.inputs))
+    remove_work(job.output)
+    return funnel
+
+
+def _reject_paths(job: Job) -> list[Path]:
+    return sorted((job.output / WORK).glob(f"{REJECTS.name}-*.parquet"))
+
+
+def _save(path: Path, values: Any) -> None:
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+
+
+def _load(path: Path) -> Any:
+    with path.open("rb") as file:
+        return np.load(file, allow_pickle=False)
+
+
+def _groups(path: Path, table: Table) -> Iterator[pa.Table]:
     with pq.ParquetFile(readable(path)) as file:
-        for rows in _groups(file, path, entry.table):
-            yield _count(job, entry.table, rows, path, tally)
-
-
-def _groups(file: pq.ParquetFile, path: Path, table: Table) -> Any:
-    there = [name for name in table.schema.names if name in file.schema_arrow.names]
-    for group in range(file.num_row_groups):
-        rows = read_group(file, path, group, table, there)
-        yield with_later(rows, table, table.schema.names).select(table.schema.names)
-
-
-def _count(
-    job: Job,
-    table: Table,
-    rows: pa.Table,
-    path: Path,
-    tally: Tally,
-) -> pa.Table:
-    """The rows that stay; counts the others, and notes them where they are rejects."""
-    dropped = job.choose[table.name](table, rows)
-    mask = merge_masks(dropped, rows.num_rows)
-    tally.counts.update(
-        {
-            reason.value: n
-            for reason, reason_mask in dropped.items()
-            if (n := int(reason_mask.sum()))
-        }
-    )
-    tally.progress.advance(rows.num_rows, rejects=int(mask.sum()))
-    if job.rejected and mask.any():
-        tally.rejects += _rejects(job, table, rows, dropped, path)
-        if len(tally.rejects) > MAX_REJECTS:
-            raise InputError(
-                f"IN: more than {MAX_REJECTS} rows came earlier, the last in {path}; is the same "
-                "table given twice?"
-            )
-    return rows if not mask.any() else rows.filter(pa.array(~mask))
+        there = [name for name in table.schema.names if name in file.schema_arrow.names]
+        for group in range(file.num_row_groups):
+            rows = read_group(file, path, group, table, there)
+            yield with_later(rows, table, table.schema.names).select(table.schema.names)
 
 
 def _rejects(

@@ -1,7 +1,7 @@
 """This job makes image-text pairs of web archives.
 
-Reading order: ``command`` and ``archives`` (the flags), ``job``, ``steps`` and ``on_beam`` (the
-steps), ``units`` and ``spool`` (what a step does, and what it leaves for the next), ``rows`` and
+Reading order: ``command`` and ``archives`` (the flags), ``job``, ``steps``, ``stages`` (of the
+funnel), ``units`` and ``spool`` (what a step does, and what it leaves for the next), ``rows`` and
 ``pair`` (what is in it); then the steps ``mine``, ``join``, ``settle``, ``groups`` and ``exclude``
 (images that look alike, or are held out), ``order``, ``shards`` with ``image_bytes`` or
 ``webdataset``, and ``fetch`` before them; then ``metrics``, ``previews``, ``report`` and ``cost``.

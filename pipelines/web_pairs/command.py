@@ -27,8 +27,8 @@ from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local
 from vlmill.runtime.net.remote_file import Unreachable
+from vlmill.runtime.units.flags import add_workers, local_workers
 from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
-from vlmill.runtime.units.runner import add_workers, local_workers
 from vlmill.schemas.errors import InputError
 
 

@@ -18,7 +18,7 @@ from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.rounds import rounds_here, run_rounds
+from vlmill.pipelines.web.fetching.rounds import run_rounds_here
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED
 from vlmill.pipelines.web.fetching.tables import write_tables
 from vlmill.pipelines.web.fetching.warc import PARTS
@@ -69,8 +69,7 @@ def fetch_missing(job: Job, policy: PolitenessPolicy, run_steps: RunSteps) -> li
         folder.mkdir(parents=True, exist_ok=True)
         with journal_errors(), use_local_scratch(continued(fetching)) as fetching:
             distribute(fetching, _missing(job, run_steps))
-            with rounds_here(fetching, all_cores()) as run_round:
-                run_rounds(fetching, run_round)
+            run_rounds_here(fetching, all_cores())
             for bucket in range(fetching.buckets):
                 finish_bucket(fetching, bucket)
                 write_tables(fetching, bucket)

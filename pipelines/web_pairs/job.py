@@ -43,8 +43,9 @@ from vlmill.runtime.files.outputs import FIRST_SCORES, RESCORING, State, prepare
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.funnel import Tally, build_funnel
-from vlmill.runtime.units.runner import local_workers, select_runner
+from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 

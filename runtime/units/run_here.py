@@ -1,8 +1,9 @@
 """Steps on this machine: a process that is free takes the next unit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
+from vlmill.runtime.files.remote_lock import require_held
 from vlmill.runtime.units.numbers import Numbers, UnitProgress
 from vlmill.runtime.units.pool import open_workers
 from vlmill.runtime.units.step import Step
@@ -17,26 +18,30 @@ def run_here(
     *,
     workers: int,
     module: str,
-    idle: Callable[[], None] = lambda: None,
 ) -> None:
     """Does steps one after the other in ``workers`` processes, each with the job.
 
-    ``module`` is imported before processes start: it imports what the steps need. ``idle`` is
-    called about once a second, and may raise.
+    ``module`` is imported before processes start: it imports what the steps need. Raises
+    StoreFailed where another run has taken over an output in a store.
     """
     with open_workers(workers, (job, steps), module) as pool:
         for number, step in enumerate(steps):
             units = step.units(job)
             with UnitProgress(total=len(units), label=step.name) as progress:
-
-                def tick(progress: UnitProgress = progress) -> None:
-                    idle()
-                    progress.idle()
-
                 numbered = [(number, unit) for unit in units]
-                here = map(partial(_do, (job, steps)), numbered)
-                for numbers in here if step.threads else pool.map_units(_do, numbered, tick):
+                done: Iterable[Numbers | None]
+                if step.threads:
+                    done = map(partial(_do, (job, steps)), numbered)
+                else:
+                    done = pool.map_units(_do, numbered, partial(_wait, job, progress))
+                for numbers in done:
                     progress.add(numbers)
+
+
+def _wait(job: AnyJob, progress: UnitProgress) -> None:
+    """Is called about once a second while processes work."""
+    require_held(str(job.output))
+    progress.idle()
 
 
 def _do(shared: Shared[AnyJob], numbered: tuple[int, Unit]) -> Numbers | None:

@@ -1,17 +1,13 @@
 """Which runner does a job's steps: ``--workers`` processes of this machine, or Apache Beam's."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from vlmill.runtime.console.command import int_at_least
-from vlmill.runtime.processes import all_cores
-from vlmill.runtime.units.launch.loading import quiet_beam_import, require_flags
+from vlmill.runtime.units.launch.loading import quiet_beam_import
 from vlmill.runtime.units.run_here import run_here
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import AnyJob
-from vlmill.schemas.errors import InputError
 
 
 class RunSteps(Protocol):
@@ -19,30 +15,6 @@ class RunSteps(Protocol):
 
     def __call__(self, job: AnyJob, steps: Sequence[Step[AnyJob]], /) -> None:
         """Returns when all units are done."""
-
-
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--workers``, for jobs whose units are done in processes."""
-    parser.add_argument(
-        "--workers",
-        type=int_at_least(1),
-        metavar="N",
-        help="processes on this machine, without --runner; the bytes stay the same (all cores)",
-    )
-
-
-def local_workers(workers: int | None, beam_flags: Sequence[str]) -> int:
-    """Returns the processes of a job on this machine: ``--workers``, by default one a core.
-
-    Raises InputError for ``--workers`` in addition to flags for Beam, which would not hear of it.
-    """
-    require_flags(beam_flags)
-    if workers is not None and beam_flags:
-        raise InputError(
-            f"--workers {workers} is for a job without Beam, and {beam_flags[0]} goes to Beam; "
-            "give the runner's own flag (--parallelism, --num_workers, --direct_num_workers)"
-        )
-    return workers or all_cores()
 
 
 def select_runner(

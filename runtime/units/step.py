@@ -42,9 +42,15 @@ class Step(Generic[AnyJob]):
         return numbers + result.numbers + written + count_tallies(result.tallies)
 
     def results(self, job: AnyJob) -> Iterator[Result]:
-        """Yields the results of all units. Raises FileNotFoundError for one that is not done."""
-        folder = self.folder(job)
-        return (read_result(folder, unit) for unit in self.units(job))
+        """Yields the results of all units. Raises OSError where one of them cannot be seen."""
+        for unit in self.units(job):
+            try:
+                yield read_result(self.folder(job), unit)
+            except FileNotFoundError:
+                raise OSError(
+                    f"{self.folder(job)} lacks the record of {unit.name}, which a worker has "
+                    "written: --output must be a folder that all workers and this process see"
+                ) from None
 
 
 def single_unit(name: str, job: object) -> list[Unit]:

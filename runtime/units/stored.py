@@ -7,9 +7,9 @@ before it unpickles anything.
 
 import hashlib
 import pickle
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from vlmill.runtime.files.atomic import write_bytes
@@ -19,6 +19,7 @@ from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import AnyJob
 
 JobAndSteps = tuple[Any, Sequence[Step[Any]]]
+_keeping = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +34,29 @@ class StoredJob:
 
         Raises OSError for a file that is not the one of this run.
         """
-        return _load(self)
+        if self not in _loaded:
+            _keep(self, self._read())
+        return _loaded[self]
+
+    def _read(self) -> JobAndSteps:
+        content = to_path(self.path).read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise OSError(
+                f"{self.path} is not of this run: another one has written it, or it is damaged; "
+                "run the command again"
+            )
+        loaded: JobAndSteps = pickle.loads(content)
+        return loaded
 
 
-@lru_cache(maxsize=1)
-def _load(stored: StoredJob) -> JobAndSteps:
-    content = to_path(stored.path).read_bytes()
-    if hashlib.sha256(content).hexdigest() != stored.sha256:
-        raise OSError(
-            f"{stored.path} is not of this run: another one has written it, or it is damaged; "
-            "run the command again"
-        )
-    loaded: JobAndSteps = pickle.loads(content)
-    return loaded
+_loaded: dict[StoredJob, JobAndSteps] = {}  # the last one
+
+
+def _keep(stored: StoredJob, loaded: JobAndSteps) -> None:
+    with _keeping:
+        _loaded.setdefault(stored, loaded)
+        for other in [key for key in _loaded if key != stored]:
+            del _loaded[other]
 
 
 def store_job(job: AnyJob, steps: Sequence[Step[AnyJob]]) -> StoredJob:
@@ -54,7 +65,9 @@ def store_job(job: AnyJob, steps: Sequence[Step[AnyJob]]) -> StoredJob:
     digest = hashlib.sha256(content).hexdigest()
     path = to_path(job.output) / WORK / f"job-{digest[:16]}.pickle"
     write_bytes(path, content)
-    return StoredJob(path=str(path), sha256=digest)
+    stored = StoredJob(path=str(path), sha256=digest)
+    _keep(stored, (job, steps))  # a worker inside this process takes what is here already
+    return stored
 
 
 def remove_stored(job: AnyJob) -> None:

@@ -2,55 +2,36 @@
 process that has vlmill alone.
 """
 
-import argparse
 import json
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
 from tests.dataflow.translating import IMAGE, Translation
 
-from vlmill.extract.run.job import Part
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
 from vlmill.pipelines.hard_negatives.steps import list_steps
-from vlmill.pipelines.manifest import on_beam as parts
-from vlmill.pipelines.manifest.published.command import open_parts
-from vlmill.pipelines.regions import on_beam as regions
-from vlmill.pipelines.tables import on_beam as on_tables
-from vlmill.pipelines.tables.choice import DuplicateFilter
-from vlmill.pipelines.tables.inputs import TableInput
-from vlmill.pipelines.tables.job import Job as TablesJob
-from vlmill.pipelines.web.fetching import on_beam
-from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.work import Fetching
+from vlmill.pipelines.manifest.own import on_runner as own
+from vlmill.pipelines.manifest.published.on_runner import JUDGE, MAKE, READ
+from vlmill.pipelines.regions.job import EXTRACT
+from vlmill.pipelines.tables.job import REPEATS, WRITE
+from vlmill.pipelines.web.fetching.rounds import make_round
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.runtime.units import run_beam
 from vlmill.runtime.units.launch.options import beam_options
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.stored import StoredJob
-from vlmill.schemas.tables import PAIRS
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
 ENGINE = {"runtime.units.run_beam.RunUnits"}
-
-
-def engine(steps: Sequence[Step[Any]]) -> Callable[[Translation], None]:
-    """A job of the one engine: its graph names where job and steps are."""
-
-    def build(translation: Translation) -> None:
-        stored = StoredJob(path=f"{OUTPUT}/work/job.pickle", sha256="0" * 64)
-        with translation(beam_options([])) as pipeline:
-            run_beam.build(pipeline, stored, [step.name for step in steps])
-
-    return build
 
 
 PLAN = Plan(
@@ -64,44 +45,14 @@ PLAN = Plan(
 )
 
 
-def regions_job(translation: Translation) -> None:
-    arguments = argparse.Namespace(output=Path(OUTPUT), images="gs://bucket/images", weights=None)
-    step = regions.ExtractPart(arguments, ("fingerprint",))
-    with translation(beam_options([])) as pipeline:
-        _ = pipeline | beam.Create([Part(index=0, total=1, images=())]) | beam.ParDo(step)
-
-
-def crawl(_: Translation) -> None:
-    job = Fetching(output=OUTPUT, buckets=3, policy=PolitenessPolicy(contact="me@example.org"))
-    on_beam.rounds_on_beam(job, beam_options([]))([0, 2])
-
-
-def manifest(_: Translation) -> None:
-    arguments = argparse.Namespace(beam_flags=[], input="gs://b/i", output=Path(OUTPUT), workers=1)
-    parts.make_on_beam(open_parts, arguments, [0, 1])
-
-
-def tables(_: Translation) -> None:
-    shards = tuple(Path(f"gs://bucket/pairs-{n:05d}-of-00002.parquet") for n in range(2))
-    job = TablesJob(
-        name="tables concat",
-        tables={"pairs": TableInput(table=PAIRS, paths=shards, arrays={}, producer={})},
-        inputs=(),
-        output=Path(OUTPUT),
-        settings={},
-        choose={"pairs": DuplicateFilter()},
-        rejected=True,
-    )
-    on_tables.write_on_beam(job, [])
-
-
-JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
-    "web_pairs": (engine(STEPS), run_beam, ENGINE),
-    "hard_negatives": (engine(list_steps(PLAN)), run_beam, ENGINE),
-    "crawl": (crawl, on_beam, {"pipelines.web.fetching.on_beam.FetchBuckets"}),
-    "manifest": (manifest, parts, {"pipelines.manifest.on_beam.MakePart"}),
-    "tables": (tables, on_tables, {"pipelines.tables.on_beam.WriteShard"}),
-    "regions": (regions_job, regions, {"pipelines.regions.on_beam.ExtractPart"}),
+JOBS: dict[str, Sequence[Step[Any]]] = {
+    "web_pairs": STEPS,
+    "hard_negatives": list_steps(PLAN),
+    "crawl": [make_round([0, 2])],
+    "manifest": [READ, JUDGE, MAKE],
+    "manifest own": own.STEPS,
+    "tables": [*REPEATS, WRITE],
+    "regions": [EXTRACT],
 }
 
 
@@ -109,13 +60,27 @@ JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """What Dataflow would get of each job: a folder for each pipeline."""
     jobs = {}
-    for name, (build, module, _) in JOBS.items():
-        translation = Translation(tmp_path_factory.mktemp(name))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "run_pipeline", translation)
-            build(translation)
+    for name, steps in JOBS.items():
+        translation = Translation(tmp_path_factory.mktemp(name.replace(" ", "-")))
+        stored = StoredJob(path=f"{OUTPUT}/work/job.pickle", sha256="0" * 64)
+        with translation(beam_options([])) as pipeline:
+            run_beam.build(pipeline, stored, [step.name for step in steps])
         jobs[name] = translation.jobs
     return jobs
+
+
+def test_stored_steps_unpickle_in_a_fresh_process(tmp_path: Path) -> None:
+    for name, steps in JOBS.items():
+        (tmp_path / name).write_bytes(pickle.dumps(steps))
+    program = "import pickle, sys; [pickle.load(open(p, 'rb')) for p in sys.argv[1:]]"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, sorted(tmp_path.iterdir()))],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -151,5 +116,5 @@ def test_steps_unpickle_in_a_fresh_process_and_name_no_local_path(
     name: str, unpickled: dict[str, list[dict[str, Any]]]
 ) -> None:
     steps = {step for pipeline in unpickled[name] for step in pipeline["names"]}
-    assert steps >= {f"vlmill.{step}" for step in JOBS[name][2]}
+    assert steps >= {f"vlmill.{step}" for step in ENGINE}
     assert [pipeline["paths"] for pipeline in unpickled[name] if pipeline["paths"]] == []

@@ -25,4 +25,4 @@ def test_parts_are_those_of_one_machine(
     assert_same(here, there)
     assert len(task_managers_of(cluster, "Make")) == 2
     made = numbers_of(cluster)
-    assert made["manifest", "parts"] == len(list(here.glob("rejects-*.parquet"))) > 1
+    assert made["make", "parts"] == len(list(here.glob("rejects-*.parquet"))) > 1

@@ -1,7 +1,10 @@
 """Jobs that are killed at random moments end, when called again, as an undisturbed run does.
 
 ``--kills N`` (2; make test-long: 50) moments for each job. A moment is a share of the time that the
-undisturbed run took, drawn by the moment's number: a failure's number tells where to look.
+undisturbed run took, drawn by the moment's number: a failure's number tells where to look. The jobs
+of one engine (``vlmill.runtime.units``) are three that differ: many steps in processes, shards that
+one process writes in the background, and rounds whose units have no records; the others of it are
+for ``make test-long``. Flink's kills are in ``tests/flink``.
 """
 
 import json
@@ -12,10 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from tests.factories import NO_MODELS, Tables, caption, write_images
@@ -62,7 +67,10 @@ def command_of(name: str, inputs: Path) -> list[str]:
     pairs, regions = ["--pairs", tables.pairs], ["--regions", tables.regions]
     pipeline = "vlmill.pipelines."
     commands = {
-        "web_pairs": [f"{pipeline}web_pairs", "--warc", str(inputs / "*.warc.gz"), *NO_MODELS],
+        "web_pairs": [
+            *[f"{pipeline}web_pairs", "--warc", str(inputs / "*.warc.gz"), *NO_MODELS],
+            *["--workers", "2"],
+        ],
         "hard_negatives": [f"{pipeline}hard_negatives", *pairs],
         "nearest_images": [
             *[f"{pipeline}nearest_images", *regions, *pairs, "--top", "5"],
@@ -73,6 +81,7 @@ def command_of(name: str, inputs: Path) -> list[str]:
             *["--text-column", "text", "--image-column", "image"],
             *["--image-root", str(inputs / "pictures")],
         ],
+        "tables": [f"{pipeline}tables", "concat", tables.pairs, tables.pairs, "--workers", "2"],
         "crawl": [
             *[f"{pipeline}crawl", "--urls", str(inputs / "urls.txt"), "--delay", "0.05"],
             *["--contact", "me@example.org", "--allow-address", "127.0.0.0/8"],
@@ -97,10 +106,10 @@ def command_of(name: str, inputs: Path) -> list[str]:
     return [sys.executable, "-m", *commands[name]]
 
 
-JOBS = (
-    *("web_pairs", "hard_negatives", "nearest_images", "manifest", "crawl"),
-    *("regions", "extract", "train", "pretrain", "finetune"),
-)
+ENGINE = ("web_pairs", "extract", "crawl")
+ENGINE_TOO = ("hard_negatives", "nearest_images", "manifest", "tables", "regions")
+TRAINING = ("train", "pretrain", "finetune")
+JOBS = (*ENGINE, *ENGINE_TOO, *TRAINING)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +213,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("moment", range(metafunc.config.getoption("--kills")))
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ENGINE_TOO)) for name in JOBS]
+)
 def test_a_killed_job_ends_as_an_undisturbed_one(
     name: str, moment: int, undisturbed: Callable[[str], Job], tmp_path: Path
 ) -> None:
@@ -217,14 +228,41 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     assert [file for file, value in whole.items() if again[file] != value] == []
 
 
+def test_a_killed_worker_is_replaced(
+    moment: int, undisturbed: Callable[[str], Job], tmp_path: Path
+) -> None:
+    """One of the two processes of a job, in the middle of a unit: the run itself goes on."""
+    job, output = undisturbed("web_pairs"), tmp_path / "out"
+    process = start(job.command, output)
+    kill_a_worker(process, wait_for=1 + moment % IMAGES, output=output)
+    said, _ = process.communicate()
+    assert process.returncode == 0, said[-3000:]
+    whole, again = content(job.whole), content(output)
+    assert whole.keys() == again.keys()
+    assert [file for file, value in whole.items() if again[file] != value] == []
+
+
+def kill_a_worker(process: "subprocess.Popen[str]", *, wait_for: int, output: Path) -> None:
+    """Kills the busiest of the job's processes once so many archives are mined."""
+    while len(list(output.glob("work/archives/*.json"))) < wait_for and process.poll() is None:
+        time.sleep(0.01)
+    with suppress(psutil.Error, ValueError):  # the job has ended before
+        forks = [p for p in psutil.Process(process.pid).children(recursive=True) if is_fork(p)]
+        max(forks, key=lambda p: sum(p.cpu_times()[:2])).kill()
+
+
+def is_fork(process: psutil.Process) -> bool:
+    """Says whether a process is a child of the server of forks, and not that server."""
+    command = " ".join(process.cmdline())
+    return "forkserver" in command and "forkserver" in " ".join(process.parent().cmdline())
+
+
 def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> None:
     """Rows in each job's tables, or a test above would compare nothing with nothing."""
     assert len(list(RegionReader(undisturbed("extract").whole))) == IMAGES
-    tables = {name: content(undisturbed(name).whole) for name in JOBS}
+    tables = {name: content(undisturbed(name).whole) for name in (*ENGINE, *TRAINING)}
     names = {
         "web_pairs": "pairs",
-        "hard_negatives": "negatives",
-        "nearest_images": "neighbours-00004",
         "crawl": "outcomes",
     }
     for name, table in names.items():

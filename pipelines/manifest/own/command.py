@@ -3,12 +3,12 @@
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vlmill.pipelines.manifest.cost import estimate_cost, measure
 from vlmill.pipelines.manifest.flags import add_run_arguments
-from vlmill.pipelines.manifest.own.job import JOB, OwnJob, Parts, make_funnel, make_parts
+from vlmill.pipelines.manifest.own.job import JOB, OwnJob, make_funnel, make_parts
+from vlmill.pipelines.manifest.own.on_runner import make_parts_on
 from vlmill.pipelines.manifest.reading.columns import split_column
 from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
@@ -21,6 +21,7 @@ from vlmill.pipelines.manifest.reading.rows import (
     table_file,
 )
 from vlmill.pipelines.manifest.report import write_report
+from vlmill.pipelines.manifest.spooled import remove_parts
 from vlmill.runtime.console.command import path_or_url, print_reading_hint
 from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.console.progress import Progress
@@ -31,6 +32,7 @@ from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.splits import find_use
@@ -132,15 +134,20 @@ def run_own(args: argparse.Namespace) -> int:
     if state is not State.FINISHED:
         inputs = inputs_of_job(job)
         if args.beam_flags:
-            from vlmill.pipelines.manifest.on_beam import own_parts  # takes seconds to load
-
-            shards = own_parts(job, open_own, args)
+            run_steps = select_runner(
+                args.beam_flags,
+                workers=1,
+                module=__name__,
+                paths={"--input": str(args.input), "--output": str(args.output)},
+            )
+            shards = make_parts_on(job, run_steps)
         else:
             shards = make_parts(job)
         funnel = make_funnel(job)
         write_json(job.output / "funnel.json", funnel)
         write_report(job.output, funnel, job.settings())
         write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
+    remove_parts(job.output)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     images = f", {counts[IMAGES.name]} images" if job.image_root is not None else ""
@@ -150,11 +157,6 @@ def run_own(args: argparse.Namespace) -> int:
     rejects = rejects_said(reject_counts(job.output))
     print(f"{done}: {counts[PAIRS.name]} pairs{images}, {rejects}: {job.output}")
     return 0 if counts[PAIRS.name] or not job.rows else 1
-
-
-def open_own(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Progress) -> Parts:
-    """Opens the parts of the file that the arguments name, on a worker."""
-    return Parts(own_job(args), pool, progress)
 
 
 USES = {

@@ -1,13 +1,12 @@
 """Anyone's own captions, and the images that they name, as ``pairs`` and ``images``.
 
-A part is a number of consecutive rows and becomes one shard of each table; the rejects shard
-appears last, so a part that has it is finished. What a row is depends on the rows before it (is it
-a duplicate? is it the first to name its image?) and never on whether an image could be read:
-that is how a killed run knows all it needs from the table alone.
+A part is a number of consecutive rows, becomes one shard of each table, and is a unit. What a row
+is depends on the rows before it (is it a duplicate? is it the first to name its image?) and never
+on whether an image could be read: that is how a killed run knows all it needs from the table alone.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
-from vlmill.pipelines.manifest.part import Part, finished_part
+from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.reading.images import image_row
 from vlmill.pipelines.manifest.reading.rows import TableFile, compute_sha256, read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
+from vlmill.pipelines.manifest.spooled import part_unit
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
@@ -151,37 +152,32 @@ def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
+Judged = tuple[int, Caption | Drop]
+"""The number of a row, and what it is."""
+
+
+def judge_rows(job: OwnJob, rows: Iterable[Row], ledger: Ledger) -> Iterator[Judged]:
+    """Yields what rows are, after all rows before them."""
+    for number, row in rows:
+        yield number, row if isinstance(row, Drop) else ledger.judge(job, row)
+
+
 class Run:
-    """Holds the state of one run over all parts."""
+    """Writes parts. Images that a row has named are not read again."""
 
     def __init__(self, job: OwnJob, pool: ThreadPoolExecutor) -> None:
         self.job, self._pool = job, pool
-        self.ledger = Ledger()
         self._verdicts: dict[bytes, Drop | None] = {}
 
-    def make_part(self, index: int, rows: Iterator[Row], progress: Progress) -> None:
-        """Write the shards of the part whose rows come next."""
+    def make_part(self, index: int, judged: Iterator[Judged], progress: Progress) -> Result:
+        """Writes the shards of a part."""
         job = self.job
-        position = (index, job.num_parts)
-        with Part(job.output, job.tables, position, job.producer()) as part:
-            while chunk := list(islice(rows, CHUNK)):
-                rejected = self._add(part, chunk)
-                progress.advance(len(chunk), rejects=rejected)
+        with Part(job.output, job.tables, (index, job.num_parts), job.producer()) as part:
+            while chunk := list(islice(judged, CHUNK)):
+                progress.advance(len(chunk), rejects=self._add(part, chunk))
+        return Result(shards=part.shards)
 
-    def skip_part(self, rows: Iterator[Row]) -> int:
-        """Note what the rows of a finished part have claimed."""
-        count = 0
-        for _, fields in rows:
-            count += 1
-            if not isinstance(fields, Drop):
-                self.ledger.judge(self.job, fields)
-        return count
-
-    def _add(self, part: Part, chunk: Sequence[Row]) -> int:
-        judged: list[tuple[int, Caption | Drop]] = [
-            (number, row if isinstance(row, Drop) else self.ledger.judge(self.job, row))
-            for number, row in chunk
-        ]
+    def _add(self, part: Part, judged: Sequence[Judged]) -> int:
         images = self._images([c for _, c in judged if isinstance(c, Caption)])
         rejected = 0
         for number, caption in judged:
@@ -217,46 +213,22 @@ class Run:
         return rows
 
 
-class Parts:
-    """The parts of a file in their order: each is made, or passed over to come to later ones."""
-
-    def __init__(self, job: OwnJob, pool: ThreadPoolExecutor, progress: Progress) -> None:
-        self.job, self._run, self._progress = job, Run(job, pool), progress
-        self._rows = read_rows(job.table, job.column_indices)
-        self.index = 0  # of the part that comes next
-
-    def make(self) -> None:
-        """Writes the next part's shards."""
-        index = self.index
-        self._run.make_part(index, self._next(), self._progress)
-
-    def skip(self) -> None:
-        """Passes the next part, whose shards are there or are made by others."""
-        self._progress.advance(self._run.skip_part(self._next()))
-
-    def _next(self) -> Iterator[Row]:
-        self.index += 1
-        return islice(self._rows, self.job.rows_per_shard)
-
-
 def make_parts(job: OwnJob) -> list[Shard]:
-    """Write every part that is not there yet; return all shards. OSError if the file changes."""
-    finished = {index: finished_at(job, index) for index in range(job.num_parts)}
+    """Writes every part that is not there yet; returns all shards. OSError if the file changes."""
+    rows, ledger = read_rows(job.table, job.column_indices), Ledger()
     with ThreadPoolExecutor(job.workers) as pool, make_progress(job) as progress:
-        parts = Parts(job, pool, progress)
+        run = Run(job, pool)
         for index in range(job.num_parts):
-            if finished[index]:
-                parts.skip()
-            else:
-                parts.make()
+            judged = judge_rows(job, islice(rows, job.rows_per_shard), ledger)
+
+            def make(_: OwnJob, unit: Unit, judged: Iterator[Judged] = judged) -> Result:
+                return run.make_part(unit.number, judged, progress)
+
+            if run_unit(job, work_folder(job), part_unit(index), make) is None:
+                progress.advance(sum(1 for _ in judged))  # what its rows have claimed is noted
     if progress.done != job.rows:
         raise changed(job)
     return collect_shards(job)
-
-
-def finished_at(job: OwnJob, index: int) -> list[Shard]:
-    """A part's shards, none if one is missing or damaged."""
-    return finished_part(job.output, job.tables, (index, job.num_parts))
 
 
 def make_progress(job: OwnJob) -> Progress:
@@ -268,7 +240,8 @@ def collect_shards(job: OwnJob) -> list[Shard]:
     """All shards of a job that is done. OSError if the file has changed meanwhile."""
     if compute_sha256(job.table.path) != job.digest:
         raise changed(job)
-    return [shard for index in range(job.num_parts) for shard in finished_at(job, index)]
+    units = map(part_unit, range(job.num_parts))
+    return [shard for unit in units for shard in read_result(work_folder(job), unit).shards]
 
 
 def changed(job: OwnJob) -> OSError:

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,22 +22,24 @@ from vlmill.pipelines.manifest.published.counts import (
     list_unread,
 )
 from vlmill.pipelines.manifest.published.fetch import add_fetch, format_fetch_counts
+from vlmill.pipelines.manifest.published.on_runner import PublishedRun, make_parts_on
 from vlmill.pipelines.manifest.published.overlaps import overlap_rows
-from vlmill.pipelines.manifest.published.parts import Job, Parts, Tally, make_funnel, make_parts
+from vlmill.pipelines.manifest.published.parts import Job, Tally, make_funnel, make_parts
 from vlmill.pipelines.manifest.published.placeholders import find_placeholders
 from vlmill.pipelines.manifest.published.report import write_published_report
 from vlmill.pipelines.manifest.published.settings import inputs_of_job, read_overlaps, read_settings
 from vlmill.pipelines.manifest.published.splits import add_excluded_splits
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.sets import SETS
+from vlmill.pipelines.manifest.spooled import remove_parts
 from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.runtime.console.command import path_or_url, print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate
-from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import rejects_said
@@ -140,6 +141,7 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
             print_status(line)
         with with_fetched(job, args) as job:
             _write(job, settings, data_set, args)
+    remove_parts(args.output)
     return _say_done(data_set, args.output, state)
 
 
@@ -149,9 +151,14 @@ def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse
     if job.reading.repeated_bytes and job.with_images:
         job = replace(job, placeholders=find_placeholders(job.folder, job.reading, job.fetched))
     if args.beam_flags:
-        from vlmill.pipelines.manifest.on_beam import published_parts  # takes seconds to load
-
-        shards, tally = published_parts(job, open_parts, args)
+        run_steps = select_runner(
+            args.beam_flags,
+            workers=1,
+            module=__name__,
+            paths={"--input": str(args.input), "--output": str(args.output)},
+        )
+        run = PublishedRun(open_named_job, args, job.placeholders)
+        shards, tally = make_parts_on(run, job, run_steps)
     else:
         shards, tally = make_parts(job)
     counts = compare_counts(tally.groups, job.reading.expected)
@@ -174,10 +181,9 @@ def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse
     )
 
 
-def open_parts(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Progress) -> Parts:
-    """Opens the parts of the data set that the arguments name, on a worker."""
-    job, _ = open_job(args.dataset, SETS[args.dataset], args)
-    return Parts(replace(job, placeholders=args.placeholders), pool, progress)
+def open_named_job(args: argparse.Namespace) -> Job:
+    """Opens the data set that the arguments name, on a worker."""
+    return open_job(args.dataset, SETS[args.dataset], args)[0]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from vlmill.pipelines.web.fetching.entries import FETCHED, REDIRECTED, SUCCESSES
 from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
 from vlmill.pipelines.web.fetching.lines import Line, parse_url_line
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.rounds import rounds_here, run_rounds
+from vlmill.pipelines.web.fetching.rounds import run_rounds_here
 from vlmill.pipelines.web.fetching.stages import URLS
 from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
 from vlmill.pipelines.web.fetching.warc import part_name
@@ -139,8 +139,7 @@ def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:
     distribute(fetching, lines)
     if retry and not is_new:
         try_failed_again(fetching)
-    with rounds_here(fetching, all_cores()) as run_round:
-        run_rounds(fetching, run_round)
+    run_rounds_here(fetching, all_cores())
     written = []
     for bucket in range(fetching.buckets):
         finish_bucket(fetching, bucket)

@@ -103,6 +103,13 @@ class Overlaps:
                     yield image_list, name
                     break
 
+    def skip(self, image: ListedImage) -> None:
+        """Counts an image no more, which is counted elsewhere."""
+        key = key64(image.image_id)
+        names = [image_list.name for image_list in self.ids]
+        names += [image_list.name for image_list in self.hashes]
+        self._counted.update(hash((name, key)) for name in names)
+
     def _count(self, name: str, kind: str, image: int) -> None:
         mark = hash((name, image))
         if mark not in self._counted:

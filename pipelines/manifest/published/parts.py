@@ -7,7 +7,7 @@ shards written only for parts that are not there yet.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, ListedImage, Reading, Rows
-from vlmill.pipelines.manifest.part import Part, finished_part
+from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.published.images import published_row, write_image
 from vlmill.pipelines.manifest.published.overlaps import Overlaps
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
+from vlmill.pipelines.manifest.spooled import part_unit
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.kept_values import NumberStore, ValueStore
 from vlmill.runtime.files.shards import Shard, shard_name
 from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, REJECTS, Table
@@ -64,6 +66,16 @@ class Job:
         """Whether the table of images is written."""
         return IMAGES in self.tables
 
+    @property
+    def judges_images(self) -> bool:
+        """Whether an image that cannot be read, or is on a list, drops the rows that name it."""
+        return self.with_images and (self.require_images or self.overlaps.by_hash)
+
+    @property
+    def chunk_size(self) -> int:
+        """Returns the number of entries that are in memory together."""
+        return CHUNK_WITH_IMAGES if self.with_images else CHUNK
+
 
 @dataclass(kw_only=True)
 class Tally:
@@ -98,28 +110,71 @@ def _unpack(values: tuple[str, str | None]) -> Drop:
     return Drop(Reason(values[0]), values[1])
 
 
-class Run:
-    """The state of one run over all entries: what was counted, and which images came."""
+class FirstImages:
+    """Tells which images of an entry no entry before it has named."""
 
-    def __init__(self, job: Job, pool: ThreadPoolExecutor) -> None:
+    def __init__(self) -> None:
+        self._named = NumberStore()
+        self._last: ListedImage | None = None  # named before: its entries often stand together
+
+    def select(self, entry: Entry) -> Sequence[ListedImage]:
+        """Returns the images that are named for the first time, by an entry that has rows."""
+        if isinstance(entry.rows, Drop):
+            return ()
+        new_images = []
+        for image in entry.images:
+            if not image.alone:
+                if image is self._last:
+                    continue
+                self._last = image
+                if self._named.claim(key64(image.image_id), 0) is not None:
+                    continue
+            new_images.append(image)
+        return new_images
+
+
+class Run:
+    """The state of one run over entries: what was counted, and what came of their images.
+
+    ``note`` is told of each image that drops the rows which name it, by its key.
+    """
+
+    def __init__(
+        self, job: Job, pool: ThreadPoolExecutor, note: Callable[[int, Drop], None] | None = None
+    ) -> None:
         self.job, self._pool = job, pool
         self.tally = Tally()
-        self._named = NumberStore()
+        self._note = note or self.keep_verdict
         self._verdicts = ValueStore(_pack, _unpack)  # of images whose rows are dropped
         self._own_verdicts: dict[int, Drop] = {}  # of those that one entry alone names
         self._has_verdicts = False
-        self._last: ListedImage | None = None  # named before: its entries often stand together
         self._judges = job.require_images or job.overlaps.has_lists
 
-    def take(self, entries: Sequence[Entry], part: Part | None) -> int:
-        """Judges and writes entries (``part`` None: their part is there). Returns the rejects."""
+    def keep_verdict(self, key: int, drop: Drop) -> None:
+        """Keeps why the rows are dropped that name an image."""
+        self._has_verdicts = True
+        self._verdicts.put(key, drop)
+
+    def take(
+        self,
+        entries: Sequence[Entry],
+        first: Sequence[Sequence[ListedImage]],
+        part: Part | None,
+    ) -> int:
+        """Judges and writes entries (``part`` None: their part is there). Returns the rejects.
+
+        ``first`` are the images of each that it is the first to name.
+        """
         tally = self.tally
         tally.num_entries += len(entries)
         tally.groups.update([entry.group for entry in entries])
-        first = [self._first(entry) for entry in entries]
+        for entry in entries:
+            if entry.notes:
+                tally.notes.update(entry.notes)
         new_images = [image for images in first for image in images]
         tally.groups[IMAGE_STAGE] += len(new_images)
-        rows_by_id = self._images(new_images, part is not None)
+        is_needed = part is not None or self.job.judges_images
+        rows_by_id = self.read_images(new_images) if is_needed else {}
         if part is None and not self._judges:
             return sum(isinstance(entry.rows, Drop) for entry in entries)
         rejected = 0
@@ -146,23 +201,6 @@ class Run:
         lost = isinstance(row, Drop) and row.reason is not Reason.EXCLUDED
         return lost and self.job.require_images
 
-    def _first(self, entry: Entry) -> Sequence[ListedImage]:
-        """The entry's images that no entry before it has named."""
-        if entry.notes:
-            self.tally.notes.update(entry.notes)
-        if isinstance(entry.rows, Drop):
-            return ()
-        new_images = []
-        for image in entry.images:
-            if not image.alone:
-                if image is self._last:
-                    continue
-                self._last = image
-                if self._named.claim(key64(image.image_id), 0) is not None:
-                    continue
-            new_images.append(image)
-        return new_images
-
     def _judged(self, entry: Entry) -> Rows | Reject:
         """The rows of an entry that passes all stages; else which of them drops it, and why."""
         rows, job = entry.rows, self.job
@@ -188,15 +226,10 @@ class Run:
                 drops.append(verdict)
         return drops
 
-    def _images(
-        self, images: Sequence[ListedImage], is_written: bool
-    ) -> dict[str, dict[str, Any] | Drop]:
-        """The rows of images that are named for the first time; of a part that is there only
-        where later entries depend on them.
-        """
-        job = self.job
-        hashed = job.overlaps.by_hash
-        if not job.with_images or not (is_written or job.require_images or hashed):
+    def read_images(self, images: Sequence[ListedImage]) -> dict[str, dict[str, Any] | Drop]:
+        """Returns the rows of images that are named for the first time, or why they have none."""
+        job, hashed = self.job, self.job.overlaps.by_hash
+        if not job.with_images:
             return {}
         rows: dict[str, dict[str, Any] | Drop] = {}
         self._own_verdicts = {}
@@ -209,11 +242,12 @@ class Run:
                 verdict = job.overlaps.judge_hash(image.image_id, row.pop("phash"), row)
                 excluded = excluded or verdict
             if verdict is not None:
-                self._has_verdicts, key = True, key64(image.image_id)
+                key = key64(image.image_id)
                 if image.alone:
+                    self._has_verdicts = True
                     self._own_verdicts[key] = verdict
                 else:
-                    self._verdicts.put(key, verdict)
+                    self._note(key, verdict)
             # An image of training may be one of validation, too, whose rows stay.
             drop = excluded if not job.overlaps.train_only else None
             rows[image.image_id] = drop or row
@@ -236,9 +270,9 @@ class Parts:
 
     def __init__(self, job: Job, pool: ThreadPoolExecutor, progress: Progress) -> None:
         self.job, self.run, self._progress = job, Run(job, pool), progress
+        self._first = FirstImages()
         self._entries = job.reading.entries()
-        self._chunk_size = CHUNK_WITH_IMAGES if job.with_images else CHUNK
-        self._head = list(islice(self._entries, self._chunk_size))
+        self._head = list(islice(self._entries, job.chunk_size))
         self.index = 0  # of the part that comes next
 
     @property
@@ -246,22 +280,24 @@ class Parts:
         """Whether no part is left; there is one at least."""
         return not self._head and self.index > 0
 
-    def make(self) -> None:
+    def make(self, job: Job, unit: Unit) -> Result:
         """Writes the next part's shards."""
-        with Part(self.job.output, self.job.tables, (self.index, None), self.job.producer) as part:
+        with Part(job.output, job.tables, (unit.number, None), job.producer) as part:
             self._take(part)
+        return Result(shards=part.shards)
 
     def skip(self) -> None:
-        """Passes the next part, whose shards are there or are made by others."""
+        """Passes the next part, whose shards are there."""
         self._take(None)
 
     def _take(self, part: Part | None) -> None:
         left = self.job.rows_per_shard
         while self._head and left:
             batch, remaining = self._head[:left], self._head[left:]
-            self._progress.advance(len(batch), rejects=self.run.take(batch, part))
+            first = [self._first.select(entry) for entry in batch]
+            self._progress.advance(len(batch), rejects=self.run.take(batch, first, part))
             left -= len(batch)
-            self._head = remaining or list(islice(self._entries, self._chunk_size))
+            self._head = remaining or list(islice(self._entries, self.job.chunk_size))
         self.index += 1
 
 
@@ -271,13 +307,10 @@ def make_parts(job: Job) -> tuple[list[Shard], Tally]:
     with ThreadPoolExecutor(job.workers) as pool, make_progress(job) as progress:
         parts = Parts(job, pool, progress)
         while not parts.ended:
-            position = (parts.index, None)
-            finished = finished_part(job.output, job.tables, position)
-            if finished:
+            unit = part_unit(parts.index)
+            if run_unit(job, work_folder(job), unit, parts.make) is None:
                 parts.skip()
-            else:
-                parts.make()
-            shards += finished or finished_part(job.output, job.tables, position)
+            shards += read_result(work_folder(job), unit).shards
     refuse_stale(job, parts.index)
     return shards, parts.run.tally
 

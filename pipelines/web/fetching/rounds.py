@@ -1,47 +1,70 @@
 """Rounds: in each, every bucket that has URLs is fetched by one worker at a time.
 
 What leads from one bucket to another waits for the next round; when no URL is left, what failed
-is tried once more. The workers are processes here, or those of a Beam runner.
+is tried once more. A round is a step of the engine, whose units are buckets: their journals know
+what is left to do, so that no unit has a record.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
+from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.work import Fetching, fetch_bucket, pull_all, retry_failed
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.files.remote_lock import require_held
-from vlmill.runtime.units.pool import open_workers
+from vlmill.runtime.units.numbers import BYTES, Numbers, count_rejects
+from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.runner import RunSteps
+from vlmill.runtime.units.step import Step
+from vlmill.runtime.units.unit import Result, Unit
 
-RunRound = Callable[[Sequence[int]], None]
-"""Fetches what waits in these buckets"""
+_OUTCOMES = """
+SELECT outcome, count(*), total(bytes) FROM urls WHERE outcome IS NOT NULL GROUP BY outcome
+"""
 
 
-def run_rounds(job: Fetching, run_round: RunRound) -> None:
+def run_rounds(job: Fetching, run_steps: RunSteps) -> None:
     """Runs round after round until no URL waits, then as many passes over what failed."""
-    _until_done(job, run_round)
+    _until_done(job, run_steps)
     for number in range(1, job.policy.retries + 1):
         if failed := retry_failed(job, number):
             print_status(f"trying {failed} failed URLs once more, in {job.policy.retry_wait_s:g} s")
             time.sleep(job.policy.retry_wait_s)
-        _until_done(job, run_round)
+        _until_done(job, run_steps)
 
 
-def _until_done(job: Fetching, run_round: RunRound) -> None:
+def run_rounds_here(job: Fetching, workers: int) -> None:
+    """Runs all rounds in ``workers`` processes of this machine."""
+    run_rounds(job, partial(run_here, workers=workers, module=__name__))
+
+
+def _until_done(job: Fetching, run_steps: RunSteps) -> None:
     while buckets := pull_all(job):
-        run_round(buckets)
+        run_steps(job, [make_round(buckets)])
 
 
-@contextmanager
-def rounds_here(job: Fetching, number: int) -> Iterator[RunRound]:
-    """Gives what runs rounds in ``number`` processes of this machine, which serve all of them.
+def make_round(buckets: Sequence[int]) -> Step[Fetching]:
+    """Returns the step that fetches what waits in these buckets."""
+    units = partial(_bucket_units, tuple(buckets))
+    return Step(name="fetch", units=units, work=_fetch, recorded=False)
 
-    A round ends where another run has taken over an output in a store.
-    """
-    with open_workers(number, job, fetch_bucket.__module__) as workers:
 
-        def run_round(buckets: Sequence[int]) -> None:
-            for _ in workers.map_units(fetch_bucket, buckets, lambda: require_held(job.output)):
-                pass
+def _bucket_units(buckets: tuple[int, ...], job: Fetching) -> list[Unit]:
+    return [Unit(name=f"bucket-{bucket:05d}", number=bucket) for bucket in buckets]
 
-        yield run_round
+
+def _fetch(job: Fetching, unit: Unit) -> Result:
+    before = count_outcomes(job, unit.number)
+    fetch_bucket(job, unit.number)
+    return Result(numbers=count_outcomes(job, unit.number) - before)
+
+
+def count_outcomes(job: Fetching, bucket: int) -> Numbers:
+    """How many URLs of a bucket have an outcome, their bytes, and those that gave nothing."""
+    numbers = Numbers()
+    with job.journal(bucket) as journal:
+        for outcome, urls, num_bytes in journal.rows(_OUTCOMES):
+            numbers += Numbers({"urls": urls, BYTES: int(num_bytes)})
+            if outcome not in SUCCESSES:
+                numbers += count_rejects({outcome: urls})
+    return numbers

@@ -122,7 +122,7 @@ def test_a_damaged_shard_is_named(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(images, out, "--part", "1/2") == 0
     next(out.glob("regions-00002-*")).write_bytes(b"no Parquet")
-    with pytest.raises(OSError, match=r"regions-00002-of-00006\.parquet is damaged; delete it"):
+    with pytest.raises(OSError, match=r"regions-00002-of-00006\.parquet is damaged; run its"):
         run(images, out, "--part", "2/2")
     assert run(images, out, "--part", "1/2") == 0 and verify_folder(out) == []
 

@@ -1,20 +1,20 @@
 """Parts made by Beam's workers: the same bytes as on one machine, whatever the rows depend on."""
 
-import argparse
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from markupsafe import Markup
 from tests.pipelines.manifest.layouts import LAYOUTS
+from tests.runtime.units.shuffled import run_backwards
 
 from vlmill.pipelines.manifest import report
+from vlmill.pipelines.manifest.entries import Entry, ListedImage
 from vlmill.pipelines.manifest.job import main
-from vlmill.pipelines.manifest.on_beam import MakePart
+from vlmill.pipelines.manifest.published import command, parts
 from vlmill.pipelines.manifest.published import report as published_report
-from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.files.manifest import read_manifest, verify_folder
 
 BEAM = "--runner=FnApiRunner"
 
@@ -71,36 +71,46 @@ def test_own_captions_are_made_by_workers_too(tmp_path: Path, image: Callable[..
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-class Counted:
-    """Parts that only note what was asked of them."""
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_order_of_parts_does_not_matter_and_entries_are_read_once(
+    name: str, tmp_path: Path, image: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of row goes through a file between two steps."""
+    LAYOUTS[name](tmp_path / "in", image)
+    words = [name, "--input", str(tmp_path / "in"), "--rows-per-shard", "2"]
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert main([*words, "--output", str(here)]) == 0
+    keys: list[str] = []
+    original = parts.FirstImages.select
 
-    def __init__(self) -> None:
-        self.index, self.made = 0, list[int]()
+    def select(self: parts.FirstImages, entry: Entry) -> Sequence[ListedImage]:
+        keys.append(entry.key)
+        return original(self, entry)
 
-    def make(self) -> None:
-        self.made.append(self.index)
-        self.index += 1
-
-    def skip(self) -> None:
-        self.index += 1
-
-
-OPENED: list[Counted] = []
-
-
-def open_counted(_: argparse.Namespace, __: ThreadPoolExecutor, ___: Progress) -> Counted:
-    OPENED.append(Counted())
-    return OPENED[-1]
+    monkeypatch.setattr(parts.FirstImages, "select", select)
+    monkeypatch.setattr(command, "select_runner", lambda *_, **__: run_backwards)
+    assert main([*words, "--output", str(there), BEAM]) == 0
+    assert contents(there) == contents(here)
+    assert (there / "funnel.json").read_bytes() == (here / "funnel.json").read_bytes()
+    entries = sum(count[1] for count in read_manifest(here)["counts"] if count[0] != "pictures")
+    assert len(keys) >= entries > 0 and sorted(p.name for p in there.iterdir() if p.is_dir()) == []
 
 
-def test_a_worker_reads_on_and_begins_anew_only_to_go_back() -> None:
-    OPENED.clear()
-    step = MakePart(open_counted, argparse.Namespace(workers=1))
-    step.setup()
-    for index in (1, 2, 5, 3, 4):
-        assert list(step.process(index)) == [index]
-    step.teardown()
-    assert [parts.made for parts in OPENED] == [[1, 2, 5], [3, 4]]
+def test_lists_are_counted_as_on_one_machine(
+    tmp_path: Path, image: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image that several parts name is counted once."""
+    LAYOUTS["coco"](tmp_path / "in", image)
+    words = ["coco", "--input", str(tmp_path / "in"), "--rows-per-shard", "1"]
+    assert main([*words, "--output", str(tmp_path / "list")]) == 0
+    shutil.copytree(tmp_path / "list", tmp_path / "other")
+    lists = ["--exclude", str(tmp_path / "list"), "--compare-hash", str(tmp_path / "other")]
+    assert main([*words, *lists, "--output", str(tmp_path / "here")]) == 0
+    monkeypatch.setattr(command, "select_runner", lambda *_, **__: run_backwards)
+    assert main([*words, *lists, "--output", str(tmp_path / "there"), BEAM]) == 0
+    overlaps = [read_manifest(tmp_path / name)["overlaps"] for name in ("here", "there")]
+    assert overlaps[0] == overlaps[1] and len(overlaps[0]) > 1
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 @pytest.mark.parametrize("word", ["--runer=Flink", "more"])

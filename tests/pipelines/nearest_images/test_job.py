@@ -199,7 +199,7 @@ def test_a_killed_run_continues_to_the_same_bytes(
     (out / WORK / ".tmp-1-means").write_bytes(b"half a part")
     capsys.readouterr()
     assert run(regions, out, *flags) == 0
-    assert "continuing: 2 shards are there" in capsys.readouterr().err
+    assert "continuing: nearest, 2 of 3 units finished before" in capsys.readouterr().err
     assert second.stat().st_mtime_ns == kept
     expected = {p.name: p.read_bytes() for p in whole.iterdir()}
     assert {p.name: p.read_bytes() for p in out.iterdir()} == expected

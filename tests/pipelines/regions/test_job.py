@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from vlmill.extract.cli import command as extract_rois
-from vlmill.pipelines.regions import command, on_beam
-from vlmill.runtime.files.manifest import MANIFEST, verify_folder
+from vlmill.extract.run import job as command_job
+from vlmill.pipelines.regions import command, job
+from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.ids import compute_image_id
@@ -60,17 +61,30 @@ def test_both_ways_write_the_same_bytes(
 
 
 def test_a_run_continues_what_the_command_left(
-    images: Path, expected: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    images: Path,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The command is stopped before its manifest, and a bit of one of its shards flips."""
     output = tmp_path / "out"
-    output.mkdir()
-    for name, content in expected.items():
-        if name != MANIFEST and "-00001-of-" not in name:
-            (output / name).write_bytes(content)
-    kept = output / "regions-00000-of-00003.parquet"
-    stamp = kept.stat().st_mtime_ns
+
+    def stop(*_: object, **__: object) -> None:
+        raise OSError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command_job, "write_manifest", stop)
+        with pytest.raises(OSError, match="stopped"):
+            extract_rois(["run", str(images), "--output", str(output), *FLAGS])
+    kept, damaged = sorted(output.glob("regions-*"))[:2]
+    stamp, content = kept.stat().st_mtime_ns, bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
     assert run(images, output) == 0
-    assert "continuing: 2 shards are there" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "continuing: extract, 2 of 3 units finished before" in said
+    assert f"{damaged} has other bytes than when it was written" in said
     assert kept.stat().st_mtime_ns == stamp
     assert files_of(output) == expected
     assert run(images, output) == 0
@@ -98,9 +112,8 @@ def test_a_worker_with_other_weights_stops_the_job(images: Path, tmp_path: Path)
     arguments = command.parser().parse_args(
         ["--images", str(images), "--output", str(tmp_path / "out"), *FLAGS]
     )
-    step = on_beam.ExtractPart(arguments, ("0" * 32,))
     with pytest.raises(OSError, match="the worker's networks have the fingerprints"):
-        step.setup()
+        job.open_job(arguments, ("0" * 32,))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""Shards written by Beam's workers: the same bytes as on one machine."""
+"""Shards written by Beam's workers, by processes and in any order: the same bytes."""
 
 from pathlib import Path
 
 import pytest
 from tests.pipelines.tables.test_job import folder, image, pair
+from tests.runtime.units.shuffled import run_backwards
 
+from vlmill.pipelines.tables import command as command_module
 from vlmill.pipelines.tables.command import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, PAIRS
@@ -22,7 +24,9 @@ def contents(output: Path) -> dict[str, bytes]:
         ["remove", "--image-ids", "IDS"],
     ],
 )
-def test_workers_of_a_runner_write_the_same_bytes(words: list[str], tmp_path: Path) -> None:
+def test_workers_of_a_runner_write_the_same_bytes(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [pair(n % 4, f"i{n % 3}", score=n / 6) for n in range(6)]
     images = [image(f"i{n}", bytes([n])) for n in range(3)]
     tables = {PAIRS: [rows[:2], rows[2:4], rows[4:]], IMAGES: [images]}
@@ -33,7 +37,11 @@ def test_workers_of_a_runner_write_the_same_bytes(words: list[str], tmp_path: Pa
     command = [words[0], *inputs, *flags]
     assert main([*command, "--output", str(tmp_path / "here")]) == 0
     assert main([*command, "--output", str(tmp_path / "there"), "--runner=FnApiRunner"]) == 0
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert main([*command, "--output", str(tmp_path / "two"), "--workers", "2"]) == 0
+    monkeypatch.setattr(command_module, "select_runner", lambda *_, **__: run_backwards)
+    assert main([*command, "--output", str(tmp_path / "back")]) == 0
     assert verify_folder(tmp_path / "there") == []
     funnels = [(tmp_path / one / "funnel.json").read_bytes() for one in ("here", "there")]
     assert (funnels[0] == funnels[1] and b"excluded" in funnels[0]) or b"duplicate" in funnels[0]
+    for name in ("there", "two", "back"):
+        assert contents(tmp_path / name) == contents(tmp_path / "here")

@@ -27,7 +27,7 @@ from vlmill.runtime.files.manifest import read_manifest, verify_folder, write_ma
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import encode_regions, region_arrays
-from vlmill.runtime.units import runner
+from vlmill.runtime.units import flags
 from vlmill.runtime.units import step as steps_module
 from vlmill.runtime.units.unit import Unit, record_path, run_unit
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
@@ -546,7 +546,7 @@ def encode(image: Image.Image, quality: int) -> bytes:
 @pytest.fixture
 def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's steps in this process alone, where a test can look into them."""
-    monkeypatch.setattr(runner, "all_cores", lambda: 1)
+    monkeypatch.setattr(flags, "all_cores", lambda: 1)
 
 
 @pytest.mark.usefixtures("in_a_loop")

@@ -13,9 +13,9 @@ from typing import NoReturn
 import pytest
 
 from vlmill.runtime.files.atomic import atomic_path
-from vlmill.runtime.units import runner
+from vlmill.runtime.units import flags
+from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.pool import Workers, open_workers
-from vlmill.runtime.units.runner import local_workers
 from vlmill.schemas.errors import InputError
 
 MODULE = "vlmill.runtime.units.pool"
@@ -160,7 +160,7 @@ with open_workers(2, 1, {MODULE!r}) as pool:
 
 
 def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "all_cores", lambda: 5)
+    monkeypatch.setattr(flags, "all_cores", lambda: 5)
     assert local_workers(None, []) == 5 and local_workers(3, []) == 3
     assert local_workers(None, ["--runner=FlinkRunner"]) == 5
     with pytest.raises(InputError, match="--workers 2 is for a job without Beam, and --runner"):

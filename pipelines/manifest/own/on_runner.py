@@ -1,0 +1,82 @@
+"""Parts of your own captions by the workers of a runner: one reads FILE once for all of them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from vlmill.pipelines.manifest.own.job import (
+    Caption,
+    Judged,
+    Ledger,
+    OwnJob,
+    Run,
+    changed,
+    collect_shards,
+    judge_rows,
+)
+from vlmill.pipelines.manifest.reading.rows import read_rows
+from vlmill.pipelines.manifest.spooled import part_unit, read_frames, spool_path, write_parts
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import remove_leftovers
+from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.runner import RunSteps
+from vlmill.runtime.units.step import Step, single_unit
+from vlmill.runtime.units.unit import Result, Unit
+from vlmill.schemas.rejects import Reason
+
+
+def judge_file(job: OwnJob, unit: Unit) -> Result:
+    """Leaves what the rows of each part are. Raises OSError if the file has changed."""
+    judged = judge_rows(job, read_rows(job.table, job.column_indices), Ledger())
+    if write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
+        raise changed(job)
+    return Result()
+
+
+def part_units(job: OwnJob) -> list[Unit]:
+    """Returns a unit for each part."""
+    return [part_unit(index) for index in range(job.num_parts)]
+
+
+def make_part(job: OwnJob, unit: Unit) -> Result:
+    """Writes a part's shards."""
+    judged = map(unpack_row, read_frames(spool_path(job.output, "rows", unit.number)))
+    label = f"part {unit.number}"
+    with (
+        ThreadPoolExecutor(job.workers) as pool,
+        Progress(total=None, unit="row", label=label, visible=False) as progress,
+    ):
+        result = Run(job, pool).make_part(unit.number, judged, progress)
+    result.numbers = Numbers(parts=1)
+    return result
+
+
+def pack_row(judged: Judged) -> Any:
+    """Returns a row as plain values."""
+    number, row = judged
+    if isinstance(row, Drop):
+        return number, row.reason.value, row.detail
+    return number, row.pair, row.first
+
+
+def unpack_row(values: Any) -> Judged:
+    """Returns the row that was packed."""
+    number, first, second = values
+    if isinstance(first, str):
+        return number, Drop(Reason(first), second)
+    return number, Caption(pair=first, first=second)
+
+
+STEPS = (
+    Step(name="read", units=partial(single_unit, "read"), work=judge_file),
+    Step(name="make", units=part_units, work=make_part),
+)
+
+
+def make_parts_on(job: OwnJob, run_steps: RunSteps) -> list[Shard]:
+    """Has the parts made that are not there yet; returns all shards."""
+    run_steps(job, STEPS)
+    remove_leftovers(job.output)  # of workers that were killed while others went on
+    return collect_shards(job)
