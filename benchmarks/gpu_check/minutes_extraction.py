@@ -3,7 +3,7 @@ Parquet, that of the device alone, and the host's milliseconds of an image by st
 """
 
 import dataclasses
-import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # it imports what training needs
     from benchmarks.gpu_check.minutes_steps import Bench
 
 DIFFERENT = 24  # photographs: two of each size
-ROUNDS, CHUNK_ROUNDS, TINY_ROUNDS = 10, 5, 1
+ROUNDS, TINY_ROUNDS = 10, 1
 # What is timed: each is called by one thread, the first three of `IDLE` and the last by the one
 # that queues the work. ShardWriter.__exit__ syncs the shard.
 STAGES: dict[str, tuple[object, str]] = {
@@ -68,14 +68,21 @@ class Case:
     warm_up: int  # images
     seconds: float
     rounds: int = ROUNDS
-    chunks: bool = False  # also the device alone with other numbers of regions together
+    chunk_rounds: int = 0  # of the device alone with other numbers of regions together
     decoding: bool = False  # also the worker processes alone
 
 
 CASES = (
-    Case(precision="fast", batch_size=CUDA_BATCH_SIZE, warm_up=192, seconds=8.0, chunks=True),
-    Case(precision="fast", batch_size=2 * CUDA_BATCH_SIZE, warm_up=192, seconds=8.0, decoding=True),
-    Case(precision="exact", batch_size=CUDA_BATCH_SIZE, warm_up=32, seconds=8.0, rounds=3),
+    Case(precision="fast", batch_size=CUDA_BATCH_SIZE, warm_up=192, seconds=7.0, chunk_rounds=5),
+    Case(precision="fast", batch_size=2 * CUDA_BATCH_SIZE, warm_up=192, seconds=7.0, decoding=True),
+    Case(
+        precision="exact",
+        batch_size=CUDA_BATCH_SIZE,
+        warm_up=32,
+        seconds=8.0,
+        rounds=3,
+        chunk_rounds=1,
+    ),
 )
 TINY_CASES = tuple(
     dataclasses.replace(case, batch_size=size, warm_up=2, seconds=0.0)
@@ -171,6 +178,7 @@ def measure_device(
     queries = queries_of(photos, detector, config)
     start_batch(queries, detector, config)()
     rounds = TINY_ROUNDS if setting.tiny else case.rounds
+    compared = compare_chunks(queries, detector, config, case.chunk_rounds)
     seconds = device_seconds(queries, detector, config, rounds)
     waits = places_of_waits(lambda: start_batch(queries, detector, config)())
     return {
@@ -178,7 +186,7 @@ def measure_device(
         "device_batch_ms": round(1e3 * seconds, 2),
         "chunk": get_chunk_size(detector.device),
         "waits": waits,
-        **(compare_chunks(queries, detector, config, setting) if case.chunks else {}),
+        **compared,
     }
 
 
@@ -193,12 +201,13 @@ def device_seconds(
 
 
 def compare_chunks(
-    queries: Sequence[Query], detector: Detector, config: ExtractConfig, setting: Setting
+    queries: Sequence[Query], detector: Detector, config: ExtractConfig, rounds: int
 ) -> dict[str, Any]:
     """Returns the device's milliseconds with other numbers of regions together, and the largest
-    difference of features from those of the fewest.
+    difference of features from those of the fewest; nothing for no rounds.
     """
-    rounds = TINY_ROUNDS if setting.tiny else CHUNK_ROUNDS
+    if not rounds:
+        return {}
     times, features = {}, {}
     for chunk in sorted(ROI_CHUNKS):
         with patch.object(predict, "get_chunk_size", lambda _, chunk=chunk: chunk):
@@ -206,9 +215,7 @@ def compare_chunks(
             rows = start_batch(queries, detector, config)()
         features[chunk] = [row.features for row in rows if isinstance(row, RegionRow)]
     first = features[min(features)]
-    differences = {
-        chunk: largest_difference(first, other) for chunk, other in features.items() if chunk
-    }
+    differences = {chunk: largest_difference(first, other) for chunk, other in features.items()}
     return {"chunk_ms": times, "chunk_difference": differences}
 
 
@@ -232,13 +239,13 @@ def measure_path(
     goes, once worker processes and kernels are warm.
     """
 
-    output = folder / "output"
-
     def job_of(name: str, count: int) -> Job:
-        (output / name).mkdir(parents=True)
-        return Job(plan=plan[:count], output=output / name, detector=detector, config=config)
+        output = Path(scratch) / name
+        output.mkdir()
+        return Job(plan=plan[:count], output=output, detector=detector, config=config)
 
     with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
         remembered_rings() as rings,
         start_engine(WorkerSettings(workers=size.workers), detector, config, None) as engine,
     ):
@@ -252,7 +259,6 @@ def measure_path(
             cpu = time.process_time()
             seconds = extract(job_of("measured", count), engine)
             cpu = time.process_time() - cpu
-    shutil.rmtree(output)
     return {
         "images_per_s": round(count / seconds, 2),
         "images": count,

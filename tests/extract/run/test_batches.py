@@ -17,6 +17,7 @@ from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
+from vlmill.extract.run import workers as decoding
 from vlmill.extract.run.batches import ExtractionResult, extract_windows, form_batches
 from vlmill.extract.run.devices import WorkerSettings, split_windows
 from vlmill.extract.run.job import Job, run
@@ -112,16 +113,20 @@ def test_rows_of_batches_are_those_of_each_alone(
     assert tables[0].equals(tables[1])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "ring_bytes"), [(0, 0), (2, 1 << 30), (2, 1 << 18)])
 def test_rows_of_images_that_the_device_resizes(
     mixed: Path,
     tmp_path: Path,
     detector: Detector,
     batched: ExtractConfig,
     workers: int,
+    ring_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU, from workers' pixels to rows: the same as those that are resized here."""
+    """As on a GPU, from workers' pixels to rows: the same as those that are resized here, also
+    where only some images have a slot of shared memory.
+    """
+    monkeypatch.setattr(decoding, "RING_BYTES", ring_bytes)
     monkeypatch.setattr(batches, "batches_ahead", lambda _: 1)
     outputs = []
     for there in (False, True):

@@ -5,7 +5,9 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from vlmill.extract.config import ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.images.plan import plan_images
 from vlmill.extract.images.resize import NetworkInput, PixelInput, max_input_bytes, network_input
+from vlmill.extract.run import ring as ring_module
 from vlmill.extract.run import workers
 from vlmill.extract.run.ring import PixelRing, SlotArray
 from vlmill.extract.run.workers import DecodeTask, PreparedImage, inline, open_source
@@ -58,6 +61,53 @@ def test_arrays_of_two_slots_share_nothing() -> None:
     assert [set(array.tolist()) for array in arrays] == [{0}, {1}]
 
 
+class Driver:
+    """Stands for CUDA's runtime, which pins memory or refuses."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.calls = status, list[tuple[Any, ...]]()
+
+    def cudaHostRegister(self, *arguments: int) -> int:
+        self.calls.append(("register", *arguments))
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append(("unregister", address))
+        return 0
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_memory_is_pinned_for_a_gpu_where_the_driver_allows_it(
+    status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = Driver(status)
+    devices: list[torch.device] = []
+    cleared: list[torch.device] = []
+
+    def enter(device: torch.device) -> AbstractContextManager[None]:
+        devices.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    monkeypatch.setattr(ring_module, "clear_error", cleared.append)
+    device = torch.device("cuda:1")
+    ring = PixelRing(3, 4096, device)
+    slot = ring.take()
+    assert slot is not None
+    address = ring.memory.view(slot, 1).ctypes.data - 4096 * slot
+    ring.close()
+    ring.close()
+    register = ("register", address, 3 * 4096, 1)
+    said = capsys.readouterr().err
+    if status:
+        assert driver.calls == [register] and cleared == [device]
+        assert "--device cuda:1: 0 MiB of memory" in said and "error 2" in said
+    else:
+        assert driver.calls == [register, ("unregister", address)]
+        assert devices == [device, device] and not cleared and not said
+
+
 @pytest.mark.parametrize("family", list(CONVENTIONS))
 def test_an_input_is_never_larger_than_a_slot(family: str) -> None:
     spec = CONVENTIONS[family]()
@@ -72,10 +122,9 @@ def test_an_input_is_never_larger_than_a_slot(family: str) -> None:
 def rings(monkeypatch: pytest.MonkeyPatch) -> list[PixelRing]:
     """The rings that are opened."""
     opened: list[PixelRing] = []
-    original = workers.PixelRing
 
-    def remember(*arguments: int, **named: int) -> PixelRing:
-        opened.append(original(*arguments, **named))  # type: ignore[arg-type]
+    def remember(*arguments: Any) -> PixelRing:
+        opened.append(PixelRing(*arguments))
         return opened[-1]
 
     monkeypatch.setattr(workers, "PixelRing", remember)
