@@ -55,7 +55,7 @@ EXCEPTIONS: dict[str, set[str]] = {
 # below its own, and no other room of its floor. A file beside the rooms is a room of its own.
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
-        "errors ids names",
+        "errors ids names plain_json",
         "tables rejects answers labels splits",
         "images",
         "__init__",

@@ -5,7 +5,6 @@ lists lie in between on the disk, of each block and each part of the index. An a
 answers of the parts; their lists are merged by cosine and caption.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -23,6 +22,7 @@ from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.runtime.files.atomic import atomic_folder, has_folder
 from vlmill.runtime.files.shards import ShardWriter
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.tables import NEGATIVES
 
 BLOCK = 20_000  # captions whose lists are in memory together
@@ -171,5 +171,5 @@ def read_staged(work: Path) -> dict[str, int] | None:
     if not has_folder(work / "captions"):
         return None
     text = (work / "captions" / "staged.json").read_text(encoding="utf-8")
-    counts: dict[str, int] = json.loads(text)
+    counts: dict[str, int] = parse_json(text)
     return counts

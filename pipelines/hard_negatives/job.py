@@ -7,7 +7,6 @@ lies in ``work`` of a killed run is not made again; it goes when the run has fin
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from vlmill.runtime.files.atomic import has_folder, remove_leftovers
 from vlmill.runtime.files.outputs import State, prepare_output, remove_output
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES
 
@@ -134,7 +134,7 @@ def _missing(plan: Plan, staged: Staged) -> list[Range]:
 
 def _say(plan: Plan, state: State) -> None:
     done = "finished before" if state is State.FINISHED else "done"
-    captions, lists = json.loads((plan.output / "funnel.json").read_text(encoding="utf-8"))
+    captions, lists = read_json(plan.output / "funnel.json")
     print_reading_hint(plan.output, NEGATIVES.name)
     notes = [rejects_said(captions["rejects"])]
     notes.append(f"{lists['without_negatives']} without negatives")

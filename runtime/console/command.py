@@ -16,6 +16,7 @@ from typing import NoReturn, TextIO
 
 import vlmill
 from vlmill.runtime.extras import missing_line
+from vlmill.runtime.files.listed import CHECKS, own_checks
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import is_remote
 from vlmill.schemas.errors import InputError, StoreFailed
@@ -45,9 +46,20 @@ def versions() -> str:
     return f"vlmill {vlmill.__version__}, Python {python}, torch {torch}"
 
 
+class SetCheck(argparse.Action):
+    """Sets one of :data:`vlmill.runtime.files.listed.CHECKS` for the rest of the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, *_: object) -> None:
+        """Sets it."""
+        setattr(CHECKS, self.option_strings[0].removeprefix("--"), True)
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with --version, whose errors are one line, whose help keeps the epilog's
-    line breaks, and whose flags of type float take no ``nan`` and no ``inf``.
+    """An ArgumentParser with --version, --verify and --trust, whose errors are one line, whose
+    help keeps the epilog's line breaks, and whose flags of type float take no ``nan`` or ``inf``.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -55,6 +67,18 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.register("type", float, finite_float)
         self.add_argument("--version", action=ShowVersions, help="print versions and exit")
+        self.add_argument(
+            "--verify",
+            action=SetCheck,
+            help="compare the SHA-256 of every input table with its manifest before reading it "
+            "(about a second a GB); sizes are always compared",
+        )
+        self.add_argument(
+            "--trust",
+            action=SetCheck,
+            help="skip comparing checkpoints, detectors, indexes and vectors with the SHA-256 "
+            "that they record (about a second a GB)",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Prints one line and exits with status 2."""
@@ -122,7 +146,8 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     traceback.
     """
     try:
-        status = command(sys.argv[1:] if argv is None else argv)
+        with own_checks():
+            status = command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return status
     except BrokenPipeError as error:

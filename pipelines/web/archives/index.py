@@ -5,7 +5,6 @@ as index servers answer, each also as .gz, and Parquet as Common Crawl's columna
 """
 
 import gzip
-import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 IndexEntry = tuple[str, int, int]
 """A record: its archive's name, its offset and its length there, in bytes."""
@@ -128,7 +128,7 @@ def _lines(file: BinaryIO, location: str) -> Iterator[IndexEntry]:
 
 def _json_fields(text: str) -> Sequence[Any]:
     try:
-        fields = json.loads(text[text.index("{") :])
+        fields = parse_json(text[text.index("{") :])
     except (ValueError, RecursionError):
         return (None, None, None)
     return [fields.get(name) for name in ("filename", "offset", "length")]
