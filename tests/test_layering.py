@@ -61,7 +61,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "runtime": (
-        "processes settings extras",
+        "bus_errors settings extras",
+        "processes",
         "files",
         "readers console net",
         "service",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 import vlmill
+from vlmill.runtime.bus_errors import name_shrunken_files
 from vlmill.runtime.extras import missing_line
 from vlmill.runtime.files.listed import CHECKS, own_checks
 from vlmill.runtime.files.paths import to_path
@@ -145,6 +146,7 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     status 1, each as one line without a traceback; any other exception is a bug and keeps its
     traceback.
     """
+    name_shrunken_files()
     try:
         with own_checks():
             status = command(sys.argv[1:] if argv is None else argv)
