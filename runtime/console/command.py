@@ -6,7 +6,6 @@ argument and the remedy. 130: interrupted. 141: who read the output, such as `he
 
 import argparse
 import math
-import os
 import select
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,12 @@ from typing import NoReturn, TextIO
 
 import vlmill
 from vlmill.runtime.bus_errors import name_shrunken_files
+from vlmill.runtime.console.failures import failure_line, one_line
+from vlmill.runtime.console.streams import (
+    drop_unwritable_output,
+    prepare_streams,
+    replace_descriptor,
+)
 from vlmill.runtime.extras import missing_line
 from vlmill.runtime.files.listed import CHECKS, own_checks
 from vlmill.runtime.files.paths import to_path
@@ -142,35 +147,40 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     """Runs ``command`` on the arguments and returns its exit status.
 
     ``argv`` defaults to the process's own. A user's mistake and a module of an extra that is not
-    installed give status 2, and the operating system's refusals (a full disk, a missing permission)
-    status 1, each as one line without a traceback; any other exception is a bug and keeps its
-    traceback.
+    installed give status 2; the operating system's refusals (a full disk, a missing permission),
+    memory that there is not, and a killed worker (:func:`failure_line`) status 1, each as one line
+    without a traceback. Any other exception is a bug and keeps its traceback.
     """
     name_shrunken_files()
+    prepare_streams()
     try:
         with own_checks():
             status = command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return status
     except BrokenPipeError as error:
-        if _is_read(sys.stdout):
-            print(f"failed: {error}", file=sys.stderr)
-            return 1
-        return 141
+        return _fail(f"failed: {one_line(error)}", 1) if _is_read(sys.stdout) else 141
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (OSError, StoreFailed) as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
+        return _fail(f"error: {error}", 2)
+    except StoreFailed as error:
+        return _fail(f"failed: {error}", 1)
     except ModuleNotFoundError as error:
         if (line := missing_line(error.name)) is None:
             raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+        return _fail(f"error: {line}", 2)
+    except (OSError, MemoryError, ImportError, RuntimeError, UnicodeEncodeError) as error:
+        if (line := failure_line(error)) is None:
+            raise
+        return _fail(f"failed: {line}", 1)
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where it can", file=sys.stderr)
-        return 130
+        return _fail("interrupted; the same command continues where it can", 130)
+
+
+def _fail(line: str, status: int) -> int:
+    """Prints a line on standard error; returns the status."""
+    print(line, file=sys.stderr)
+    drop_unwritable_output()
+    return status
 
 
 def _is_read(output: TextIO) -> bool:
@@ -179,7 +189,7 @@ def _is_read(output: TextIO) -> bool:
     poll.register(output)
     if not any(event & select.POLLERR for _, event in poll.poll(0)):
         return True
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    replace_descriptor(output.fileno())
     return False
 
 
