@@ -23,8 +23,9 @@ from vlmill.runtime.console.streams import (
 )
 from vlmill.runtime.extras import missing_line
 from vlmill.runtime.files.listed import CHECKS, own_checks
-from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.paths import irregular_kind, to_path
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.settings.numbers import MAX_WHOLE
 from vlmill.schemas.errors import InputError, StoreFailed
 
 
@@ -72,6 +73,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.register("type", float, finite_float)
+        self.register("type", int, whole_number)
         self.add_argument("--version", action=ShowVersions, help="print versions and exit")
         self.add_argument(
             "--verify",
@@ -86,9 +88,32 @@ class Parser(argparse.ArgumentParser):
             "that they record (about a second a GB)",
         )
 
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses, and refuses arguments that name a pipe or a device: reading one may never end."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            for text in _argument_texts(getattr(parsed, action.dest, None)):
+                if kind := irregular_kind(text):
+                    name = action.option_strings[0] if action.option_strings else action.metavar
+                    self.error(f"{name or action.dest} {text} is {kind}; give a file or a folder")
+        return parsed, unknown
+
     def error(self, message: str) -> NoReturn:
         """Prints one line and exits with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _argument_texts(value: object) -> list[str]:
+    """Returns the texts among an argument's values that may be paths, those of ``field=path``
+    included.
+    """
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = [str(each) for each in values if isinstance(each, str | Path)]
+    return texts + [text.partition("=")[2] for text in texts if "=" in text]
 
 
 def path_or_url(text: str) -> Path:
@@ -104,11 +129,19 @@ def int_at_least(lowest: int) -> Callable[[str], int]:
 
     def number(text: str) -> int:
         with suppress(ValueError):
-            if (value := int(text)) >= lowest:
+            if lowest <= (value := int(text)) <= MAX_WHOLE:
                 return value
-        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number from {lowest}")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: want a whole number from {lowest}")
 
     return number
+
+
+def whole_number(text: str) -> int:
+    """The type of an argument that is a whole number, of 64 bits as whatever counts with it."""
+    with suppress(ValueError):
+        if abs(value := int(text)) <= MAX_WHOLE:
+            return value
+    raise argparse.ArgumentTypeError(f"{text[:40]!r}: want a whole number of 64 bits")
 
 
 def finite_float(text: str) -> float:
