@@ -14,6 +14,7 @@ from vlmill.runtime.files.contract import check_file, check_values, read_parquet
 from vlmill.runtime.files.listed import CHECKS, ListedFile, file_problem
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.files.paths import matches, readable, to_path
+from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
@@ -149,7 +150,9 @@ def iter_batches(
     for path in find_shards(argument, spec, flag):
         with pq.ParquetFile(readable(path)) as file:
             try:
-                for batch in file.iter_batches(batch_size=batch_rows, columns=names):
+                limit = limit_batch_rows(path, batch_rows)
+                for batch in file.iter_batches(batch_size=limit, columns=names):
+                    require_short_texts(path, batch)
                     check_values(path, batch, spec)
                     batch = with_later(batch, spec, names)
                     yield batch.select(names)  # Parquet gives them in the file's order

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.runtime.files.text_sizes import limit_batch_rows
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
@@ -107,7 +108,7 @@ def _rows(path: Path, argument: str) -> Iterator[IndexEntry]:
         column_names = ", ".join(" or ".join(names) for names in COLUMNS)
         raise InputError(f"{argument} {path}: it lacks a column; needed are {column_names}")
     row = 0
-    for batch in file.iter_batches(columns=columns):
+    for batch in file.iter_batches(limit_batch_rows(path, 65_536), columns=columns):
         for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
             row += 1
             yield _make_entry(values, f"{argument} {path}, row {row}")
