@@ -31,7 +31,7 @@ def failure_line(error: Exception) -> str | None:
             f"{error.encoding} of this locale; set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
         )
     if isinstance(error, RuntimeError) and (worker := _WORKER.match(text)):
-        how = f" by {worker[1]}" if worker[1] else ""
+        how = f" (signal: {worker[1]})" if worker[1] else ""
         return (
             f"a worker process of the loader was killed{how}, as the system does where memory is "
             "short; run the same command again, which continues from the last checkpoint, perhaps "

@@ -113,7 +113,7 @@ def test_memory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         (OSError("the list\nhas gone"), "the list has gone"),
         (
             RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. "),
-            "a worker process of the loader was killed by Killed, as the system does",
+            "a worker process of the loader was killed (signal: Killed), as the system does",
         ),
         (
             RuntimeError("DataLoader worker (pid(s) 77, 78) exited unexpectedly"),
