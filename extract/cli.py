@@ -31,7 +31,7 @@ from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.runtime.console.command import Parser, int_at_least, path_or_url, run_command
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.files.paths import require_local
+from vlmill.runtime.files.paths import require_local, to_path
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.train.detector.command import add_train, command_train
@@ -46,11 +46,15 @@ EXAMPLES = """examples:
 VERIFY_EXAMPLES = """examples:
   extract-rois verify regions/
   extract-rois verify demo/pairs
+  extract-rois verify runs/imagebert
 
-DIR is the output of any command that writes tables. Every file is read back against the manifest
-(rows, bytes, SHA-256), every row against its table: types, unique ids, images as their SHA-256
-says, pairs whose images lie in the same folder, negatives with their similarities, reasons of the
-list; boxes inside their images, finite numbers, probabilities from 0 to 1."""
+DIR is the output of any command that writes tables, a run that trains, one of its checkpoints, a
+detector, a search index, or a model that fit_scorer or fit_image_filter wrote. Checkpoints,
+detectors and indexes are compared with the SHA-256 that they record. Of tables every file is read
+back against the manifest (rows, bytes, SHA-256), every row against its table: types, unique ids,
+images as their SHA-256 says, pairs whose images lie in the same folder, negatives with their
+similarities, reasons of the list; boxes inside their images, finite numbers, probabilities from 0
+to 1."""
 COMPARE_EXAMPLES = """example:
   extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
 
@@ -81,10 +85,10 @@ def parser() -> Parser:
     add_serve(serve)
     add_engine(serve)
     verify = commands.add_parser(
-        "verify", help="check every row and checksum of tables", epilog=VERIFY_EXAMPLES
+        "verify", help="check rows and checksums of what any command wrote", epilog=VERIFY_EXAMPLES
     )
-    verify.description = "Checks every row and checksum of a folder of tables, whoever wrote it."
-    verify.add_argument("folder", metavar="DIR", help="output of a finished run")
+    verify.description = "Checks every row and checksum of what any command wrote."
+    verify.add_argument("folder", metavar="DIR", help="output of a run, or a fitted model's file")
     add_import(
         commands.add_parser(
             "import", help="feature files of other projects to tables", epilog=IMPORT_EXAMPLES
@@ -209,7 +213,12 @@ def command_verify(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois verify``."""
     from vlmill.extract.verify import verify
 
-    problems = verify(arguments.folder)
+    if to_path(arguments.folder).is_file():
+        from vlmill.pipelines.filters.model_file import model_problems
+
+        problems = model_problems(to_path(arguments.folder))
+    else:
+        problems = verify(arguments.folder)
     for problem in problems:
         print(problem, file=sys.stderr)
     verdict = f"{len(problems)} problems" if problems else "every row and checksum holds"

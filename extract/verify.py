@@ -1,4 +1,7 @@
-"""``extract-rois verify``: does every row and every checksum of a folder of tables hold?"""
+"""``extract-rois verify``: does every row and every checksum of a folder hold?
+
+A folder of tables, a run that trains with its checkpoints, a detector, or a search index.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,12 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from vlmill.extract.config import DETECTOR
 from vlmill.extract.formats.records import IMPORTED_BORDER_PX, outside
+from vlmill.runtime.files.checkpoints import CHECKPOINTS, STEP
 from vlmill.runtime.files.contents import content_problems
-from vlmill.runtime.files.manifest import read_manifest, verify_folder
+from vlmill.runtime.files.listed import FILE_RECORD, file_problems, parse_record
+from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
+from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.readers.regions import PER_BOX, RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import REGIONS
+
+RECORDS = ("checkpoint.json", DETECTOR, "index.json")  # with digests of the other files
+TRAINING_STATE = "training_state.safetensors"
 
 # Boxes are float32 and were divided by the resize factor: a rounding error over the border is no
 # fault.
@@ -21,10 +32,48 @@ PROBABILITY_TOLERANCE = 1e-5
 
 
 def verify(folder: str | Path) -> list[str]:
-    """What is wrong with a folder of tables, one line each; empty if all holds.
+    """Returns what is wrong with a folder, one line each; empty if all holds.
 
-    Raises InputError for a folder whose run has not finished.
+    Raises InputError for a folder whose run has not finished, unless it has checkpoints.
     """
+    path = to_path(folder)
+    recorded = [
+        each
+        for each in (path, *sorted((path / CHECKPOINTS).glob(f"{STEP}*")))
+        if any((each / name).is_file() for name in RECORDS)
+    ]
+    problems = [problem for each in recorded for problem in recorded_problems(each)]
+    if recorded and not (path / MANIFEST).is_file():
+        return problems
+    return problems + table_problems(folder)
+
+
+def recorded_problems(folder: Path) -> list[str]:
+    """Returns what differs between a checkpoint, detector or index and its record of its files.
+
+    An older vlmill recorded none: then the record alone must be readable.
+    """
+    problems = []
+    for name in RECORDS:
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            record = read_json(path)
+            if not isinstance(record, dict):
+                raise ValueError("no JSON object")
+            files = parse_record(record.get(FILE_RECORD))
+        except ValueError as error:
+            problems.append(f"{path} is damaged ({error})")
+            continue
+        # The top of a run has what evaluation needs of its best checkpoint, and no training state.
+        is_step = folder.name.startswith(STEP)
+        problems += file_problems(folder, [f for f in files if is_step or f.name != TRAINING_STATE])
+    return problems
+
+
+def table_problems(folder: str | Path) -> list[str]:
+    """Returns what is wrong with a folder of tables, one line each."""
     problems = verify_folder(folder) or content_problems(folder)
     if problems or REGIONS.name not in {shard.table for shard in read_manifest(folder)["shards"]}:
         return problems

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
+MAX_SIZE = 1 << 30  # products of two, as of a layer's weight, still fit into 64 bits
 INIT_STD = 0.02  # BERT, arXiv:1810.04805, released code
 
 # By our names, the functions of `torch.nn.functional`: GELU is the exact one, by the error
@@ -32,13 +33,15 @@ def check_fusion(fusion: str) -> None:
 
 
 def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
-    """Checks that int fields are whole numbers from 1; those ``from_zero`` may be 0."""
+    """Checks that int fields are whole numbers from 1 to MAX_SIZE; those ``from_zero`` may be 0."""
     for field in dataclasses.fields(config):
         size = getattr(config, field.name)
         if field.type is int and type(size) is not int:
             raise ValueError(f"{field.name}={size!r}: want a whole number")
         if field.type is int and size < (0 if field.name in from_zero else 1):
             raise ValueError(f"{field.name}={size}: want a positive number")
+        if field.type is int and size > MAX_SIZE and field.name != "seed":
+            raise ValueError(f"{field.name}={size}: want at most {MAX_SIZE}")
 
 
 def check_shares(config: Any, *names: str) -> None:

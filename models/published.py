@@ -1,6 +1,5 @@
 """Published checkpoints in the layouts of the official repositories, in and out."""
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from vlmill.models.interbert.published import INTERBERT
 from vlmill.models.vilbert.published import VILBERT
 from vlmill.models.vlbert.published import VLBERT
 from vlmill.models.vlmo.published import VLMO
+from vlmill.schemas.plain_json import read_json
 
 FAMILIES: dict[str, Family] = {
     "beit": BEIT,
@@ -119,7 +119,7 @@ def _published(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"config={path}: no such file; of a preset, give preset({path})")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"config={path} is no JSON ({error}); of YAML, give the mapping") from None
 

@@ -11,6 +11,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
+from vlmill.runtime.bus_errors import name_shrunken_files
+
 
 class _Fork(ForkServerProcess):
     """A fork of the server with the environment of who starts it.
@@ -26,6 +28,7 @@ class _Fork(ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
+        name_shrunken_files()
         super().run()
 
 

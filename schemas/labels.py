@@ -1,12 +1,12 @@
 """Lists of labels: what the classifier of a checkpoint knows, in its own order."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 LABELS_FILE = "labels.json"  # beside a table of examples: the list that its labels are numbered by
 MAX_LABELS_BYTES = 64 << 20
@@ -49,7 +49,7 @@ def parse_labels(path: Path, text: str) -> list[str]:
     if text.lstrip()[:1] not in ("[", "{"):
         return text.removesuffix("\n").split("\n") if text else []
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"--labels {path}: no JSON ({error})") from None
     if isinstance(content, dict):

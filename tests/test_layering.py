@@ -65,13 +65,14 @@ EXCEPTIONS: dict[str, set[str]] = {
 # below its own, and no other room of its floor. A file beside the rooms is a room of its own.
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
-        "errors ids names",
+        "errors ids names plain_json",
         "tables rejects answers labels splits",
         "images",
         "__init__",
     ),
     "runtime": (
-        "processes settings extras",
+        "bus_errors settings extras",
+        "processes",
         "bounded_calls",
         "files",
         "readers console net",

@@ -6,7 +6,6 @@ output of ``extract-rois train``.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,11 @@ from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published_names import published_name
 from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.listed import FILE_RECORD, parse_record, record_files, require_unchanged
 from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 FORMAT = 1
 
@@ -51,8 +52,12 @@ def save_detector(
     classes: Sequence[str],
     attributes: Sequence[str],
     training: Mapping[str, Any],
+    also: Sequence[str] = (),
 ) -> None:
-    """Writes a network into a folder that is there, what readers look for last."""
+    """Writes a network into a folder that is there, what readers look for last.
+
+    ``also`` names further files of the folder whose digests are recorded.
+    """
     family = model.config.family
     state = {
         published_name(name, family): tensor.detach().cpu().contiguous()
@@ -69,6 +74,7 @@ def save_detector(
             "classes": list(classes),
             "attributes": list(attributes),
             "training": dict(training),
+            FILE_RECORD: record_files(folder, (MODEL, *also)),
         },
     )
 
@@ -76,9 +82,11 @@ def save_detector(
 def read_saved(folder: Path, flag: str = "--weights") -> SavedDetector:
     """Reads a trained detector's folder. Raises InputError that names the file and the remedy."""
     try:
-        metadata = json.loads((folder / DETECTOR).read_text(encoding="utf-8"))
+        metadata = read_json(folder / DETECTOR)
         if metadata["format"] != FORMAT:
             raise ValueError(f"format {metadata['format']}, this vlmill reads {FORMAT}")
+        files = [file for file in parse_record(metadata.get(FILE_RECORD)) if file.name == MODEL]
+        require_unchanged(folder, files, f"{flag} {folder}")
         return SavedDetector(
             config=from_plain(DetectorConfig, metadata["detector"], "detector"),
             classes=tuple(metadata["classes"]),
@@ -87,6 +95,8 @@ def read_saved(folder: Path, flag: str = "--weights") -> SavedDetector:
             # Copied: mapped tensors begin anywhere, and sums over them may differ in a last bit.
             weights={name: value.clone() for name, value in load_file(folder / MODEL).items()},
         )
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, InputError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if isinstance(error, InputError) and str(error).startswith(flag):
+            raise
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{flag} {folder} is damaged ({reason}); give another detector") from None

@@ -11,6 +11,7 @@ from typing import Any
 from vlmill.extract.images.discovery import read_head
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.formats import format_name, other_name
+from vlmill.schemas.plain_json import parse_json
 
 MAX_LINE = 2**20
 MAX_FILE = 2**28  # bytes, of a file that is not one object a line: it is parsed as a whole
@@ -68,7 +69,7 @@ def _folder_entries(path: Path) -> Iterator[tuple[str, Any]]:
 def _is_entry(line: bytes) -> bool:
     """Returns whether a line is an object with an image_id."""
     try:
-        content = json.loads(line)
+        content = parse_json(line)
     except (ValueError, RecursionError):
         return False
     return isinstance(content, dict) and "image_id" in content
@@ -137,7 +138,7 @@ def _values(text: bytes, path: Path) -> Iterator[Any]:
 def _parse_object(text: bytes, location: str) -> dict[str, Any]:
     """Parses a JSON object. Raises InputError."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"--boxes {location}: no JSON ({error})") from None
     if not isinstance(content, dict):

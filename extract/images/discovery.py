@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from vlmill.runtime.files.lock import LOCK
 from vlmill.runtime.files.outputs import PLAN
-from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.paths import read_regular, to_path
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.schemas.images.formats import HEAD_BYTES, format_name, is_tar
 from vlmill.schemas.names import IMAGE_ENDINGS, spellings
@@ -194,9 +194,7 @@ def kind_of_head(head: bytes) -> Kind | None:
 
 def read_head(path: str) -> bytes:
     """Returns a file's first bytes. Raises OSError."""
-    with to_path(path).open("rb") as file:
-        head: bytes = file.read(HEAD_BYTES)
-        return head
+    return read_regular(to_path(path), HEAD_BYTES)
 
 
 def read_path_list(path: Path) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """The files of a published checkpoint, weights and configuration, are read here."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 from vlmill.models.convert.files import read_state
 from vlmill.runtime.settings.plain_fields import MAX_CONFIG_BYTES, flatten, read_yaml, to_plain
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 # What shapes do not tell of the network that a model starts from: keys of published
 # configurations, and the last name of our field.
@@ -32,7 +32,7 @@ def read_published_config(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"--config {path} has over {MAX_CONFIG_BYTES} bytes; give a JSON file")
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:

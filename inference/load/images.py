@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vlmill.inference.input_checks import warn
-from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.paths import read_regular, to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.decode import Bounds, upright
 from vlmill.schemas.rejects import Rejected
@@ -30,7 +30,7 @@ def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
     if isinstance(image, str | os.PathLike):
         path = image if isinstance(image, str | Path) else Path(image)
         try:
-            return to_path(path).read_bytes()
+            return read_regular(to_path(path))
         except OSError as error:
             warn(f"image {image}: {error.strerror or error}")
             return b""

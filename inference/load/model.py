@@ -351,9 +351,11 @@ def load_pretrained(
     labels: str | Path | None,
     device: str,
     batch_size: int,
+    *,
+    trust: bool | None = None,
 ) -> Pretrained:
     """Loads a checkpoint, of a folder or of the hub, onto a device; a detector that lies in its
-    folder is its detector.
+    folder is its detector. ``trust`` as :func:`load_checkpoint` has it.
 
     Raises InputError for what cannot be used.
     """
@@ -361,7 +363,7 @@ def load_pretrained(
         raise InputError(f"batch_size={batch_size}: want at least 1")
     if is_hub(checkpoint):
         checkpoint = fetch_checkpoint(parse_hub_location(str(checkpoint)))
-    loaded = load_checkpoint(checkpoint, "checkpoint")
+    loaded = load_checkpoint(checkpoint, "checkpoint", trust=trust)
     if detector is None and (loaded.path / DETECTOR).is_file():
         detector = loaded.path / DETECTOR
     on_device = device_named(device)

@@ -26,9 +26,11 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.atomic import temporary_folder
 from vlmill.runtime.files.checkpoints import CHECKPOINTS
+from vlmill.runtime.files.listed import FILE_RECORD
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.plain_json import read_json
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
@@ -138,7 +140,11 @@ def hide_paths(path: Path) -> str:
     """Returns a checkpoint's settings with the names alone of its inputs: where they lie on this
     machine is nobody's business.
     """
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_json(path)
+    if FILE_RECORD in settings:
+        settings[FILE_RECORD] = {
+            name: entry for name, entry in settings[FILE_RECORD].items() if name in CARRIED
+        }
     for entry in settings.get("inputs") or []:
         entry["path"] = PurePosixPath(str(entry["path"])).name or str(entry.get("flag"))
     return json.dumps(settings, indent=2) + "\n"
@@ -182,7 +188,7 @@ def find_input_kind(loaded: LoadedCheckpoint, call: str) -> str:
 def read_figures(path: Path) -> dict[str, float]:
     """Reads the numbers of a ``metrics.json``. Raises InputError for another file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         numbers = {
             str(name): float(value)
             for name, value in content.items()

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from vlmill.inference.search.table import ABOUT, Matrix, Vectors
 from vlmill.runtime.files.atomic import atomic_folder
-from vlmill.runtime.files.digests import file_input
+from vlmill.runtime.files.listed import FILE_RECORD, parse_record, record_files, require_unchanged
 from vlmill.runtime.files.paths import readable, to_path
 from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 INDEX, ROWS, SETTINGS = "index.faiss", "rows.parquet", "index.json"
 FORMAT = 1
@@ -147,8 +148,8 @@ def save_index(index: SearchIndex, folder: Path) -> None:
     with atomic_folder(folder, last=SETTINGS) as temporary:
         faiss.write_index(index.faiss_index, str(temporary / INDEX))
         pq.write_table(index.about, temporary / ROWS)
-        files = {name: file_input("", temporary / name).digest for name in (INDEX, ROWS)}
-        content = {**index.settings, "software": SOFTWARE, "files": files}
+        files = record_files(temporary, (INDEX, ROWS))
+        content = {**index.settings, "software": SOFTWARE, FILE_RECORD: files}
         (temporary / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -162,14 +163,12 @@ def open_index(folder: str | Path) -> SearchIndex:
 
     path = to_path(folder)
     try:
-        settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_json(path / SETTINGS)
         if settings["index"] != FORMAT:
             raise InputError(
                 f"--index {folder} has format {settings['index']}, this vlmill reads {FORMAT}"
             )
-        for name, digest in settings["files"].items():
-            if file_input("--index", path / Path(name).name).digest != digest:
-                raise InputError(f"--index {folder}: {name} has changed; build the index again")
+        require_unchanged(path, parse_record(settings[FILE_RECORD]), f"--index {folder}")
         index = faiss.read_index(os.fspath(path / INDEX))
         about = pq.read_table(readable(path / ROWS)).select(list(ABOUT)).combine_chunks()
         sizes = (index.d, index.ntotal, about.num_rows)

@@ -14,11 +14,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from vlmill.inference.search.kinds import IMAGE
+from vlmill.runtime.files.listed import CHECKS
 from vlmill.runtime.files.reading import (
     find_shards,
     iter_batches,
     read_array_formats,
     read_producer,
+    require_listed,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import VECTORS
@@ -51,10 +53,12 @@ def count_kinds(argument: str, flag: str) -> dict[str, int]:
 def read_vectors(argument: str, kind: str, count: int, flag: str) -> Vectors:
     """Reads the ``count`` rows of a kind: 4 P bytes each, their ids, and one batch.
 
-    Raises InputError for shards of several checkpoints, vectors of another width than the shards
-    say, and those that are not finite.
+    The shards are compared with the SHA-256 of their manifest, unless the command has --trust.
+    Raises InputError for shards that have changed or are of several checkpoints, vectors of
+    another width than the shards say, and those that are not finite.
     """
     paths = find_shards(argument, VECTORS, flag)
+    require_listed(paths, f"{flag} {argument}", hashes=not CHECKS.trust)
     origin, width = read_origin(paths, flag)
     matrix = np.empty((count, width), dtype=np.float32)
     about, end = [], 0

@@ -1,6 +1,5 @@
 """What ``train-vl show`` reads of a folder: JSON, YAML, and the header of the weights alone."""
 
-import json
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json, read_json
 from vlmill.train.checkpoints.folders import (
     MODEL,
     SETTINGS,
@@ -111,7 +111,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if not isinstance(content, dict):
             raise ValueError("no JSON object")
     except (OSError, ValueError, RecursionError) as error:
@@ -126,7 +126,7 @@ def read_weights(path: Path) -> Weights:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(MAX_HEADER_BYTES, path.stat().st_size):
                 raise ValueError(f"its header says {length} bytes")
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
         counts: Counter[str] = Counter()
         for name, tensor in header.items():
             if name != "__metadata__":
@@ -144,7 +144,7 @@ def last_line(path: Path) -> dict[str, Any]:
         file.seek(max(0, path.stat().st_size - MAX_LINE_BYTES))
         lines = file.read().split(b"\n")[:-1]
     try:
-        line = json.loads(lines[-1]) if lines else {}
+        line = parse_json(lines[-1]) if lines else {}
     except ValueError as error:
         raise InputError(f"{path}: its last line is no JSON ({error})") from None
     return line if isinstance(line, dict) else {}

@@ -5,7 +5,6 @@ own reader of tensors only. Pickles of numpy arrays, as Detectron2 and its forks
 through :mod:`~vlmill.models.convert.plain_pickle`.
 """
 
-import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, load
+from vlmill.schemas.plain_json import read_json
 
 # What published files wrap their state dict in, the first that is there.
 CONTAINERS = ("state_dict", "model_state_dict", "module", "model", "weights", "blobs")
@@ -63,7 +63,7 @@ def shard_files(index: Path) -> list[Path]:
     if index.stat().st_size > MAX_INDEX_BYTES:
         raise ValueError(f"{index}: over {MAX_INDEX_BYTES >> 20} MiB, expected a list of files")
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_json(index)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index}: no weight_map of tensors and files ({error!r})") from None
     if wrong := [

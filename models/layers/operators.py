@@ -67,18 +67,18 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalises over the last dimension; with ``half``, autocast's type comes out.
+    """Normalises over the last dimension; with ``gives_half``, autocast's type comes out.
 
     Autocast computes layer norms in float32 and gives float32, which the products after them cast.
     The statistics are in float32 in either case.
     """
 
-    half = False
+    gives_half = False
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
         """Normalises each row."""
         device = hidden.device.type
-        if not self.half or not torch.is_autocast_enabled(device):
+        if not self.gives_half or not torch.is_autocast_enabled(device):
             return super().forward(hidden)
         dtype = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):

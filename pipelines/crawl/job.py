@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +42,7 @@ from vlmill.runtime.processes import all_cores
 from vlmill.runtime.units.funnel import build_funnel
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 
 JOB = "crawl"
@@ -96,7 +96,7 @@ def run(
 def _buckets_before(output: Path) -> int | None:
     """Into how many buckets an earlier run has spread the hosts, perhaps on another machine."""
     try:
-        plan = json.loads((output / PLAN).read_text(encoding="utf-8"))
+        plan = read_json(output / PLAN)
         return int(plan["settings"]["buckets"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # there is none, or prepare_output says what is wrong with it
@@ -175,7 +175,7 @@ def compute_median(tenths: Mapping[int, int]) -> float | None:
 
 def say_result(output: Path, done: str) -> int:
     """Prints what the output holds; returns the exit status."""
-    metrics = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
+    metrics = read_json(output / "metrics.json")
     outcomes = Counter[str](metrics["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
     print(f"{done}: {fetched}, {rejects_said(reject_counts(output))}: {output}")

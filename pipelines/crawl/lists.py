@@ -22,6 +22,7 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.contract import check_file, read_parquet_footer
 from vlmill.runtime.files.paths import matches, readable, to_path
 from vlmill.runtime.files.reading import find_shards
+from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -156,7 +157,9 @@ def _read_table(path: Path, column: str | None, follow: int) -> Iterator[Line]:
 def _rows(path: Path, columns: list[str]) -> Iterator[tuple[object, ...]]:
     try:
         with pq.ParquetFile(readable(path)) as file:
-            for batch in file.iter_batches(batch_size=10_000, columns=columns):
+            limit = limit_batch_rows(path, 10_000)
+            for batch in file.iter_batches(batch_size=limit, columns=columns):
+                require_short_texts(path, batch)
                 values = [batch.column(name).to_pylist() for name in columns]
                 yield from zip(*values, strict=True)
     except (OSError, pa.ArrowException, UnicodeError) as error:

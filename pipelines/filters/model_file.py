@@ -20,6 +20,7 @@ from vlmill.pipelines.filters.trees import BadTrees, Trees, build_trees
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 KEY = "vlmill.model"
 VERSION = 1
@@ -58,8 +59,17 @@ def write_model(path: Path, model: Model) -> None:
     write_bytes(path, save(arrays, {KEY: json.dumps(header, sort_keys=True)}))
 
 
-def read_model(path: Path, *, kinds: Sequence[str], flag: str, fitted_by: str) -> Model:
-    """Reads a model of one of ``kinds``.
+def model_problems(path: Path) -> list[str]:
+    """Returns what is wrong with a file of a fitted model of any kind, one line; empty: nothing."""
+    try:
+        read_model(path, kinds=None, flag="", fitted_by="fit_scorer or fit_image_filter")
+    except InputError as error:
+        return [str(error).strip()]
+    return []
+
+
+def read_model(path: Path, *, kinds: Sequence[str] | None, flag: str, fitted_by: str) -> Model:
+    """Reads a model of one of ``kinds``; None: of any.
 
     Raises InputError, one line with ``flag`` and the command that writes such files, for a file
     that cannot be read, is damaged or changed, or is of another kind or version.
@@ -69,7 +79,7 @@ def read_model(path: Path, *, kinds: Sequence[str], flag: str, fitted_by: str) -
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
         with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {}).get(KEY, "null"))
+            header = parse_json((file.metadata() or {}).get(KEY, "null"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise InputError(f"{flag} {path} is no readable model ({_line(error)}); {remedy}") from None
@@ -80,7 +90,7 @@ def read_model(path: Path, *, kinds: Sequence[str], flag: str, fitted_by: str) -
             f"{flag} {path} is of version {header.get('version')!r}, this vlmill reads "
             f"{VERSION}; fit it again with python -m vlmill.pipelines.{fitted_by}"
         )
-    if header.get("kind") not in kinds:
+    if kinds is not None and header.get("kind") not in kinds:
         raise InputError(
             f"{flag} {path} is a model of {header.get('kind')!r}, expected "
             f"{' or '.join(kinds)}; {remedy}"

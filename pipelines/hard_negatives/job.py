@@ -5,7 +5,6 @@ process. What is in ``work`` of a killed run is not made again; it goes when the
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +21,7 @@ from vlmill.runtime.files.outputs import State, prepare_output, remove_output
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES
 
@@ -89,7 +89,7 @@ def _refusing(plan: Plan) -> Iterator[None]:
 
 def _say(plan: Plan, state: State) -> None:
     done = "finished before" if state is State.FINISHED else "done"
-    captions, lists = json.loads((plan.output / "funnel.json").read_text(encoding="utf-8"))
+    captions, lists = read_json(plan.output / "funnel.json")
     print_reading_hint(plan.output, NEGATIVES.name)
     notes = [rejects_said(captions["rejects"])]
     notes.append(f"{lists['without_negatives']} without negatives")

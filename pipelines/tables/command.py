@@ -1,7 +1,6 @@
 """Tables put together, and rows taken out: python -m vlmill.pipelines.tables --help"""
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from vlmill.runtime.units.flags import add_workers, local_workers
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
@@ -266,7 +266,7 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
         for (name, count), entry in zip(rows.items(), tables.values(), strict=True)
     ]
     if (args.output / NOT_FOUND).is_file():
-        absent = json.loads((args.output / NOT_FOUND).read_text(encoding="utf-8"))
+        absent = read_json(args.output / NOT_FOUND)
         for line in absent_lines(absent):
             print_status(f"warning: {line}; all of them: {args.output / NOT_FOUND}")
     done = "finished before" if state is State.FINISHED else "done"

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, compute_keys, groups
 from vlmill.pipelines.tables.inputs import TableInput
+from vlmill.runtime.console.lineage import CHECKPOINT
+from vlmill.runtime.files.listed import FILE_RECORD, parse_record, require_unchanged
 from vlmill.runtime.readers.trained_on import (
     TRAINED_IMAGES,
     TRAINED_PAIRS,
@@ -20,6 +22,7 @@ from vlmill.runtime.readers.trained_on import (
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import ALIASES, Table
 
@@ -241,7 +244,13 @@ def count_trained_on(checkpoint: Path, removal: Removal) -> tuple[int, int]:
     Raises InputError for a folder that does not say.
     """
     try:
+        if (checkpoint / CHECKPOINT).is_file():
+            files = parse_record(read_json(checkpoint / CHECKPOINT).get(FILE_RECORD))
+            keys_files = [file for file in files if file.name in (TRAINED_IMAGES, TRAINED_PAIRS)]
+            require_unchanged(checkpoint, keys_files, f"--checkpoints {checkpoint}")
         keys = [mapped_keys(checkpoint / name) for name in (TRAINED_IMAGES, TRAINED_PAIRS)]
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(
             f"--checkpoints {checkpoint}: {error}; give a checkpoint's folder"

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.runtime.files.reading import find_shards, iter_batches
+from vlmill.runtime.files.text_sizes import limit_batch_rows
 from vlmill.runtime.net.urls import join_key
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.decode import FORMATS, Bounds, decode
@@ -92,7 +93,7 @@ def _names_in_table(path: Path) -> Iterator[str]:
             names = [name for name in COLUMNS if name in table.schema_arrow.names]
             if not names:
                 raise ValueError(f"no column {', '.join(COLUMNS)}")
-            for batch in table.iter_batches(columns=names):
+            for batch in table.iter_batches(limit_batch_rows(file, 65_536), columns=names):
                 for column in batch.columns:
                     yield from (value for value in column.to_pylist() if value)
 

@@ -3,7 +3,6 @@
 It is written from the folder's JSON files alone, and so again when pairs are scored again.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from vlmill.runtime.console.report import (
     settings_table,
     write_page,
 )
+from vlmill.schemas.plain_json import read_json
 
 MOST_BARS = 20
 SHOWN = "report.json"
@@ -40,8 +40,7 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
     ``scores`` take the place of those that were mined, in the histogram and under the samples.
     """
     funnel, metrics, content = (
-        json.loads((output / name).read_text(encoding="utf-8"))
-        for name in ("funnel.json", "metrics.json", SHOWN)
+        read_json(output / name) for name in ("funnel.json", "metrics.json", SHOWN)
     )
     counts = {name: Counter(dict(items)) for name, items in content["counts"].items()}
     samples = content["samples"]
@@ -83,7 +82,7 @@ class Scores:
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
     """Returns the scores that stand in shards of ``pairs`` now. Memory: a row group."""
-    content = json.loads((output / SHOWN).read_text(encoding="utf-8"))
+    content = read_json(output / SHOWN)
     ids = {sample["pair_id"] for sample in content["samples"]}
     counts, sample_scores = Counter[Any](), dict[str, float]()
     for path in shards:

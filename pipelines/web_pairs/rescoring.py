@@ -33,6 +33,7 @@ from vlmill.runtime.files.outputs import FIRST_SCORES, RESCORING
 from vlmill.runtime.files.reading import read_group, read_producer
 from vlmill.runtime.files.shards import Shard, ShardWriter, describe_shard, shard_name
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import PAIRS, REGIONS
 
 JOB = "web_pairs"
@@ -112,7 +113,7 @@ def _make_shards(output: Path, manifest: dict[str, Any], scoring: Scoring) -> No
     """Writes each shard of pairs with new scores into its own folder of the unfinished run."""
     work = output / RESCORING
     plan = work / PLAN
-    if plan.exists() and json.loads(plan.read_text(encoding="utf-8")) != scoring.about:
+    if plan.exists() and read_json(plan) != scoring.about:
         shutil.rmtree(work)
     work.mkdir(exist_ok=True)
     write_json(plan, scoring.about)
@@ -186,7 +187,7 @@ def _make_shard(
 
 def _plan_manifest(output: Path, shards: Sequence[Shard], scoring: dict[str, Any]) -> None:
     """Writes the manifest that will be valid once the new shards are in their places."""
-    content = json.loads((output / MANIFEST).read_text(encoding="utf-8"))
+    content = read_json(output / MANIFEST)
     new = [
         replace(describe_shard(_new_shard_path(output, shard), PAIRS.name), name=shard.name)
         if shard.table == PAIRS.name
@@ -208,7 +209,7 @@ def _publish(output: Path) -> None:
     In between the folder has no manifest: unfinished.
     """
     work = output / RESCORING
-    content = json.loads((work / NEXT).read_text(encoding="utf-8"))
+    content = read_json(work / NEXT)
     (output / MANIFEST).unlink(missing_ok=True)
     for shard in content["shards"]:
         new_path = work / shard["name"] / shard_name(PAIRS, 0, 1)

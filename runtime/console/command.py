@@ -6,7 +6,6 @@ argument and the remedy. 130: interrupted. 141: who read the output, such as `he
 
 import argparse
 import math
-import os
 import select
 import sys
 from collections.abc import Callable, Sequence
@@ -15,9 +14,18 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 import vlmill
+from vlmill.runtime.bus_errors import name_shrunken_files
+from vlmill.runtime.console.failures import failure_line, one_line
+from vlmill.runtime.console.streams import (
+    drop_unwritable_output,
+    prepare_streams,
+    replace_descriptor,
+)
 from vlmill.runtime.extras import missing_line
-from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.listed import CHECKS, own_checks
+from vlmill.runtime.files.paths import irregular_kind, to_path
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.settings.numbers import MAX_WHOLE
 from vlmill.schemas.errors import InputError, StoreFailed
 
 
@@ -45,20 +53,67 @@ def versions() -> str:
     return f"vlmill {vlmill.__version__}, Python {python}, torch {torch}"
 
 
+class SetCheck(argparse.Action):
+    """Sets one of :data:`vlmill.runtime.files.listed.CHECKS` for the rest of the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, *_: object) -> None:
+        """Sets it."""
+        setattr(CHECKS, self.option_strings[0].removeprefix("--"), True)
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with --version, whose errors are one line, whose help keeps the epilog's
-    line breaks, and whose flags of type float take no ``nan`` and no ``inf``.
+    """An ArgumentParser with --version, --verify and --trust, whose errors are one line, whose
+    help keeps the epilog's line breaks, and whose flags of type float take no ``nan`` or ``inf``.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.register("type", float, finite_float)
+        self.register("type", int, whole_number)
         self.add_argument("--version", action=ShowVersions, help="print versions and exit")
+        self.add_argument(
+            "--verify",
+            action=SetCheck,
+            help="compare the SHA-256 of every input table with its manifest before reading it "
+            "(about a second a GB); sizes are always compared",
+        )
+        self.add_argument(
+            "--trust",
+            action=SetCheck,
+            help="skip comparing checkpoints, detectors, indexes and vectors with the SHA-256 "
+            "that they record (about a second a GB)",
+        )
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses, and refuses arguments that name a pipe or a device: reading one may never end."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            for text in _argument_texts(getattr(parsed, action.dest, None)):
+                if kind := irregular_kind(text):
+                    name = action.option_strings[0] if action.option_strings else action.metavar
+                    self.error(f"{name or action.dest} {text} is {kind}; give a file or a folder")
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Prints one line and exits with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _argument_texts(value: object) -> list[str]:
+    """Returns the texts among an argument's values that may be paths, those of ``field=path``
+    included.
+    """
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = [str(each) for each in values if isinstance(each, str | Path)]
+    return texts + [text.partition("=")[2] for text in texts if "=" in text]
 
 
 def path_or_url(text: str) -> Path:
@@ -74,11 +129,19 @@ def int_at_least(lowest: int) -> Callable[[str], int]:
 
     def number(text: str) -> int:
         with suppress(ValueError):
-            if (value := int(text)) >= lowest:
+            if lowest <= (value := int(text)) <= MAX_WHOLE:
                 return value
-        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number from {lowest}")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: want a whole number from {lowest}")
 
     return number
+
+
+def whole_number(text: str) -> int:
+    """The type of an argument that is a whole number, of 64 bits as whatever counts with it."""
+    with suppress(ValueError):
+        if abs(value := int(text)) <= MAX_WHOLE:
+            return value
+    raise argparse.ArgumentTypeError(f"{text[:40]!r}: want a whole number of 64 bits")
 
 
 def finite_float(text: str) -> float:
@@ -117,33 +180,40 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     """Runs ``command`` on the arguments and returns its exit status.
 
     ``argv`` defaults to the process's own. A user's mistake and a module of an extra that is not
-    installed give status 2, and the operating system's refusals (a full disk, a missing permission)
-    status 1, each as one line without a traceback; any other exception is a bug and keeps its
-    traceback.
+    installed give status 2; the operating system's refusals (a full disk, a missing permission),
+    memory that there is not, and a killed worker (:func:`failure_line`) status 1, each as one line
+    without a traceback. Any other exception is a bug and keeps its traceback.
     """
+    name_shrunken_files()
+    prepare_streams()
     try:
-        status = command(sys.argv[1:] if argv is None else argv)
+        with own_checks():
+            status = command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return status
     except BrokenPipeError as error:
-        if _is_read(sys.stdout):
-            print(f"failed: {error}", file=sys.stderr)
-            return 1
-        return 141
+        return _fail(f"failed: {one_line(error)}", 1) if _is_read(sys.stdout) else 141
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (OSError, StoreFailed) as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
+        return _fail(f"error: {error}", 2)
+    except StoreFailed as error:
+        return _fail(f"failed: {error}", 1)
     except ModuleNotFoundError as error:
         if (line := missing_line(error.name)) is None:
             raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+        return _fail(f"error: {line}", 2)
+    except (OSError, MemoryError, ImportError, RuntimeError, UnicodeEncodeError) as error:
+        if (line := failure_line(error)) is None:
+            raise
+        return _fail(f"failed: {line}", 1)
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where it can", file=sys.stderr)
-        return 130
+        return _fail("interrupted; the same command continues where it can", 130)
+
+
+def _fail(line: str, status: int) -> int:
+    """Prints a line on standard error; returns the status."""
+    print(line, file=sys.stderr)
+    drop_unwritable_output()
+    return status
 
 
 def _is_read(output: TextIO) -> bool:
@@ -152,7 +222,7 @@ def _is_read(output: TextIO) -> bool:
     poll.register(output)
     if not any(event & select.POLLERR for _, event in poll.poll(0)):
         return True
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    replace_descriptor(output.fileno())
     return False
 
 

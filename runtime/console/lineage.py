@@ -3,7 +3,6 @@
 An input's folder holds the record of the job that wrote it, and so on to archives and images.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.runtime.files.paths import is_web, matches, to_path
 from vlmill.runtime.files.remote import is_remote
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 CHECKPOINT = "checkpoint.json"
 MOST_LEVELS = 32
@@ -58,7 +58,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_RECORD_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if not isinstance(content, dict):
             raise ValueError("no JSON object")
     except (ValueError, RecursionError) as error:

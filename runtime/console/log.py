@@ -8,12 +8,13 @@ from typing import Any
 
 from vlmill.runtime.console.trackers import Trackers
 from vlmill.runtime.files.atomic import write_bytes
+from vlmill.schemas.plain_json import parse_json
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a log; one that a kill cut is left out."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return [parse_json(line) for line in lines]
 
 
 class Log:

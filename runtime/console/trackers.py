@@ -6,7 +6,6 @@ servers, of which none is worth a run of days: one that fails is left out until 
 """
 
 import importlib.util
-import json
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.extras import missing_line
 from vlmill.runtime.files.atomic import write_json
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # folders under the output, too
 STATE = "trackers.json"  # ids by which a continued run finds its curves, and what they hold
@@ -118,7 +118,7 @@ def _in_a_line(error: Exception) -> str:
 
 def _read_state(output: Path) -> dict[str, Any]:
     path = output / STATE
-    state: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    state: dict[str, Any] = read_json(path) if path.exists() else {}
     return state
 
 

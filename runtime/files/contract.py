@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.text_sizes import limit_batch_rows
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import (
     NULLS,
@@ -47,6 +48,7 @@ def check_file(path: Path, spec: Table) -> None:
     check_version(schema.metadata, spec, str(path))
     if fault := schema_fault(schema, spec) or _listed_nulls(footer, spec):
         raise InputError(f"{path}: {fault}; {REMEDY}")
+    limit_batch_rows(path, 1)  # refuses texts that are too long
 
 
 def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: Table) -> None:

@@ -1,18 +1,52 @@
-"""Files that a record lists with their sizes and SHA-256, compared with those on the disk."""
+"""Files that a record lists with their sizes and SHA-256, compared with those on the disk.
+
+Checkpoints, folders of detectors, search indexes, crawls and manifests have such a record.
+"""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlmill.schemas.errors import InputError
+
+FILE_RECORD = "files"  # the record in a JSON file: names, each with bytes and sha256
+
+
+@dataclass(kw_only=True)
+class DigestChecks:
+    """Which files this process compares with their SHA-256 before it uses them.
+
+    ``trust``: not those of checkpoints, detectors, indexes and vectors, which else are
+    (``--trust``). ``verify``: also those of tables (``--verify``).
+    """
+
+    trust: bool = False
+    verify: bool = False
+
+
+CHECKS = DigestChecks()
+"""Those of this process, which the flags of its command set"""
+
+
+@contextmanager
+def own_checks() -> Iterator[None]:
+    """Restores :data:`CHECKS` at the end of the block, in which a command's flags set them."""
+    before = CHECKS.trust, CHECKS.verify
+    try:
+        yield
+    finally:
+        CHECKS.trust, CHECKS.verify = before
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListedFile:
-    """A file of a folder as it was written; ``sha256`` is None in records of an older vlmill."""
+    """A file of a folder as it was written; records of an older vlmill may lack either fact."""
 
     name: str
-    bytes: int
+    bytes: int | None
     sha256: str | None
 
 
@@ -27,12 +61,56 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def record_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns the record of a folder's files for its JSON file."""
+    files = (describe_file(folder / name) for name in sorted(names))
+    return {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}
+
+
+def parse_record(record: object) -> list[ListedFile]:
+    """Parses what :func:`record_files` has given; none of a file of an older vlmill, None.
+
+    Raises ValueError for damage.
+    """
+    if record is None:
+        return []
+    if not isinstance(record, Mapping):
+        raise ValueError("its record of files is no JSON object")
+    try:
+        entries = [
+            {"name": name, **(entry if isinstance(entry, Mapping) else {"sha256": entry})}
+            for name, entry in record.items()
+        ]
+        return parse_listed(entries)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its record of files is damaged ({error})") from None
+
+
+def require_unchanged(
+    folder: Path, files: Iterable[ListedFile], subject: str, *, trust: bool | None = None
+) -> None:
+    """Raises InputError for the first file of a record that is missing or has changed.
+
+    ``subject`` begins the message (``--checkpoint DIR``). ``trust`` asks for existence alone; None:
+    as the command's flags say.
+    """
+    trusted = CHECKS.trust if trust is None else trust
+    for file in files:
+        path = folder / file.name
+        if trusted and path.is_file():
+            continue
+        if problem := file_problem(path, file):
+            remedy = "" if not path.is_file() else ", or --trust to read it as it is"
+            detail = problem.removeprefix(f"{folder}/")
+            raise InputError(f"{subject} is damaged ({detail}); use another copy{remedy}")
+
+
 def parse_listed(entries: Iterable[Mapping[str, Any]]) -> list[ListedFile]:
     """Parses what a JSON file lists. Raises KeyError, TypeError or ValueError for damage."""
     return [
         ListedFile(
             name=Path(str(entry["name"])).name,
-            bytes=int(entry["bytes"]),
+            bytes=None if entry.get("bytes") is None else int(entry["bytes"]),
             sha256=None if entry.get("sha256") is None else str(entry["sha256"]),
         )
         for entry in entries
@@ -53,7 +131,7 @@ def file_problem(path: Path, file: ListedFile, *, hashes: bool = True) -> str | 
     if not path.is_file():
         return f"{path} is missing"
     size = path.stat().st_size
-    if size != file.bytes:
+    if file.bytes is not None and size != file.bytes:
         return f"{path} has {size} bytes and was written with {file.bytes}"
     if hashes and file.sha256 is not None and hash_file(path) != file.sha256:
         return f"{path} has changed since it was written: its SHA-256 differs"

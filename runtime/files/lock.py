@@ -23,6 +23,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath, is_remote
 from vlmill.runtime.files.remote_lock import SECONDS, hold_lock_object
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 LOCK = ".vlmill-lock"
 # The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
@@ -222,7 +223,7 @@ def _self() -> dict[str, Any]:
 
 def _holder(descriptor: int) -> str:
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
+        holder = parse_json(os.pread(descriptor, 4096, 0))
         return "process {pid} on {host} since {since} ({command})".format(**holder)
     except (ValueError, KeyError, TypeError):  # it has the lock and is about to say so
         return "another run"

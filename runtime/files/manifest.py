@@ -4,7 +4,6 @@ It is written last, so a folder that has one is complete.
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import SOFTWARE, Shard, describe_shard
 from vlmill.runtime.files.value_offsets import ShardByteRanges, binary_columns, find_misplaced
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import TABLES, check_version, conform
 
 MANIFEST = "_manifest.json"
@@ -60,7 +60,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     """
     path = to_path(folder) / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         content["shards"] = [Shard(**shard) for shard in content["shards"]]
         content["inputs"] = parse_inputs(content.get("inputs", []))
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def read_archives(folder: Path, job: str) -> list[ListedFile]:
     if job != "crawl":
         return []
     try:
-        return parse_listed(json.loads(path.read_text(encoding="utf-8")))
+        return parse_listed(read_json(path))
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run the crawl again with --fresh") from None
     except (ValueError, TypeError, KeyError) as error:

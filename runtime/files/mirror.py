@@ -7,7 +7,6 @@ all of the run.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from vlmill.runtime.files.lock import LOCK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath, is_remote
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 LISTING = "_mirror.json"
 # A file that is written anew, not appended to, may be newer than the listing if it is as small.
@@ -210,7 +210,7 @@ def _digest(file: Path, size: int | None = None) -> str:
 
 def _read_listing(listing: Path) -> dict[str, tuple[int, str]]:
     try:
-        files: dict[str, Any] = json.loads(listing.read_text(encoding="utf-8"))["files"]
+        files: dict[str, Any] = read_json(listing)["files"]
         entries = {name: (int(size), str(digest)) for name, (size, digest) in files.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(

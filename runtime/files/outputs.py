@@ -16,6 +16,7 @@ from vlmill.runtime.files.manifest import MANIFEST, WARCS, read_manifest
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import TABLES
 
 PLAN = "_plan.json"
@@ -135,7 +136,7 @@ def remove_work(folder: Path) -> None:
 
 def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     try:
-        old_plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        old_plan = read_json(folder / PLAN)
         old_job, old = old_plan["job"], dict(old_plan["settings"])
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{folder / PLAN} is damaged ({error}); use --fresh") from None

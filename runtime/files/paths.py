@@ -1,8 +1,11 @@
 """What is the same for a path of this machine and for a URL of a store."""
 
+import errno
 import glob
+import os
 import re
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +112,38 @@ def remove_tree(folder: str | Path) -> None:
         folder.remove_all()
     else:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def irregular_kind(path: str | Path) -> str | None:
+    """Returns what a path of this machine is that is neither a file nor a folder: "a pipe".
+
+    None for files, folders, ``/dev/null``, paths that do not exist and places in a store.
+    """
+    text = str(path)
+    if not text or is_remote(text) or text == os.devnull:
+        return None
+    try:
+        mode = os.stat(text).st_mode
+    except (OSError, ValueError):  # ValueError: a null byte
+        return None
+    return next((name for is_kind, name in KINDS if is_kind(mode)), None)
+
+
+def read_regular(path: Path, max_bytes: int = -1) -> bytes:
+    """Returns a file's bytes, at most ``max_bytes`` if that is not negative.
+
+    Raises OSError, for a pipe or a device, too, which may never end.
+    """
+    if kind := irregular_kind(path):
+        raise OSError(errno.EINVAL, f"is {kind}, expected a file", str(path))
+    with path.open("rb") as file:
+        content: bytes = file.read(max_bytes)
+        return content

@@ -1,9 +1,9 @@
 """Finding and reading tables: an argument is a folder, a file or a glob."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.runtime.files.contract import check_file, check_values, read_parquet_footer
+from vlmill.runtime.files.listed import CHECKS, ListedFile, file_problem
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.files.paths import matches, readable, to_path
+from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
 
 if TYPE_CHECKING:
@@ -42,7 +45,46 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
         )
     for file in paths:
         check_file(file, spec)
+    require_listed(paths, display_name)
     return paths
+
+
+def require_listed(paths: Sequence[Path], display_name: str, *, hashes: bool = False) -> None:
+    """Raises InputError for a shard that is not of the size, or not of the SHA-256, that its
+    manifest lists.
+
+    The SHA-256 is compared, by reading the shard once (about 1 GB/s), where ``hashes`` or the
+    command's ``--verify`` asks for it. A shard that no manifest lists is left to its reader.
+    """
+    for folder in sorted({path.parent for path in paths}):
+        manifest = folder / MANIFEST
+        if not manifest.is_file():
+            continue
+        listed = _listed_shards(manifest, manifest.stat().st_mtime_ns)
+        for path in paths:
+            if path.parent == folder and (shard := listed.get(path.name)) is not None:
+                _require_shard(path, shard, display_name, hashes=hashes or CHECKS.verify)
+
+
+@lru_cache(maxsize=64)
+def _listed_shards(manifest: Path, _: int) -> dict[str, ListedFile]:
+    shards = read_manifest(manifest.parent)["shards"]
+    return {s.name: ListedFile(name=s.name, bytes=s.bytes, sha256=s.sha256) for s in shards}
+
+
+def _require_shard(path: Path, shard: ListedFile, display_name: str, *, hashes: bool) -> None:
+    status = path.stat()
+    key = (str(path), status.st_size, status.st_mtime_ns)
+    if key in _hashed:
+        return
+    if problem := file_problem(path, shard, hashes=hashes):
+        raise InputError(f"{display_name}: {problem}; write the table again or use another copy")
+    if hashes:
+        _hashed.add(key)
+
+
+_hashed: set[tuple[str, int, int]] = set()
+"""Shards whose SHA-256 this process has compared: a command opens a table more than once"""
 
 
 def require_tables(arguments: Mapping[str, str | None]) -> None:
@@ -83,7 +125,7 @@ def read_array_formats(path: str | Path) -> dict[str, Any]:
 
 def _json_metadata(path: Path, key: bytes) -> dict[str, Any]:
     try:
-        value = json.loads((read_parquet_footer(path).metadata or {}).get(key, b"{}"))
+        value = parse_json((read_parquet_footer(path).metadata or {}).get(key, b"{}"))
     except ValueError as error:
         raise InputError(f"{path}: its metadata {key.decode()} is no JSON ({error})") from None
     if not isinstance(value, dict):
@@ -108,7 +150,9 @@ def iter_batches(
     for path in find_shards(argument, spec, flag):
         with pq.ParquetFile(readable(path)) as file:
             try:
-                for batch in file.iter_batches(batch_size=batch_rows, columns=names):
+                limit = limit_batch_rows(path, batch_rows)
+                for batch in file.iter_batches(batch_size=limit, columns=names):
+                    require_short_texts(path, batch)
                     check_values(path, batch, spec)
                     batch = with_later(batch, spec, names)
                     yield batch.select(names)  # Parquet gives them in the file's order

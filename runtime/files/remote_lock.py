@@ -27,6 +27,7 @@ from vlmill.runtime.files.stores import (
     retry_write,
 )
 from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.plain_json import parse_json
 
 SECONDS = 120.0
 RENEWALS = 4  # in this time
@@ -181,7 +182,7 @@ def _read(path: RemotePath) -> tuple[dict[str, Any], str, float] | None:
     except FileNotFoundError:
         return None
     try:
-        holder = json.loads(content)
+        holder = parse_json(content)
     except ValueError:
         holder = {}
     return (holder if isinstance(holder, dict) else {}), version, age

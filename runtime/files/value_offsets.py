@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from vlmill.runtime.files.growing import MappedRange
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.tables import Table
 
 KEY = "vlmill.places"
@@ -199,7 +200,7 @@ class ShardByteRanges:
         self._arrays: dict[str, tuple[Sizes, Offsets, Offsets]] = {}
         content = (metadata.metadata or {}).get(KEY.encode())
         try:
-            self._listed = {} if content is None else dict(json.loads(content))
+            self._listed = {} if content is None else dict(parse_json(content))
         except (ValueError, TypeError) as error:
             raise self._damaged(error) from None
 

@@ -2,13 +2,13 @@
 name a line, or the JSON list that is written beside a table of boxes.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 
 def read_names(path: str | Path, flag: str) -> list[list[str]]:
@@ -29,7 +29,7 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
     file = to_path(path)
     try:
         text = file.read_text(encoding="utf-8")
-        lines = json.loads(text) if file.suffix == ".json" else text.rstrip().splitlines()
+        lines = parse_json(text) if file.suffix == ".json" else text.rstrip().splitlines()
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise ValueError("no list of names")
     except (OSError, ValueError) as error:

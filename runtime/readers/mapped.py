@@ -49,6 +49,12 @@ class MappedShard:
         if not size:
             return True
         assert self.bytes is not None and self._map is not None
+        if self._map.size() < len(self._map):
+            # Zeros up to the end of the last page, and SIGBUS behind it (runtime/bus_errors.py).
+            raise InputError(
+                f"{self.path} has shrunk from {len(self._map)} to {self._map.size()} bytes while "
+                "it was read; put the whole file back and run the command again"
+            )
         before = self._map[max(0, offset - LENGTH_BYTES) : offset]
         return offset + size <= len(self._map) and before == length_prefix(size)
 

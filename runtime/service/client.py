@@ -7,7 +7,6 @@ Images are paths or bytes. A service that is busy (429), or lost a worker (503),
 when it says; what it refuses raises :class:`ServiceError`.
 """
 
-import json
 import os
 import secrets
 import time
@@ -17,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from vlmill.schemas.plain_json import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +99,7 @@ class ServiceClient:
     ) -> dict[str, Any]:
         """Asks, and returns the JSON of the answer."""
         answer = self.ask(path, images=images, words=words, accept=JSON)
-        content: dict[str, Any] = json.loads(answer.content)
+        content: dict[str, Any] = parse_json(answer.content)
         return content
 
     def ask(
@@ -130,7 +131,7 @@ class ServiceClient:
 def refusal(error: urllib.error.HTTPError) -> ServiceError:
     """Makes the error of an answer that is none."""
     try:
-        content = json.loads(error.read())
+        content = parse_json(error.read())
         return ServiceError(error.code, content["reason"], content["error"])
     except (ValueError, KeyError, TypeError):
         return ServiceError(error.code, "unknown", str(error.reason))

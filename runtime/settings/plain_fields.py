@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
+from vlmill.runtime.settings.numbers import MAX_WHOLE
 from vlmill.runtime.settings.plain_yaml import BadYaml, read_document
 from vlmill.schemas.errors import InputError
 
@@ -206,6 +207,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         raise InputError(f"{where}: {value!r} is none of {', '.join(map(str, args))}")
     if kind is float:
         return _read_float(value, where)
+    if kind is int and type(value) is int and abs(value) > MAX_WHOLE:
+        raise InputError(f"{where}={value}: want a whole number of at most {MAX_WHOLE}")
     if isinstance(kind, type) and type(value) is kind:
         return value
     raise InputError(f"{where}: want {_kind_name(kind)}, got {value!r}")

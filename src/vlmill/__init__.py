@@ -22,19 +22,21 @@ def load(
     labels: str | Path | None = None,
     device: str = "cpu",
     batch_size: int = 64,
+    trust: bool = False,
 ) -> "Pretrained":
     """Loads a checkpoint for raw images (paths, bytes, PIL images, arrays) and strings.
 
     ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, or
     ``hf://owner/name``, with ``@revision`` for one commit, of what `push` has sent. ``detector`` is
     the weights' file of the detector whose regions it was trained on; random ones are drawn again.
-    ``labels`` are the answers of a converted model of VQA, a line each.
+    ``labels`` are the answers of a converted model of VQA, a line each. The files are compared with
+    the SHA-256 that the checkpoint records, about a second a GB; ``trust`` skips that.
 
     Raises InputError, a ValueError, for what cannot be used together.
     """
     from vlmill.inference.load.model import load_pretrained
 
-    return load_pretrained(checkpoint, detector, labels, device, batch_size)
+    return load_pretrained(checkpoint, detector, labels, device, batch_size, trust=trust)
 
 
 def open_table(table: str | Path, name: str) -> "Dataset":

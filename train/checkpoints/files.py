@@ -3,10 +3,11 @@ anywhere.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
 ``vocab.txt`` (and ``tokenizer_config.json`` where that alone does not say how texts are prepared),
-``checkpoint.json`` (variant, configuration, detector, training record, what the
-stage was fed, what the run has read), ``trained_pairs.npy`` and ``trained_images.npy`` (hashes of
-what it was trained on) and ``training_state.safetensors`` (optimiser moments, random state). A
-folder appears by a rename. A finished run has the files that evaluation needs at its top, too.
+``checkpoint.json`` (variant, configuration, detector, training record, what the stage was fed,
+what the run has read, size and SHA-256 of the other files), ``trained_pairs.npy`` and
+``trained_images.npy`` (hashes of what it was trained on) and ``training_state.safetensors``
+(optimiser moments, random state). A folder appears by a rename. A finished run has the files that
+evaluation needs at its top, too.
 """
 
 import json
@@ -25,10 +26,12 @@ from torch import Tensor, nn
 from vlmill.models import MODELS
 from vlmill.runtime.files.atomic import atomic_folder, link_file
 from vlmill.runtime.files.inputs import Input, make_records
+from vlmill.runtime.files.listed import FILE_RECORD, parse_record, record_files, require_unchanged
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.folders import (
     MODEL,
@@ -158,6 +161,7 @@ def save_checkpoint(
             trained_on.write(temporary)
         for name, text in vocabulary_contents(tokenizer).items():
             (temporary / name).write_text(text, encoding="utf-8", newline="")
+        settings[FILE_RECORD] = record_files(temporary, [path.name for path in temporary.iterdir()])
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
             shutil.copymode(temporary / SETTINGS, path)  # safetensors gives the owner alone access
@@ -172,11 +176,17 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise OSError(f"{path}: {error}") from None
 
 
-def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheckpoint:
-    """Read a checkpoint, or the last one of a run's output. Raises InputError if it is damaged."""
+def load_checkpoint(
+    path: str | Path, flag: str = "--checkpoint", *, trust: bool | None = None
+) -> LoadedCheckpoint:
+    """Reads a checkpoint, or the last one of a run's output. Raises InputError if it is damaged.
+
+    Its files are compared with the SHA-256 that it records, about a second a GB; ``trust`` skips
+    that (None: as the command's flags say). A checkpoint of an older vlmill records none.
+    """
     folder = find_checkpoint(path, flag)
     try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_json(folder / SETTINGS)
         if settings["checkpoint"] != FORMAT:
             raise InputError(
                 f"{flag} {folder} has format {settings['checkpoint']}, this vlmill reads {FORMAT}"
@@ -185,6 +195,8 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         if variant not in MODELS:
             raise InputError(f"{flag} {folder}: variant {variant!r} is none of {', '.join(MODELS)}")
         config = from_plain(MODELS[variant].config, settings["model"], "model")
+        files = [file for file in parse_record(settings.get(FILE_RECORD)) if file.name != STATE]
+        require_unchanged(folder, files, f"{flag} {folder}", trust=trust)
         # Weights come from the file: none are drawn. Buffers may be none of the file's.
         with init_empty_weights(include_buffers=False):
             model = MODELS[variant].model(config)
@@ -219,7 +231,7 @@ def read_model_config(path: str | Path, flag: str) -> Any:
     """
     folder = find_checkpoint(path, flag)
     try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_json(folder / SETTINGS)
         return from_plain(MODELS[settings["variant"]].config, settings["model"], "model")
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -256,10 +268,19 @@ def publish(output: str | Path, checkpoint: Path) -> None:
 
 
 def load_training_state(folder: str | Path) -> dict[str, Tensor]:
-    """Loads the tensors that continuing needs, as ``save_checkpoint`` was given them."""
+    """Loads the tensors that continuing needs, as ``save_checkpoint`` was given them.
+
+    Raises InputError if they are missing, or are not those that the checkpoint records.
+    """
+    folder = Path(folder)
     try:
-        return _load_aligned(Path(folder) / STATE)
-    except (OSError, SafetensorError) as error:
+        files = parse_record(read_json(folder / SETTINGS).get(FILE_RECORD))
+        state = [file for file in files if file.name == STATE]
+        require_unchanged(folder, state, f"--output: {folder}")
+        return _load_aligned(folder / STATE)
+    except (OSError, ValueError, SafetensorError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{folder}: no training state ({error}); use --fresh") from None
 
 
@@ -275,7 +296,7 @@ def _load_aligned(path: Path) -> dict[str, Tensor]:
 def read_record(folder: Path) -> TrainingRecord:
     """Reads what a checkpoint of a run says of its training. Raises InputError if it is damaged."""
     try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_json(folder / SETTINGS)
         return from_plain(TrainingRecord, settings["training"], "training")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None

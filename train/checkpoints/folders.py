@@ -3,12 +3,12 @@
 A finished run has the files that evaluation needs at its top, too.
 """
 
-import json
 from pathlib import Path
 
 from vlmill.runtime.files.checkpoints import checkpoints_with
 from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
@@ -32,7 +32,7 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
 def saved_variant(folder: Path) -> str | None:
     """Returns the variant that a checkpoint's folder names; None if it says none."""
     try:
-        variant = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["variant"]
+        variant = read_json(folder / SETTINGS)["variant"]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # reading the checkpoint says what is wrong with it
     return variant if isinstance(variant, str) else None

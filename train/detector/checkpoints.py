@@ -16,8 +16,10 @@ from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import load_published
 from vlmill.runtime.files.atomic import atomic_folder, link_file
 from vlmill.runtime.files.checkpoints import CHECKPOINTS, step_folder
+from vlmill.runtime.files.listed import FILE_RECORD, parse_record, require_unchanged
 from vlmill.runtime.files.outputs import PLAN
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json, read_json
 from vlmill.schemas.rejects import Reason
 
 LOG, STATE = "log.jsonl", "training_state.safetensors"
@@ -53,6 +55,7 @@ def save_checkpoint(
             classes=classes,
             attributes=attributes,
             training={"recipe": recipe, "step": step},
+            also=(STATE,),
         )
 
 
@@ -64,10 +67,15 @@ def restore_checkpoint(model: FasterRCNN, folder: Path) -> tuple[dict[str, Tenso
     """
     load_published(model, read_saved(folder, "--output").weights)
     try:
+        files = parse_record(read_json(folder / DETECTOR).get(FILE_RECORD))
+        state_files = [file for file in files if file.name == STATE]
+        require_unchanged(folder, state_files, f"--output: {folder}")
         with safe_open(folder / STATE, framework="pt") as state:
             momenta = {name: state.get_tensor(name).clone() for name in state.keys()}  # noqa: SIM118
-            stored = json.loads((state.metadata() or {}).get(REJECTED, "{}"))
+            stored = parse_json((state.metadata() or {}).get(REJECTED, "{}"))
         return momenta, {key: (Reason(why), detail) for key, (why, detail) in stored.items()}
+    except InputError:
+        raise
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
 

@@ -52,7 +52,7 @@ class WeightCasts:
 
 def _computes_in_half(part: nn.Module) -> bool:
     """Whether autocast would cast the parameters of a module, each once for all of its uses."""
-    is_norm = isinstance(part, LayerNorm) and part.half
+    is_norm = isinstance(part, LayerNorm) and part.gives_half
     return is_norm or isinstance(part, nn.Linear | nn.Conv2d)
 
 

@@ -146,7 +146,7 @@ def use_half_norms(model: nn.Module) -> None:
     """
     for part in model.modules():
         if isinstance(part, LayerNorm):
-            part.half = True
+            part.gives_half = True
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from vlmill.runtime.bus_errors import name_shrunken_files
 from vlmill.runtime.console.stopping import STOP_SIGNALS
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
@@ -49,7 +50,7 @@ def batch_loader(
         # resumed run would have other ones than a run without a pause.
         generator=torch.Generator(),
         multiprocessing_context="spawn" if workers else None,
-        worker_init_fn=_stay_for_a_while,
+        worker_init_fn=_prepare_worker,
     )
     pin_memory = device is not None and device.type == "cuda"
     loaded = (
@@ -62,12 +63,14 @@ def batch_loader(
     return _ahead(loaded, torch.cuda.current_device() if pin_memory else None)
 
 
-def _stay_for_a_while(worker: int) -> None:
-    """Ignores stop signals for GRACE_S: the trainer stops its workers after it has saved.
+def _prepare_worker(worker: int) -> None:
+    """Names files that shrink, and ignores stop signals for GRACE_S: the trainer stops its workers
+    after it has saved.
 
     Whoever stops a job (a scheduler, a container, Ctrl-C) often tells all of its processes, and a
     run that saves and goes on later needs its workers until it has saved.
     """
+    name_shrunken_files()  # in place of torch's own handler, which names no file
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: signal.alarm(GRACE_S))

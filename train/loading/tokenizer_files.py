@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from vlmill.runtime.console.command import print_status
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 CONFIG, FULL, ADDED = "tokenizer_config.json", "tokenizer.json", "added_tokens.json"
 TOKENIZER_FILES = (CONFIG, FULL, ADDED)
@@ -156,7 +157,7 @@ def _json_object(path: Path, flag: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{flag} {path} is over {MAX_BYTES >> 20} MiB; take the file away")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{flag} {path} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):

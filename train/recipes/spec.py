@@ -22,6 +22,8 @@ from vlmill.train.recipes.parts import (
 from vlmill.train.recipes.variants import get_training
 
 LEAST_DECAY = 0.5  # of an average of weights
+MAX_STEPS = 10**12  # a thousand years of a thousand steps a minute
+MAX_BATCH = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +82,12 @@ class TrainingStage:
                 f"stage {self.name} has steps={self.steps} and epochs={self.epochs:g}; give one of "
                 "them"
             )
-        if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
-            raise ValueError(f"stage {self.name}: steps and epochs cannot be negative")
+        if not 0 <= (self.steps or 0) <= MAX_STEPS or not 0 <= (self.epochs or 0) <= MAX_STEPS:
+            given = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs:g}"
+            raise ValueError(f"stage {self.name}: {given}: want a number from 0 to {MAX_STEPS}")
         for name in ("batch_size", "accumulation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
+            if not 1 <= getattr(self, name) <= MAX_BATCH:
+                raise ValueError(f"{name}={getattr(self, name)}: want 1 to {MAX_BATCH}")
         require_share("share", self.share)
         if self.share == 0 or (self.max_pairs is not None and self.max_pairs < 1):
             raise ValueError(f"share={self.share} max_pairs={self.max_pairs}: want more than 0")

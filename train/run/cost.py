@@ -25,7 +25,8 @@ def num_saves(recipe: RunSettings, stages: Sequence[StageRun]) -> int:
     """How many checkpoints are written: every so many steps, and after each stage."""
     ends = {run.last for run in stages if run.steps}
     last = stages[-1].last
-    return len(ends | set(range(recipe.save_every, last + 1, recipe.save_every))) or 1
+    at_ends = sum(end % recipe.save_every != 0 for end in ends)
+    return last // recipe.save_every + at_ends or 1
 
 
 def checkpoints_bytes(runner: Runner) -> int:

@@ -1,7 +1,6 @@
 """A run's samples are prepared from its tables, once for all of its processes."""
 
 import dataclasses
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from vlmill.runtime.files.outputs import PLAN, State, prepare_output
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
@@ -133,7 +133,7 @@ def _has_no_step(output: Path) -> bool:
     or in it: no step is logged and no checkpoint is there.
     """
     try:
-        job = json.loads((output / PLAN).read_text(encoding="utf-8"))["job"]
+        job = read_json(output / PLAN)["job"]
     except (OSError, ValueError, TypeError, KeyError):
         return False
     is_ours = job in {f"train-vl {kind.command}" for kind in (Recipe, TaskRecipe)}

@@ -13,6 +13,7 @@ from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.loading.batch import HostBatch
@@ -42,7 +43,7 @@ class Rejecting:
         self._path, self._tolerance = folder / UNDECODABLE, tolerance
         self._accelerator = accelerator
         lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
-        read = [json.loads(line) for line in lines]
+        read = [parse_json(line) for line in lines]
         earlier = [row for row in read if row["step"] <= after]
         self.met = {row["image_id"]: _parse_line(row) for row in earlier}
         accelerator.wait_for_everyone()  # all have read it

@@ -1,7 +1,6 @@
 """Which columns of a Parquet file are read, and which split a file's name has."""
 
 import argparse
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from vlmill.pipelines.manifest.reading.columns import (
 )
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.splits import find_use
 
 FILE_NAMES = ("filename",)  # columns of images where none has a usual name
@@ -89,7 +89,7 @@ def _check_type(
 def _label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
     """Returns the names of a class label, which the schema's metadata holds; none for others."""
     try:
-        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = about["info"]["features"][name]["names"]
     except (ValueError, KeyError, TypeError):
         return ()

@@ -5,7 +5,6 @@ each URL: a killed run goes on, and what failed can be tried again. The tables a
 of them have been asked for.
 """
 
-import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -42,6 +41,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.processes import all_cores
 from vlmill.runtime.units.funnel import IN, OUT, Drop
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Reason
 
 FOLDER, DONE = "fetched", "_fetched.json"
@@ -82,7 +82,7 @@ class FetchedImages:
     def counts(self) -> dict[str, Any]:
         """Tells how many URLs there were, how many gave content, and why the others did not."""
         path = to_path(self.fetching.output) / DONE
-        counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        counts: dict[str, Any] = read_json(path)
         return counts
 
     def _bucket(self, url: str) -> int:

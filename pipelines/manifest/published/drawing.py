@@ -1,7 +1,6 @@
 """Examples drawn on their images: annotated boxes, what an expression names, a question tags."""
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from vlmill.pipelines.manifest.report import first_images, first_rows, spread_sh
 from vlmill.runtime.console.drawing import Corners, draw_boxes
 from vlmill.runtime.console.report import image_cards, image_uri
 from vlmill.schemas.images.decode import Bounds, open_image, upright
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, Table
 
@@ -96,7 +96,7 @@ def _annotated(row: Row, names: Sequence[str]) -> CardContent:
 def _names(folder: Path) -> list[str]:
     """The names of classes beside a table of boxes; none where there are none."""
     path = folder / "classes.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return read_json(path) if path.is_file() else []
 
 
 def _corners(values: Sequence[float]) -> Corners:

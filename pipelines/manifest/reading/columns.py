@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
 from vlmill.schemas.errors import InputError
 
 TEXTS = ("caption", "text", "txt", "sentence", "TEXT", "title", "captions", "sentences")
@@ -105,7 +106,9 @@ def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[Mapping[str
     number = 0
     with pq.ParquetFile(readable(source.path)) as file:
         try:
-            for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
+            limit = limit_batch_rows(source.path, BATCH_ROWS)
+            for batch in file.iter_batches(limit, columns=list(columns)):
+                require_short_texts(source.path, batch)
                 for row in batch.to_pylist():
                     number += 1
                     yield row

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from vlmill.pipelines.manifest.reading.json_rows import json_columns, json_rows
 from vlmill.pipelines.manifest.reading.text_rows import Fields, Lines, Row, csv_records, tsv_records
 from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -202,7 +203,9 @@ def _parquet_rows(path: Path, column_indices: Sequence[int]) -> Iterator[Row]:
         for name in names:
             _check_type(path, name, schema.field(name).type)
         try:
-            for batch in file.iter_batches(BATCH_ROWS, columns=names):
+            limit = limit_batch_rows(path, BATCH_ROWS)
+            for batch in file.iter_batches(limit, columns=names):
+                require_short_texts(path, batch)
                 columns = [_texts(batch.column(name)) for name in names]
                 for fields in zip(*columns, strict=True):
                     number += 1

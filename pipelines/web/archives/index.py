@@ -5,7 +5,6 @@ as index servers answer, each also as .gz, and Parquet as Common Crawl's columna
 """
 
 import gzip
-import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.runtime.files.text_sizes import limit_batch_rows
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 IndexEntry = tuple[str, int, int]
 """A record: its archive's name, its offset and its length there, in bytes."""
@@ -107,7 +108,7 @@ def _rows(path: Path, argument: str) -> Iterator[IndexEntry]:
         column_names = ", ".join(" or ".join(names) for names in COLUMNS)
         raise InputError(f"{argument} {path}: it lacks a column; needed are {column_names}")
     row = 0
-    for batch in file.iter_batches(columns=columns):
+    for batch in file.iter_batches(limit_batch_rows(path, 65_536), columns=columns):
         for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
             row += 1
             yield _make_entry(values, f"{argument} {path}, row {row}")
@@ -128,7 +129,7 @@ def _lines(file: BinaryIO, location: str) -> Iterator[IndexEntry]:
 
 def _json_fields(text: str) -> Sequence[Any]:
     try:
-        fields = json.loads(text[text.index("{") :])
+        fields = parse_json(text[text.index("{") :])
     except (ValueError, RecursionError):
         return (None, None, None)
     return [fields.get(name) for name in ("filename", "offset", "length")]

@@ -1,6 +1,5 @@
 """A fetch as a job: its buckets, distributing URLs to them, and fetching one of them."""
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +32,7 @@ from vlmill.runtime.files.remote import RemotePath, is_remote
 from vlmill.runtime.net.client import Client
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 
 LINES_A_COMMIT = 10_000
 ORPHANS_S = 30.0  # how long a worker of a killed run may take to end
@@ -114,7 +114,7 @@ def read_lines(folder: Path) -> list[int] | None:
     if not path.is_file():
         return None
     try:
-        return [int(lines) for lines in json.loads(path.read_text(encoding="utf-8"))["lines"]]
+        return [int(lines) for lines in read_json(path)["lines"]]
     except (ValueError, TypeError, KeyError) as error:
         raise OSError(f"{path} is damaged ({error}); use --fresh") from None
 

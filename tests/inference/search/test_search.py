@@ -10,7 +10,8 @@ from tests.inference.search.test_embed import Shop
 from tests.train.tasks.retrieval.test_matching import NAMES, TEXTS
 
 import vlmill
-from vlmill.inference.search.index import INDEX, SETTINGS, open_index
+from vlmill.extract.verify import verify
+from vlmill.inference.search.index import INDEX, ROWS, SETTINGS, open_index
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.tables import VECTORS
@@ -237,3 +238,29 @@ def test_a_damaged_index_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is damaged" in capsys.readouterr().err
     assert main(["search", "--index", str(tmp_path / "none"), "--queries", table]) == 2
     assert "holds no index" in capsys.readouterr().err
+    (saved / SETTINGS).unlink()
+    assert main(["search", "--vectors", table, "--save-index", str(tmp_path / "other")]) == 0
+    assert verify(tmp_path / "other") == []
+    flip_byte(tmp_path / "other" / ROWS)
+    assert [ROWS in problem for problem in verify(tmp_path / "other")] == [True]
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_vectors_that_have_changed_are_refused(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bit of one number, unless the command trusts them."""
+    shard = min(shop.vectors.glob("vectors-*"))
+    content = bytearray(shard.read_bytes())
+    content[content.index(shop.rows()[0]["vector"])] ^= 1
+    shard.write_bytes(content)
+    argv = ["search", "--vectors", str(shop.vectors), "--queries", str(shop.vectors)]
+    assert main(argv) == 2
+    assert f"{shard} has changed since it was written" in capsys.readouterr().err
+    main([*argv, "--trust"])
+    assert "has changed" not in capsys.readouterr().err

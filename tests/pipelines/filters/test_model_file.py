@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests.pipelines.filters.test_trees import stump
 
+from vlmill.extract.cli import command
 from vlmill.pipelines.filters.model_file import (
     KEY,
     Model,
@@ -115,3 +116,16 @@ def test_models_of_other_features_are_refused() -> None:
         require_features(MODEL, ("one", "two", "three"), "--scorer m")
     with pytest.raises(InputError, match="another order"):
         require_features(MODEL, ("two", "one"), "--scorer m")
+
+
+def test_a_model_of_any_kind_is_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m"
+    write_model(path, MODEL)
+    assert command(["verify", str(path)]) == 0
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert command(["verify", str(path)]) == 1
+    assert f"{path} was changed after it was written" in capsys.readouterr().err

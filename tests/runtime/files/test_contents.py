@@ -1,15 +1,19 @@
 """What tables promise beyond types is checked: one broken promise each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vlmill.extract.verify import verify
+from vlmill.runtime.console.command import Parser, run_command
 from vlmill.runtime.files.contents import MOST_TOLD, content_problems
+from vlmill.runtime.files.listed import CHECKS, own_checks
 from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.files.shards import write_shard
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import TABLES
 
@@ -109,3 +113,37 @@ def test_a_damaged_shard_is_told_of_pairs_too(tmp_path: Path) -> None:
     content[4] ^= 1
     shard.write_bytes(content)
     assert any("sha256" in problem for problem in verify(folder))
+
+
+def test_every_command_compares_sizes_and_verify_also_hashes(tmp_path: Path) -> None:
+    folder = written(good(), tmp_path)
+    (shard,) = folder.glob("pairs-*")
+    content = shard.read_bytes()
+    changed = bytearray(content)
+    changed[content.index(b"a cat")] ^= 1
+    rows = [*good()["pairs"], {"pair_id": "p3", "image_id": None, "text": "a longer text"}]
+    for argument in (folder, shard, folder / "pairs-*.parquet"):
+        shard.write_bytes(changed)
+        assert find_shards(argument, TABLES["pairs"]) == [shard]
+        with own_checks(), pytest.raises(InputError, match=f"{shard} has changed since"):
+            CHECKS.verify = True
+            find_shards(argument, TABLES["pairs"], "--pairs")
+        size = write_shard(folder, TABLES["pairs"], rows).bytes
+        with pytest.raises(InputError, match=f"{shard} has {size} bytes and was"):
+            find_shards(argument, TABLES["pairs"], "--pairs")
+    shard.write_bytes(content)
+    with own_checks():
+        CHECKS.verify = True
+        assert find_shards(folder, TABLES["pairs"]) == [shard]
+
+
+def test_the_flags_of_a_command_end_with_it() -> None:
+    def command(argv: Sequence[str]) -> int:
+        top = Parser(prog="job")
+        top.add_subparsers().add_parser("run")
+        assert vars(top.parse_args(argv)) == {}
+        assert CHECKS.trust and CHECKS.verify
+        return 0
+
+    assert run_command(command, ["--trust", "run", "--verify"]) == 0
+    assert not CHECKS.trust and not CHECKS.verify

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import vlmill
+from vlmill.extract.verify import verify
 from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
 from vlmill.runtime.files.checkpoints import CHECKPOINTS, keep_last, step_folder
+from vlmill.runtime.files.listed import CHECKS, own_checks
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import (
     LoadedCheckpoint,
@@ -153,4 +155,78 @@ def test_cut_files_are_told(name: str, tmp_path: Path) -> None:
     content = (tmp_path / "one" / name).read_bytes()
     (tmp_path / "one" / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match=r"damaged|lacks"):
+        load_checkpoint(tmp_path / "one")
+
+
+LISTED = (
+    *("model.safetensors", "vocab.txt", "trained_pairs.npy", "trained_images.npy"),
+    "training_state.safetensors",
+)
+
+
+def load_all(folder: Path, *, trust: bool | None = None) -> None:
+    load_checkpoint(folder, trust=trust)
+    load_training_state(folder)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_file_that_has_changed_is_named(name: str, tmp_path: Path) -> None:
+    """One bit, which every reader of the file would take."""
+    folder = tmp_path / "step-00000003"
+    save(folder)
+    files = json.loads((folder / "checkpoint.json").read_text())["files"]
+    assert files.keys() == set(LISTED)
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    assert verify(folder) == [
+        f"{folder / name} has changed since it was written: its SHA-256 differs"
+    ]
+    with pytest.raises(InputError, match=rf"step-00000003 is damaged \({name} has changed") as told:
+        load_all(folder)
+    assert "--trust" in str(told.value) and "\n" not in str(told.value)
+    with own_checks():
+        CHECKS.trust = True
+        load_all(folder)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_file_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000003"
+    save(folder)
+    (folder / name).unlink()
+    assert verify(folder) == [f"{folder / name} is missing"]
+    for trust in (False, True):
+        with pytest.raises(InputError, match=name) as told:
+            load_all(folder, trust=trust)
+        assert "\n" not in str(told.value)
+
+
+def test_a_run_is_verified_with_its_checkpoints(tmp_path: Path) -> None:
+    """The top has no training state, which belongs to the checkpoints alone."""
+    step = step_folder(tmp_path, 3)
+    save(step)
+    publish(tmp_path, step)
+    assert verify(tmp_path) == []
+    (step / "training_state.safetensors").unlink()
+    assert [step.name in problem for problem in verify(tmp_path)] == [True]
+    (tmp_path / "checkpoint.json").write_text("[" * 100_000)
+    assert [str(tmp_path / "checkpoint.json") in p for p in verify(tmp_path)] == [True, False]
+    with pytest.raises(InputError, match=r"is damaged .*nested more than 100 levels"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_without_digests_loads(tmp_path: Path) -> None:
+    """As an older version wrote it."""
+    model = save(tmp_path / "one")
+    path = tmp_path / "one" / "checkpoint.json"
+    settings = json.loads(path.read_text())
+    del settings["files"]
+    path.write_text(json.dumps(settings))
+    assert_whole(load_checkpoint(tmp_path / "one"), model)
+    load_training_state(tmp_path / "one")
+    assert verify(tmp_path / "one") == []
+    path.write_text(json.dumps({**settings, "files": {"model.safetensors": 5}}))
+    (tmp_path / "one" / "vocab.txt").touch()
+    with pytest.raises(InputError, match="damaged"):
         load_checkpoint(tmp_path / "one")

@@ -128,7 +128,7 @@ def test_a_stage_that_is_given_steps_and_epochs_is_refused_with_both(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "assignment", "message"),
     [
-        ("imagebert-small", "epochs=-1", "cannot be negative"),
+        ("imagebert-small", "epochs=-1", "epochs=-1: want a number from 0"),
         ("imagebert-small", "epochs=two", "stages.0.epochs: want a number, got 'two'"),
         ("imagebert", "epochs=2", "has 2 stages; say which, as in stages.0.epochs=2"),
         ("imagebert-small", "stpes=1", "did you mean stages.0.steps?"),
@@ -145,7 +145,7 @@ def test_a_stage_that_is_given_steps_and_epochs_is_refused_with_both(tmp_path: P
         ("imagebert-small", "precision=fp8", "'fp8' is none of no, bf16"),
         ("imagebert-small", "masking.words=1.5", "masking.words=1.5: want a share from 0 to 1"),
         ("imagebert-small", "model.num_heads=5", "no multiple of num_heads"),
-        ("imagebert-small", "steps=-1", "cannot be negative"),
+        ("imagebert-small", "steps=-1", "steps=-1: want a number from 0"),
         ("imagebert-small", "steps=null", "give steps or epochs"),
         ("imagebert-small", "accumulation=5", "no multiple of accumulation=5"),
         ("vlmo-small", "batch_size=1", "objectives.itc tells a pair from others of its step"),

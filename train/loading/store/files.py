@@ -5,7 +5,6 @@ again.
 """
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.files.shards import SOFTWARE, Shard
 from vlmill.schemas.ids import key64
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import NEGATIVES
 from vlmill.train.loading.arrays import Ids, Keys
 from vlmill.train.loading.random import mix
@@ -194,7 +194,7 @@ def read_preparation(folder: Path, output: Path) -> Preparation | None:
     are there still.
     """
     try:
-        noted = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        noted = read_json(folder / DONE)
         if noted.pop("software") != SOFTWARE:
             return None
         rejects = Shard(**noted["rejects"])

@@ -3,7 +3,6 @@
 A prediction is the list of a row's logits by class, or STS-B's score alone in it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ import numpy as np
 
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_averages, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
@@ -159,7 +159,7 @@ def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]
     """
     together, homes = dict(figures), dict[str, str]()
     for path in find_evaluations(pattern):
-        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+        for name, value in read_json(path).items():
             if not name.startswith("glue/dev/") or (name in together and name not in homes):
                 continue
             if name in homes:

@@ -1,6 +1,5 @@
 """``train-vl evaluate retrieval`` makes of a checkpoint metrics, neighbours and a page."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
@@ -104,7 +104,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
 
 def read_metrics(folder: str | Path) -> dict[str, float]:
     """Reads the ``metrics.json`` of a finished evaluation."""
-    metrics: dict[str, float] = json.loads((to_path(folder) / METRICS).read_text(encoding="utf-8"))
+    metrics: dict[str, float] = read_json(to_path(folder) / METRICS)
     return metrics
 
 

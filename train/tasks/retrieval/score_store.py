@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
+from vlmill.schemas.plain_json import parse_json
 from vlmill.train.tasks.retrieval.candidates import Candidates
 
 SECONDS_BETWEEN_FILES = 30.0  # of work that a kill may cost
@@ -95,7 +96,7 @@ def _read(path: Path, lineage: str, start: int) -> Scores | str:
     """Returns the scores of a file, or what is wrong with it."""
     header, newline, content = path.read_bytes().partition(b"\n")
     try:
-        about = json.loads(header)
+        about = parse_json(header)
         stored_lineage, begins, digest = about["lineage"], about["start"], about["sha256"]
     except (ValueError, KeyError, TypeError):
         return "is damaged"

@@ -1,6 +1,5 @@
 """What VCR's official metrics say of choices: figures by split, the leaderboard's file, cases."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.tasks.report import Case, DrawnBox
 from vlmill.train.tasks.scores import Figures, share
@@ -164,7 +164,7 @@ def read_scores(folder: Path, own_scores: Mapping[str, Scores]) -> dict[str, Sco
     """
     path = folder / SCORES
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         scores: dict[str, Scores] = {
             str(key): np.array(values, dtype=np.float64) for key, values in content.items()
         }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmill.schemas.plain_json import parse_json
 from vlmill.train.loading.arrays import Array
 
 Cells = NDArray[np.uint8]
@@ -25,7 +26,7 @@ def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
     if segms is None:
         return [()] * num_objects
     try:
-        object_polygons: Any = json.loads(segms)
+        object_polygons: Any = parse_json(segms)
         count = len(object_polygons)
         outlines = [[parse_points(polygon) for polygon in polygons] for polygons in object_polygons]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -47,7 +48,7 @@ def chosen_outlines(segms: str | None, objects: Sequence[int]) -> str | None:
     """Returns the column ``segms`` of these objects alone, in this order."""
     if segms is None:
         return None
-    object_polygons = json.loads(segms)
+    object_polygons = parse_json(segms)
     return json.dumps([object_polygons[number] for number in objects])
 
 

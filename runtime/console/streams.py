@@ -1,0 +1,87 @@
+"""Standard streams that a command can rely on: open, never refusing a character, lossy for status.
+
+A shell may close them (``2>&-``), a reader may go, a disk under them may be full, and a locale may
+not have the characters of a file's name. None of this is a reason to end a job that works.
+"""
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+
+def prepare_streams() -> None:
+    """Opens the standard streams that are closed, and lets all of them take any character.
+
+    A closed descriptor would else be given to the next file that is opened, which whatever a
+    library prints would be written to. What cannot be encoded is printed as an escape. Status that
+    standard error refuses is dropped.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free descriptor is this one: those below are open by now.
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = _take_any_character(sys.stdout)
+    sys.stderr = _take_any_character(sys.stderr)
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = StatusStream(sys.stderr)
+
+
+def _take_any_character(stream: TextIO | None) -> TextIO:
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
+class StatusStream(io.TextIOWrapper):
+    """Standard error whose text is dropped once nothing takes it: its reader has gone, or its disk
+    is full.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(
+            stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True
+        )
+        self._stream = stream  # which would else close the buffer that both have
+
+    def write(self, text: str) -> int:
+        """Writes text; returns its length."""
+        try:
+            return super().write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes what was written."""
+        try:
+            super().flush()
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        replace_descriptor(self.fileno())
+
+
+def replace_descriptor(descriptor: int) -> None:
+    """Sends what is still written to a descriptor nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+def drop_unwritable_output() -> None:
+    """Drops what standard output does not take, as on a full disk.
+
+    Python would else try once more as it ends, and fail with lines of its own.
+    """
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # a stream without a descriptor, or closed
+            replace_descriptor(sys.stdout.fileno())
