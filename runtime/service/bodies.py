@@ -1,7 +1,7 @@
 """Bodies of requests become images and words: one image, a form of files, or JSON.
 
-Parsers copy what images hold once, and never make text of it. Besides, JSON takes up to eight times
-its texts, which are bounded.
+Parsers copy what images hold once, and never make text of it. JSON also takes up to nine times its
+texts, which are bounded.
 """
 
 import binascii
@@ -274,15 +274,16 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
     num_besides = num_text_bytes = 0  # outside of strings, but one byte of each; inside of others
     for match in STRING.finditer(body):
         num_besides += match.start() - end + 1
-        if LONG_BASE64.fullmatch(body, *match.span()):
+        is_image = LONG_BASE64.fullmatch(body, *match.span()) is not None
+        num_text_bytes += 0 if is_image else match.end() - match.start()
+        require_little(num_besides, num_text_bytes)
+        if is_image:
             name = f"{nonce}{len(images)}"
             images[name] = memoryview(body)[match.start() + 1 : match.end() - 1]
             rest.append(body[end : match.start()] + f'"{name}"'.encode())
         else:
             rest.append(body[end : match.end()])
-            num_text_bytes += match.end() - match.start()
         end = match.end()
-        require_little(num_besides, num_text_bytes)
     require_little(num_besides + len(body) - end, num_text_bytes)
     return b"".join([*rest, body[end:]]), images
 

@@ -1,13 +1,7 @@
-"""Connections are accepted, counted, and closed where there are too many.
+"""Connections are counted, and those without a request are closed where there are too many."""
 
-asyncio's own listener accepts until no descriptor is left, and then writes a traceback for each
-connection that waits. This one keeps some in reserve.
-"""
-
-import asyncio
 import os
 import resource
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 from vlmill.runtime.service.logs import log
-from vlmill.runtime.service.metrics import Metrics
 from vlmill.schemas.errors import InputError
 
 CONNECTION = "vlmill.connection"  # in a request's state
@@ -24,16 +17,19 @@ SPARE = 32  # connections over the limit, for those who ask how the service is
 # connections that were accepted before those that they replace are closed.
 ACCEPTS = 16  # before other events have their turn
 RESERVED = 2 * SPARE + 2 * ACCEPTS
-BACKLOG = 2_048  # connections that the system holds until they are accepted
-PAUSE_SECONDS = 0.2  # after an accept error
 REPORT_SECONDS = 60.0
 
 
 class ClientConnection(Protocol):
     """What a connection does for the requests that come by it."""
 
-    is_spare: bool  # over the limit
-    is_malformed: bool  # it was answered with 400, and is closed
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is one over the limit."""
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether it was answered with 400, and is closed."""
 
     def begin_request(self) -> None:
         """Is called when a request's headers have come."""
@@ -43,6 +39,9 @@ class ClientConnection(Protocol):
 
     def end_request(self) -> None:
         """Is called when a request is answered, or given up."""
+
+    def has_sent(self) -> bool:
+        """Returns whether something of the client's waits to be read."""
 
     def close_idle(self) -> None:
         """Closes the connection, on which there is no request."""
@@ -71,6 +70,11 @@ class Connections:
         """Whether there are as many as there may be."""
         return len(self._open) >= self.limit
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there are more than there may be."""
+        return len(self._open) > self.limit
+
     def open(self, connection: ClientConnection) -> None:
         """Adds a connection."""
         self._open.add(connection)
@@ -95,7 +99,10 @@ class Connections:
     def close_oldest_idle(self) -> bool:
         """Closes the first of those without a request; returns whether there was one."""
         for kind in self._idle:
-            for connection in kind:
+            for connection in list(kind):
+                if kind is self._idle[self.SILENT] and connection.has_sent():
+                    self.rest(connection, self.PARTIAL)
+                    continue
                 self.close(connection)
                 connection.close_idle()
                 return True
@@ -120,94 +127,6 @@ class Report:
         if self._clock() >= self._next:
             log(self._event, times=self._num, **fields)
             self._num, self._next = 0, self._clock() + self._seconds
-
-
-class Acceptor:
-    """Accepts connections of a listener, and makes room for them.
-
-    ``make_protocol`` is called with whether a connection is over the limit.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        connections: Connections,
-        metrics: Metrics,
-        make_protocol: Callable[[bool], asyncio.Protocol],
-    ) -> None:
-        self._listener, self._connections, self._metrics = listener, connections, metrics
-        self._make_protocol = make_protocol
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._paused: asyncio.TimerHandle | None = None
-        self._errors, self._full = Report("accept_failed"), Report("connections_full")
-
-    def start(self) -> None:
-        """Begins to accept."""
-        self._listener.listen(BACKLOG)
-        self._listener.setblocking(False)
-        self._resume()
-
-    async def stop(self) -> None:
-        """Accepts no more; returns when the last connection has its protocol."""
-        self._loop.remove_reader(self._listener.fileno())
-        if self._paused is not None:
-            self._paused.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def accept(self) -> None:
-        """Accepts a few of those that wait."""
-        for _ in range(ACCEPTS):
-            try:
-                connection, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._fail(error)
-                return
-            self._admit(connection)
-
-    def _resume(self) -> None:
-        self._paused = None
-        self._loop.add_reader(self._listener.fileno(), self.accept)
-
-    def _fail(self, error: OSError) -> None:
-        """Closes an idle connection, whose descriptor the next one gets, and waits a little."""
-        self._metrics.accept_errors.inc()
-        self._errors.add(error=error.strerror or type(error).__name__)
-        self._close_idle()
-        # The system would report the same at once, and the processor would do nothing else.
-        self._loop.remove_reader(self._listener.fileno())
-        self._paused = self._loop.call_later(PAUSE_SECONDS, self._resume)
-
-    def _close_idle(self) -> bool:
-        is_closed = self._connections.close_oldest_idle()
-        if is_closed:
-            self._metrics.closed.labels(reason="idle").inc()
-        return is_closed
-
-    def _admit(self, connection: socket.socket) -> None:
-        is_spare = False
-        if len(self._connections) + len(self._tasks) >= self._connections.limit:
-            self._full.add(connections=len(self._connections), limit=self._connections.limit)
-            is_spare = not self._close_idle()
-        if is_spare and len(self._connections) >= self._connections.limit + SPARE:
-            self._metrics.closed.labels(reason="full").inc()
-            connection.close()
-            return
-        connection.setblocking(False)
-        task = self._loop.create_task(self._connect(connection, is_spare))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, connection: socket.socket, is_spare: bool) -> None:
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: self._make_protocol(is_spare), connection
-            )
-        except OSError:  # it has gone already
-            connection.close()
 
 
 def raise_descriptor_limit(max_connections: int) -> int:

@@ -24,7 +24,7 @@ async def read_body(request: Request) -> bytes:
 class BodyParser:
     """Parses bodies in threads, of those over 1 MiB one at a time.
 
-    A parser may hold eight times the texts of a body in addition to a copy of its images: what all
+    A parser may hold nine times the texts of a body in addition to a copy of its images: what all
     hold is so bounded by one large body, not by the number of requests.
     """
 

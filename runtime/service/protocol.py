@@ -6,6 +6,7 @@ close their sending half are let go as uvicorn does it; without the other, uvico
 """
 
 import asyncio
+import logging
 import socket
 import sys
 from contextlib import suppress
@@ -43,12 +44,14 @@ class HttpConnection(H11Protocol):
         metrics: Metrics,
         *,
         seconds: float,
+        accepted: socket.socket | None = None,
         is_spare: bool = False,
         keeps_half_closed: bool = True,
     ) -> None:
         super().__init__(config, server_state, {CONNECTION: self})
         self._all, self._metrics, self._seconds = connections, metrics, seconds
-        self.is_spare, self.is_malformed = is_spare, False
+        self._accepted = accepted
+        self._is_spare, self._is_closed, self._is_malformed = is_spare, False, False
         self._keeps_half_closed, self._is_half_closed = keeps_half_closed, False
         self._num_requests, self._is_answering = 0, False
         self._late: asyncio.TimerHandle | None = None
@@ -59,8 +62,10 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._all.open(self)
-        self._wait_for_headers()
+        if self._is_closed:  # to make room, before it had a transport
+            transport.abort()
+        else:
+            self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
         if not self._num_requests:
@@ -92,7 +97,17 @@ class HttpConnection(H11Protocol):
             stop_timer(timer)
         super().connection_lost(exc)
 
-    # What the guard reports.
+    # What the guard reports, and asks.
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is one over the limit."""
+        return self._is_spare and self._all.is_over
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether it was answered with 400, and is closed."""
+        return self._is_malformed
 
     def begin_request(self) -> None:
         """Waits for headers no more."""
@@ -116,16 +131,27 @@ class HttpConnection(H11Protocol):
             self.transport.close()
         self._all.rest(self, Connections.KEPT)
 
+    def has_sent(self) -> bool:
+        """Returns whether something of the client's waits to be read."""
+        if self._accepted is None:
+            return False
+        try:
+            return bool(self._accepted.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:  # nothing yet, or it is closed
+            return False
+
     def close_idle(self) -> None:
         """Closes the connection, on which there is no request."""
-        self.transport.abort()
+        self._is_closed = True
+        if self.transport is not None:
+            self.transport.abort()
 
     # What uvicorn calls.
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP, unless an answer has begun: then the connection only ends."""
         if not self._is_answering:
-            self.is_malformed = True
+            self._is_malformed = True
             self.transport.write(NO_HTTP)
         self._metrics.closed.labels(reason="bad_http").inc()
         self.transport.close()
@@ -211,6 +237,8 @@ def probe_uvicorn(config: uvicorn.Config) -> list[str]:
             config, ServerState(), Connections(1), Metrics(), seconds=60, keeps_half_closed=False
         )
         transport = ProbeTransport()
+        connection.logger = logging.getLogger("vlmill.probe")
+        connection.logger.disabled = True  # it is no request of a client
         connection.connection_made(transport)
         return connection, transport
 

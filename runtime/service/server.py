@@ -10,7 +10,8 @@ from types import FrameType
 import uvicorn
 
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.service.connections import Acceptor, Connections, raise_descriptor_limit
+from vlmill.runtime.service.accepting import Acceptor
+from vlmill.runtime.service.connections import Connections, raise_descriptor_limit
 from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.logs import log, log_libraries, log_standard_error
 from vlmill.runtime.service.protocol import HttpConnection, probe_uvicorn
@@ -45,13 +46,14 @@ class Server(uvicorn.Server):
         connections = Connections(limit)
         shell.metrics.watch("connections", "Open connections.", lambda: len(connections))
 
-        def make_protocol(is_spare: bool) -> HttpConnection:
+        def make_protocol(accepted: socket.socket, is_spare: bool) -> HttpConnection:
             return HttpConnection(
                 self.config,
                 self.server_state,
                 connections,
                 shell.metrics,
                 seconds=shell.settings.header_seconds,
+                accepted=accepted,
                 is_spare=is_spare,
                 keeps_half_closed="conn" not in lacking,
             )
