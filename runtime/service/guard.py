@@ -46,6 +46,7 @@ class Guard:
     ) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
         self.held_bytes = 0
+        self.reading: dict[Exchange, None] = {}  # those whose body is being read, the oldest first
         self.is_local = False  # whether only this machine reaches it, and no token is asked for
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -61,10 +62,20 @@ class Guard:
         try:
             await exchange.run()
         finally:
-            self.held_bytes -= exchange.held_bytes
+            exchange.release()
             if connection is not None:
                 connection.end_request()
             exchange.note()
+
+    def make_room(self) -> None:
+        """Refuses the newest of the bodies that are being read until there is room for the others.
+
+        Were the one refused that comes to the limit, many that come together would all be.
+        """
+        while self.held_bytes > self.settings.bytes_in_flight and self.reading:
+            newest = next(reversed(self.reading))
+            newest.release()
+            newest.stop_reading()
 
 
 class Exchange:
@@ -81,6 +92,8 @@ class Exchange:
         self.headers = {name: value for name, value in scope["headers"]}
         self.num_bytes, self.held_bytes, self.status = 0, 0, 0
         self.has_body, self.is_gone, self.has_ended = False, False, False
+        self.reading: asyncio.Timeout | None = None  # of a part of the body
+        self.is_stopped = False
         self.trace: str | None = None
         self.account: dict[str, Any] = {}  # what the endpoint says for the log
         scope[DEADLINE], scope[ACCOUNT] = self.deadline, self.account
@@ -155,9 +168,9 @@ class Exchange:
 
     def require_room(self, more: int = 0) -> None:
         """Raises Refused where all requests hold more than they may, with ``more`` bytes."""
-        if self.guard.held_bytes + more > self.settings.bytes_in_flight:
+        if self.is_stopped or self.guard.held_bytes + more > self.settings.bytes_in_flight:
             raise RequestRefused(
-                429, "busy", "too many bytes are being read; come again", retry_after=1
+                429, "busy", "too many bytes are being read; come again later", retry_after=1
             )
 
     def hold(self, num_bytes: int) -> None:
@@ -167,7 +180,20 @@ class Exchange:
         self.held_bytes += num_bytes
         self.guard.held_bytes += num_bytes
         if num_bytes > 0:
+            self.guard.make_room()
             self.require_room()
+
+    def release(self) -> None:
+        """Counts what it holds no more: it will make nothing of its body."""
+        self.guard.held_bytes -= self.held_bytes
+        self.held_bytes = 0
+        self.guard.reading.pop(self, None)
+
+    def stop_reading(self) -> None:
+        """Refuses the request, whose body is being read."""
+        self.is_stopped = True
+        if self.reading is not None:
+            self.reading.reschedule(asyncio.get_running_loop().time())
 
     def require_size(self, size: int) -> None:
         """Raises Refused for a body over the limit."""
@@ -186,12 +212,17 @@ class Exchange:
             message = await self._receive()
             self.is_gone |= message["type"] == "http.disconnect"
             return message
+        self.guard.reading[self] = None
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, left))
+            async with asyncio.timeout(max(0.0, left)) as self.reading:
+                message = await self._receive()
         except TimeoutError:
+            self.require_room()  # it was stopped
             raise RequestRefused(
                 408, "too_slow", f"the body did not come within {self.settings.seconds:g} seconds"
             ) from None
+        finally:
+            self.reading = None
         if message["type"] == "http.disconnect":
             self.is_gone = True
             raise ClientGone
@@ -200,6 +231,8 @@ class Exchange:
         self.has_body = not message.get("more_body", False)
         self.require_size(self.num_bytes)
         self.hold(size)
+        if self.has_body:
+            self.guard.reading.pop(self, None)
         return message
 
     async def send(self, message: Message) -> None:
@@ -239,6 +272,7 @@ class Exchange:
 
     async def linger(self) -> None:
         """Reads on for a little: closing at once would take the answer from who still sends."""
+        self.release()
         end = time.monotonic() + LINGER_SECONDS
         while (left := end - time.monotonic()) > 0:
             try:

@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.memory import return_large_blocks
 from vlmill.runtime.service.accepting import Acceptor
 from vlmill.runtime.service.connections import Connections, raise_descriptor_limit
 from vlmill.runtime.service.guard import Guard
@@ -155,5 +156,6 @@ def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) 
         h11_max_incomplete_event_size=HEADER_BYTES,
     )
     log_libraries()
+    return_large_blocks()
     with quiet_signals(), log_standard_error():
         Server(config, shell, listener, name).run(sockets=[])
