@@ -8,9 +8,9 @@ and after, that requests get (goal: 0.9). Clients are threads here, each with a 
 kept: what they, the front process and the worker take, they take from the same cores. ``cpu_ratio``
 compares CPU seconds of the worker alone, ``front_ms`` is the CPU time of the front process for each
 request. One load meets a queue that is too short for it: its clients wait as a 429 says. Memory is
-looked at with smaller images, as it is the number of requests that counts. Then comes too much of
-everything: clients, requests together, idle connections, large bodies, workers that are killed
-(`serve_overload.py`); ``--requests 0 --long 0 --r101 0`` measures that alone.
+looked at with smaller images, as it is the number of requests that counts. Then the service is
+overloaded with clients, simultaneous requests, idle connections and large bodies, and its worker is
+killed (`serve_overload.py`). ``--requests 0 --long 0 --r101 0`` measures only that.
 
     python benchmarks/serve.py --full
 """
@@ -43,7 +43,7 @@ from shell import parse_form
 
 SHORT = {
     **{"requests": 50, "concurrency": (1, 2, 8), "long": 1_000, "r101": 0},
-    **{"overload": 5, "idle": 1_000, "kills": 1},
+    **{"overload": 0, "idle": 1_000, "kills": 1},
 }
 FULL = {
     **{"requests": 100, "concurrency": (1, 2, 4, 8, 16, 32), "long": 10_000, "r101": 20},

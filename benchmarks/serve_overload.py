@@ -1,6 +1,6 @@
-"""What `extract-rois serve` does with too much: clients, connections, bodies, and workers that die.
+"""Overload of `extract-rois serve`: many clients, connections and large bodies, and killed workers.
 
-`serve.py` runs these measurements after its own.
+`serve.py` runs these measurements.
 """
 
 import base64
@@ -30,7 +30,7 @@ HEALTH_LOOKS = 50
 def measure_clients(
     running: Service, images: Sequence[bytes], clients: int, seconds: float
 ) -> None:
-    """Prints what ``clients`` get that ask again and again."""
+    """Prints the rate and waiting times of ``clients`` that each send one request after another."""
     load = loaded(running, images, 10**9, clients, seconds=seconds)
     line(
         f"serve tiny, {clients} clients for {seconds:g} s",
@@ -43,7 +43,7 @@ def measure_clients(
 
 
 def measure_burst(running: Service, images: Sequence[bytes], count: int) -> None:
-    """Prints what becomes of requests that come together, more than there is time for."""
+    """Prints the outcomes of ``count`` simultaneous requests, more than the deadline allows."""
     loaded(running, images, 4, 1)  # the pace is known
     load = loaded(running, images, count, count, patience=0.0)
     line(
@@ -58,7 +58,7 @@ def measure_burst(running: Service, images: Sequence[bytes], count: int) -> None
 
 
 def allow_sockets(count: int) -> int:
-    """Lets this process, and those that it starts, open as many; returns how many they may."""
+    """Raises the limit of open files, also for services; returns how many sockets it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + 512
     if soft < wanted:
@@ -69,7 +69,7 @@ def allow_sockets(count: int) -> int:
 
 @contextmanager
 def idle_connections(running: Service, count: int) -> Iterator[list[socket.socket]]:
-    """Opens connections that send nothing, as fast as they can be had."""
+    """Opens connections that send nothing, as fast as possible."""
     sockets, waiting_for = [], selectors.DefaultSelector()
     try:
         for _ in range(count):
@@ -89,14 +89,14 @@ def idle_connections(running: Service, count: int) -> Iterator[list[socket.socke
 
 
 def look(running: Service) -> float:
-    """Returns in how many seconds /healthz is answered, by a new connection."""
+    """Returns the seconds until /healthz responds on a new connection."""
     begin = time.perf_counter()
     assert json.loads(running.get("/healthz"))["status"] == "ok"
     return time.perf_counter() - begin
 
 
 def measure_idle(running: Service, images: Sequence[bytes], count: int, name: str) -> None:
-    """Prints how long /healthz takes while ``count`` connections are opened, and beside them."""
+    """Prints the response time of /healthz while ``count`` connections are opened, and after."""
     before = held_bytes(running.process.pid)
     during, stopped = [look(running)], threading.Event()
 
@@ -116,7 +116,7 @@ def measure_idle(running: Service, images: Sequence[bytes], count: int, name: st
         memory = held_bytes(running.process.pid) - before
         load = loaded(running, images, 1, 1)
     line(
-        f"serve tiny, /healthz beside {count} idle connections, {name}",
+        f"serve tiny, /healthz with {count} idle connections, {name}",
         round(1_000 * max(beside), 1),
         "ms at most",
         limit=1_000,
@@ -131,7 +131,7 @@ def measure_idle(running: Service, images: Sequence[bytes], count: int, name: st
 
 
 def measure_kills(running: Service, images: Sequence[bytes], count: int) -> None:
-    """Prints how long the service is without its worker when that is killed under load."""
+    """Prints the seconds until a worker that is killed under load is ready again."""
     pauses, stopped = [], threading.Event()
     loads = []
 
@@ -164,7 +164,7 @@ def measure_kills(running: Service, images: Sequence[bytes], count: int) -> None
 
 
 def measure_bodies(running: Service) -> None:
-    """Prints how much more the process that accepts holds at most for large bodies of each kind."""
+    """Prints the peak memory of the front process for large bodies of each kind."""
     image = bytes(BODY_BYTES // 4 * 3)
     text = json.dumps({"pictures": [base64.b64encode(image).decode()], "x": "\U0001f600"})
     part = b'--edge\r\nContent-Disposition: form-data; name="a"; filename="a.jpg"\r\n\r\n'

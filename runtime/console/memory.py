@@ -29,12 +29,12 @@ def keep_freed_memory() -> bool:
 
 
 def return_large_blocks() -> bool:
-    """Have this process return blocks of 1 MiB and more when it frees them; whether that could be
+    """Have this process return freed blocks of 1 MiB and more to the system; whether that could be
     set.
 
-    Otherwise glibc takes larger and larger blocks from its heap, once it has freed such a one: a
-    service that reads bodies of 31 MiB then copies them as they grow, and keeps the gaps. As with
-    :func:`keep_freed_memory`, a user's own limits stay.
+    By default, once glibc has freed a large block, it allocates blocks of that size from its heap:
+    a service that reads bodies of 31 MiB then copies them as they grow, and keeps the gaps. A
+    user's own limits stay, as with :func:`keep_freed_memory`.
     """
     return set_malloc({MMAP_THRESHOLD: 1 << 20})
 

@@ -1,10 +1,11 @@
-"""Connections are accepted, as many as there may be.
+"""Accepts connections, up to a limit.
 
-asyncio's own listener accepts until no descriptor is left, and then writes a traceback for each
-connection that waits. This one keeps some in reserve.
+The listener of asyncio accepts connections until no file descriptor is left, and then logs a
+traceback for each waiting connection. This one keeps descriptors in reserve.
 """
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 
@@ -12,14 +13,15 @@ from vlmill.runtime.service.connections import ACCEPTS, SPARE, Connections, Repo
 from vlmill.runtime.service.metrics import Metrics
 from vlmill.runtime.service.protocol import HttpConnection
 
-BACKLOG = 2_048  # connections that the system holds until they are accepted
+BACKLOG = 2_048  # connections that the kernel queues until they are accepted
 PAUSE_SECONDS = 0.2  # after an accept error
+NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Accepts connections of a listener, and makes room for them.
+    """Accepts the connections of a listener, and closes idle connections to make room for them.
 
-    ``make_protocol`` is called with a socket, and whether the connection is over the limit.
+    ``make_protocol`` receives the accepted socket, and whether the connection exceeds the limit.
     """
 
     def __init__(
@@ -37,13 +39,13 @@ class Acceptor:
         self._errors, self._full = Report("accept_failed"), Report("connections_full")
 
     def start(self) -> None:
-        """Begins to accept."""
+        """Starts to accept connections."""
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
         self._resume()
 
     async def stop(self) -> None:
-        """Accepts no more; returns when the last connection has its protocol."""
+        """Stops accepting; returns when every accepted connection has its protocol."""
         self._loop.remove_reader(self._listener.fileno())
         if self._paused is not None:
             self._paused.cancel()
@@ -51,7 +53,7 @@ class Acceptor:
             await asyncio.wait(self._tasks)
 
     def accept(self) -> None:
-        """Accepts a few of those that wait."""
+        """Accepts up to ``ACCEPTS`` waiting connections."""
         for _ in range(ACCEPTS):
             try:
                 connection, _ = self._listener.accept()
@@ -67,11 +69,12 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self.accept)
 
     def _fail(self, error: OSError) -> None:
-        """Closes an idle connection, whose descriptor the next one gets, and waits a little."""
+        """Pauses; if the system has run out of a resource, closes an idle connection to free it."""
         self._metrics.accept_errors.inc()
         self._errors.add(error=error.strerror or type(error).__name__)
-        self._close_idle()
-        # The system would report the same at once, and the processor would do nothing else.
+        if error.errno in NO_RESOURCES:
+            self._close_idle()
+        # Without a pause the same error would return immediately and use all of the CPU time.
         self._loop.remove_reader(self._listener.fileno())
         self._paused = self._loop.call_later(PAUSE_SECONDS, self._resume)
 
@@ -91,7 +94,7 @@ class Acceptor:
             accepted.close()
             return
         accepted.setblocking(False)
-        # Counted before its transport is there, so that the next one that is accepted finds it.
+        # Counted before its transport exists: the next accepted connection has to see it.
         connection = self._make_protocol(accepted, is_spare)
         self._connections.open(connection)
         task = self._loop.create_task(self._connect(accepted, connection))
@@ -101,6 +104,6 @@ class Acceptor:
     async def _connect(self, accepted: socket.socket, connection: HttpConnection) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, accepted)
-        except OSError:  # it has gone already
+        except OSError:  # the client has already closed it
             self._connections.close(connection)
             accepted.close()

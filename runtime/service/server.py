@@ -12,7 +12,7 @@ import uvicorn
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.memory import return_large_blocks
 from vlmill.runtime.service.accepting import Acceptor
-from vlmill.runtime.service.connections import Connections, raise_descriptor_limit
+from vlmill.runtime.service.connections import RESERVED, Connections, raise_descriptor_limit
 from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.logs import log, log_libraries, log_standard_error
 from vlmill.runtime.service.protocol import HttpConnection, probe_uvicorn
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
         shell, lacking = self._shell, probe_uvicorn(self.config)
         if lacking:
             log("uvicorn_differs", version=uvicorn.__version__, lacks=lacking)
-        limit = raise_descriptor_limit(shell.settings.max_connections)
+        limit = raise_descriptor_limit(shell.settings.max_connections, RESERVED + shell.max_fetches)
         if limit < shell.settings.max_connections:
             log("connections_limited", limit=limit, why="the number of files a process may open")
         connections = Connections(limit)

@@ -41,7 +41,7 @@ SMALLEST = {
     "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
     "serve": [
         *["--requests", "4", "--concurrency", "2", "--long", "40"],
-        *["--overload", "1", "--idle", "200", "--kills", "1"],
+        *["--overload", "0", "--idle", "50", "--kills", "1"],
     ],
     "train_detector": [
         *["--narrow", "--images", "1", "--height", "64", "--width", "80"],

@@ -71,7 +71,7 @@ def test_the_newest_body_makes_room_for_the_others(guard: Guard) -> None:
         assert guard.held_bytes == 140
         await first.send(20)
         await second.task
-        assert second.status == 429 and b"come again" in second.body
+        assert second.status == 429 and b"retry later" in second.body
         assert guard.held_bytes == 80
         third = Client(guard)
         await third.send(71)  # to the limit itself

@@ -97,3 +97,6 @@ def test_a_line_is_json_whatever_it_says(capfd: pytest.CaptureFixture[str]) -> N
     (line,) = capfd.readouterr().err.splitlines()
     assert json.loads(line)["text"] == "\udce9 \n"
     assert encode_line("a", b=1).endswith(b"\n")
+    loop: list[object] = []
+    loop.append(loop)
+    assert json.loads(encode_line("a", b=loop))["not_json"] == ["b"]
