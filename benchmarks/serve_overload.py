@@ -131,7 +131,7 @@ def measure_idle(running: Service, images: Sequence[bytes], count: int, name: st
 
 
 def measure_kills(running: Service, images: Sequence[bytes], count: int) -> None:
-    """Prints the seconds until a worker that is killed under load is ready again."""
+    """Prints the seconds until a worker is ready again that is killed while it computes."""
     pauses, stopped = [], threading.Event()
     loads = []
 
@@ -150,7 +150,9 @@ def measure_kills(running: Service, images: Sequence[bytes], count: int) -> None
         ):
             time.sleep(0.02)
         pauses.append(time.perf_counter() - begin)
-        time.sleep(1.0)
+        num_items = running.metric("vlmill_items_total")
+        while running.metric("vlmill_items_total") == num_items:
+            time.sleep(0.1)
     stopped.set()
     asking.join()
     line(

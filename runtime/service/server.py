@@ -1,6 +1,7 @@
 """Listens, and stops so that no request that was accepted is lost."""
 
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -157,5 +158,8 @@ def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) 
     )
     log_libraries()
     return_large_blocks()
+    # What is loaded stays: collections then look only at connections and requests.
+    gc.collect()
+    gc.freeze()
     with quiet_signals(), log_standard_error():
         Server(config, shell, listener, name).run(sockets=[])

@@ -80,7 +80,7 @@ class Worker:
         self.about: Mapping[str, Any] = {}
         self.pace = Pace()
         self._sent: deque[list[Item]] = deque()  # batches that the process has
-        self._computing_since = 0.0
+        self._computing_since, self._has_computed = 0.0, False
         self._thread: threading.Thread | None = None
 
     def start(self) -> Connection:
@@ -167,7 +167,7 @@ class Worker:
     def _keep(self, connection: Connection | None) -> None:
         pause = FIRST_PAUSE
         while not self._stopped.is_set():
-            begin = time.monotonic()
+            begin, self._has_computed = time.monotonic(), False
             try:
                 if connection is None:
                     connection = self.start()
@@ -189,7 +189,9 @@ class Worker:
             if self._stopped.is_set():
                 return
             self._watcher.event("worker_ended", {"worker": self.plan.name, "status": status})
-            pause = FIRST_PAUSE if time.monotonic() - begin > LONGEST_PAUSE else pause
+            # A worker that has computed a batch was well until something ended it.
+            if self._has_computed or time.monotonic() - begin > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
             self._stopped.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -256,6 +258,7 @@ class Worker:
             self._computing_since = time.monotonic()
             self._settle(self._sent[0], results, seconds)
             self._sent.popleft()
+            self._has_computed = True
             self._watcher.batch_computed(len(results), seconds)
             free_slots.release()
             self._queue.wake()

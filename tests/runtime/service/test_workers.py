@@ -137,8 +137,8 @@ def test_who_waits_for_a_batch_is_sent_away_at_the_end() -> None:
 
 def test_requests_are_batched_and_the_queue_is_bounded(many: ThreadPoolExecutor) -> None:
     with served([*ECHO, "batch=4", "batch_wait=0.05", "queue=8", "max_images=8"]) as service:
-        blocked = many.submit(echo, service, "sleep 1")
-        until(lambda: service.count("vlmill_queue_items") == 0 and not blocked.done())
+        blocked = many.submit(echo, service, "sleep 3")
+        until(lambda: service.count("vlmill_queue_items") == 0)
         time.sleep(0.2)
         waiting = [many.submit(echo, service, f"echo {number}") for number in range(4)]
         until(lambda: sum(w.done() for w in waiting) + service.count("vlmill_queue_items") > 0)
@@ -254,6 +254,30 @@ def test_a_log_that_nobody_reads_stops_nothing() -> None:
     finally:
         os.close(reader)
         os.close(writer)
+
+
+def test_a_worker_that_was_well_is_started_again_immediately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that has computed nothing is started after longer and longer pauses."""
+    pauses, told, queue = list[float](), Told(), BatchQueue(8)
+    plan = Plan(name="a", module="vlmill.runtime.service.workers", open=opened)
+    worker = Worker(plan, queue, ServiceSettings(), told.watcher)
+
+    def note_pause(seconds: float | None = None) -> bool:
+        pauses.append(seconds or 0.0)
+        return len(pauses) > 6
+
+    def serve_well_once(connection: Any) -> None:
+        worker._has_computed = len(pauses) == 4
+
+    monkeypatch.setattr(worker._stopped, "wait", note_pause)
+    monkeypatch.setattr(worker._stopped, "is_set", lambda: len(pauses) > 6)
+    monkeypatch.setattr(worker, "start", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(worker, "welcome", lambda connection: None)
+    monkeypatch.setattr(worker, "_serve", serve_well_once)
+    worker._keep(None)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 0.1, 0.2, 0.4]
 
 
 class Told:
