@@ -96,8 +96,11 @@ def look(running: Service) -> float:
 
 
 def measure_idle(running: Service, images: Sequence[bytes], count: int, name: str) -> None:
-    """Prints the response time of /healthz while ``count`` connections are opened, and after."""
+    """Prints the response time of /healthz before, while and after ``count`` connections are
+    opened that send nothing.
+    """
     before = held_bytes(running.process.pid)
+    alone = [look(running) for _ in range(HEALTH_LOOKS)]
     during, stopped = [look(running)], threading.Event()
 
     def keep_looking() -> None:
@@ -111,16 +114,20 @@ def measure_idle(running: Service, images: Sequence[bytes], count: int, name: st
         opened = time.perf_counter() - begin
         stopped.set()
         looking.join()
-        beside = [look(running) for _ in range(HEALTH_LOOKS)]
+        occupied = [look(running) for _ in range(HEALTH_LOOKS)]
         num_open = running.metric("vlmill_connections")
         memory = held_bytes(running.process.pid) - before
         load = loaded(running, images, 1, 1)
     line(
         f"serve tiny, /healthz with {count} idle connections, {name}",
-        round(1_000 * max(beside), 1),
+        round(1_000 * max(occupied), 1),
         "ms at most",
         limit=1_000,
-        while_opened_ms=round(1_000 * max(during), 1),
+        p50_ms=round(1_000 * float(np.median(occupied)), 1),
+        without_max_ms=round(1_000 * max(alone), 1),
+        without_p50_ms=round(1_000 * float(np.median(alone)), 1),
+        while_opened_max_ms=round(1_000 * max(during), 1),
+        while_opened_p50_ms=round(1_000 * float(np.median(during)), 1),
         opened_seconds=round(opened, 1),
         held=int(num_open),
         closed=int(running.metric("vlmill_connections_closed_total")),
