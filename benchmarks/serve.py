@@ -8,147 +8,56 @@ and after, that requests get (goal: 0.9). Clients are threads here, each with a 
 kept: what they, the front process and the worker take, they take from the same cores. ``cpu_ratio``
 compares CPU seconds of the worker alone, ``front_ms`` is the CPU time of the front process for each
 request. One load meets a queue that is too short for it: its clients wait as a 429 says. Memory is
-looked at with smaller images, as it is the number of requests that counts.
+looked at with smaller images, as it is the number of requests that counts. Then the service is
+overloaded with clients, simultaneous requests, idle connections and large bodies, and its worker is
+killed (`serve_overload.py`). ``--requests 0 --long 0 --r101 0`` measures only that.
 
     python benchmarks/serve.py --full
 """
 
 import argparse
-import http.client
-import io
-import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from PIL import Image
-from shell import parse_form, result_line
+from serve_overload import (
+    BURST,
+    BURST_SECONDS,
+    allow_sockets,
+    measure_bodies,
+    measure_burst,
+    measure_clients,
+    measure_idle,
+    measure_kills,
+)
+from serving import Service, cpu_seconds, line, loaded, photographs, service, waiting
+from shell import parse_form
 
-SHORT = {"requests": 50, "concurrency": (1, 2, 8), "long": 1_000, "r101": 0}
-FULL = {"requests": 100, "concurrency": (1, 2, 4, 8, 16, 32), "long": 10_000, "r101": 20}
+SHORT = {
+    **{"requests": 50, "concurrency": (1, 2, 8), "long": 1_000, "r101": 0},
+    **{"overload": 0, "idle": 1_000, "kills": 1},
+}
+FULL = {
+    **{"requests": 100, "concurrency": (1, 2, 4, 8, 16, 32), "long": 10_000, "r101": 20},
+    **{"overload": 120, "idle": 10_000, "kills": 10},
+}
 TINY = ("--arch", "tiny", "--short-side", "240", "--long-side", "400")
 SMALL = ("--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "8")
 R101 = ("--arch", "r101")
 SHORT_QUEUE = ("--max-images", "4", "--queue", "4")
 ROUNDS = 5
+CLIENTS = 64
 GOAL = 0.9
 WARM = 20
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def photographs(count: int) -> list[bytes]:
-    """Encodes images of coloured blobs, 240 x 320."""
-    random = np.random.default_rng(0)
-    images = []
-    for _ in range(count):
-        blobs = random.integers(0, 256, (12, 16, 3), dtype=np.uint8)
-        content = io.BytesIO()
-        Image.fromarray(blobs).resize((320, 240), Image.Resampling.BICUBIC).save(content, "JPEG")
-        images.append(content.getvalue())
-    return images
-
-
-@dataclass(kw_only=True)
-class Service:
-    """Holds a running service."""
-
-    process: "subprocess.Popen[str]"
-    host: str
-    port: int
-
-    def get(self, path: str) -> str:
-        """Returns what a path says."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
-        connection.request("GET", path)
-        said = connection.getresponse().read().decode()
-        connection.close()
-        return said
-
-    def metric(self, name: str) -> float:
-        """Returns a number of /metrics, summed over its labels."""
-        lines = self.get("/metrics").splitlines()
-        named = [line for line in lines if line.split("{")[0].split(" ")[0] == name]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in named)
-
-
-@contextmanager
-def service(log: Path, *flags: str) -> Iterator[Service]:
-    """Runs `extract-rois serve` at a free port."""
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vlmill.extract.cli", "serve", "--port", "0", *flags],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        try:
-            assert process.stdout is not None
-            parts = urlsplit(process.stdout.readline().split(" ")[-1].strip())
-            assert parts.hostname and parts.port, log.read_text()
-            yield Service(process=process, host=parts.hostname, port=parts.port)
-            process.terminate()
-            assert process.wait(60) == 0, log.read_text()[-2_000:]
-        finally:
-            process.kill()
-            process.wait()
-
-
-@dataclass(kw_only=True)
-class Load:
-    """Counts what clients got: seconds of each answer, and the others' statuses."""
-
-    seconds: list[float] = field(default_factory=list)
-    refused: list[int] = field(default_factory=list)
-    wall: float = 0.0
-
-
-def loaded(running: Service, images: Sequence[bytes], count: int, clients: int) -> Load:
-    """Sends ``count`` requests of an image each by ``clients`` connections."""
-    load, numbers, lock = Load(), iter(range(count)), threading.Lock()
-
-    def client() -> None:
-        connection = http.client.HTTPConnection(running.host, running.port, timeout=120)
-        headers = {"content-type": "image/jpeg", "accept": "application/vnd.apache.arrow.stream"}
-        while True:
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                connection.close()
-                return
-            begin = time.perf_counter()
-            body = images[number % len(images)]
-            connection.request("POST", "/v1/regions", body, headers)
-            answer = connection.getresponse()
-            answer.read()
-            with lock:
-                if answer.status == 200:
-                    load.seconds.append(time.perf_counter() - begin)
-                else:
-                    load.refused.append(answer.status)
-            if answer.status == 429:
-                connection.close()  # the service would meanwhile
-                time.sleep(int(answer.headers["retry-after"]))
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    load.wall = time.perf_counter() - begin
-    return load
 
 
 class Plain:
@@ -182,30 +91,6 @@ class Plain:
             part = Part(index=0, total=1, images=job.plan)
             count = sum(1 for _ in compute_results(engine, job, [part]))
         return count / (time.perf_counter() - wall), count / (time.process_time() - cpu)
-
-
-def cpu_seconds(running: Service) -> tuple[float, float]:
-    """Returns the CPU seconds of the front process, and of those that compute."""
-    front = running.process.pid
-    workers = [pid for child in children(front) for pid in children(child)]
-    return seconds_of(front), sum(map(seconds_of, workers))
-
-
-def seconds_of(pid: int) -> float:
-    """Returns the CPU seconds of a process."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return sum(map(int, stat[11:13])) / TICKS
-
-
-def children(pid: int) -> list[int]:
-    """Returns the processes that a process has started."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(word) for file in files for word in file.read_text().split()]
-
-
-def line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(name, value, unit, **more)), flush=True)
 
 
 @dataclass(kw_only=True)
@@ -268,11 +153,6 @@ def measure(
         )
 
 
-def waiting(seconds: Sequence[float]) -> dict[str, float]:
-    """Returns how long answers take, in milliseconds."""
-    return {f"p{q}_ms": round(1_000 * float(np.percentile(seconds, q)), 1) for q in (50, 95, 99)}
-
-
 def measure_refusals(running: Service, images: Sequence[bytes], count: int, clients: int) -> None:
     """Prints what becomes of requests that meet a queue which is too short for them."""
     load = loaded(running, images, count, clients)
@@ -310,6 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--requests", help="at each concurrency; 0: none")
     add("--long", help="requests over which memory is looked at; 0: none")
     add("--r101", help="images for the large network; 0: none")
+    add("--overload", help=f"seconds that {CLIENTS} clients ask; 0: no measurement of overload")
+    add("--idle", help="connections that send nothing; 0: none")
+    add("--kills", help="of the worker; 0: none")
     parser.add_argument("--concurrency", type=int, nargs="+", metavar="N")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     images = photographs(20)
@@ -326,6 +209,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.long:
             with service(folder / "log", *SMALL) as running:
                 measure_memory(running, images, options.long)
+        if options.overload:
+            with service(folder / "log", *TINY) as running:
+                measure_clients(running, images, CLIENTS, options.overload)
+            with service(folder / "log", *TINY, "--seconds", str(BURST_SECONDS)) as running:
+                measure_burst(running, images, BURST)
+            with service(folder / "log", *TINY) as running:
+                measure_bodies(running)
+        if options.idle:
+            count = allow_sockets(options.idle)
+            more = ("--max-connections", str(count + 100))
+            for flags in ((), more):
+                with service(folder / "log", *TINY, *flags) as running:
+                    measure_idle(running, images, count, " ".join(flags) or "512 at most")
+        if options.kills:
+            with service(folder / "log", *TINY) as running:
+                measure_kills(running, images, options.kills)
         if options.r101:
             (folder / "r101").mkdir()
             few = images[: options.r101]

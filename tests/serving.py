@@ -97,21 +97,26 @@ def children(pid: int) -> list[int]:
 
 
 @contextmanager
-def served(command: Sequence[str], **environment: str) -> Iterator[Served]:
-    """Runs ``python ...`` until it says where it listens, and ends it with the block."""
+def served(
+    command: Sequence[str], stderr: int = subprocess.PIPE, **environment: str
+) -> Iterator[Served]:
+    """Runs ``python ...`` until it says where it listens, and ends it with the block.
+
+    Its standard error is read here, or is the file descriptor ``stderr``.
+    """
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     service = Served(process=process)
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
     errors = process.stderr
 
     def listen() -> None:
-        service.log.extend(errors)
+        service.log.extend(errors or ())
 
     reader = threading.Thread(target=listen, daemon=True)
     reader.start()
@@ -132,7 +137,8 @@ def served(command: Sequence[str], **environment: str) -> Iterator[Served]:
         process.wait()
         reader.join(10)
         process.stdout.close()
-        errors.close()
+        if errors is not None:
+            errors.close()
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -28,8 +28,8 @@ EXAMPLES = """examples:
 The address is printed when requests can be computed; a page for trying stands at /. The rows are
 those of `run` with the same flags. One process accepts requests, and one a device computes;
 batches are formed over requests. SIGTERM ends the service when all accepted requests are answered.
-The log is lines of JSON on standard error. Memory: the networks', the queue's images, and 16
-times --max-bytes. docs/serving.md says more."""
+The log is lines of JSON on standard error. Memory: the networks', 16 times --max-bytes, and 96 MiB
+for texts. See docs/serving.md."""
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:

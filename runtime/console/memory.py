@@ -2,9 +2,10 @@
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 # Parameters of glibc's mallopt (malloc.h), and the variables by which a user sets them.
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 SET_BY_USER = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",
@@ -24,9 +25,25 @@ def keep_freed_memory() -> bool:
     memory is the same. For whole programs: it holds for all of the process. Where a user has set
     one of these limits, or the library is not glibc, nothing is changed.
     """
+    return set_malloc({MMAP_MAX: 0, TRIM_THRESHOLD: NEVER})
+
+
+def return_large_blocks() -> bool:
+    """Have this process return freed blocks of 1 MiB and more to the system; whether that could be
+    set.
+
+    By default, once glibc has freed a large block, it allocates blocks of that size from its heap:
+    a service that reads bodies of 31 MiB then copies them as they grow, and keeps the gaps. A
+    user's own limits stay, as with :func:`keep_freed_memory`.
+    """
+    return set_malloc({MMAP_THRESHOLD: 1 << 20})
+
+
+def set_malloc(parameters: Mapping[int, int]) -> bool:
+    """Sets parameters of glibc's mallopt; returns whether they could be set."""
     if any(os.environ.get(name) for name in SET_BY_USER):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is None:
         return False
-    return bool(mallopt(MMAP_MAX, 0)) and bool(mallopt(TRIM_THRESHOLD, NEVER))
+    return all(mallopt(name, value) for name, value in parameters.items())

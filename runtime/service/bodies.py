@@ -1,7 +1,7 @@
 """Bodies of requests become images and words: one image, a form of files, or JSON.
 
-Parsers copy what images hold once, and never make text of it. Besides, JSON takes up to eight times
-its texts, which are bounded.
+Parsers copy images once and never decode them as text. JSON needs up to nine times the size of
+its texts, which is bounded.
 """
 
 import binascii
@@ -24,8 +24,8 @@ HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
 # What JSON may have besides what stands in its strings: brackets, commas, quotes, white space.
 # Unbounded, 31 MiB of empty lists became 900 MiB, and of empty objects 1.9 GiB.
 MOST_BESIDE_STRINGS = 65_536
-# All strings of JSON but images in base64: where a letter of four bytes stands among others, each
-# of these takes four, in the text and in the strings made of it.
+# Of all strings of JSON except images in base64. One character outside of Unicode's basic plane
+# makes every character of its text take four bytes, in the whole text and again in the string.
 MOST_TEXT_BYTES = 8 * 2**20
 # A string, or what begins as one: it goes on from where it ended, whatever stands there, so that a
 # body is read once.
@@ -148,7 +148,7 @@ class Parts:
         self._name = self._value = b""
 
     def _data(self, data: bytes, start: int, end: int) -> None:
-        # Where a boundary might begin, content comes in spans of a few bytes: they are joined.
+        # Near a possible boundary the parser reports spans of a few bytes: they are joined.
         if self._spans and self._spans[-1][0] is data and self._spans[-1][2] == start:
             start = self._spans.pop()[1]
         self._spans.append((data, start, end))
@@ -221,7 +221,7 @@ def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
 
 
 def too_long(name: str) -> RequestRefused:
-    """Makes the refusal of a text that is too long."""
+    """Returns the refusal of a text that is too long."""
     return RequestRefused(413, "too_long", f"field {name[:80]}: over {LONGEST_TEXT} characters")
 
 
@@ -261,34 +261,35 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
 
 
 def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
-    """Takes images in base64 out of JSON: returns the rest, with a name in the place of each, and
-    the images by these names, as parts of the body.
+    """Replaces images in base64 in a JSON text by short names.
 
-    Raises Refused for JSON of more values, or of more text, than a request needs, before they take
-    memory: each value takes dozens of bytes for two or three of the text.
+    Returns the remaining JSON, and the images by these names, as views of the body. Raises
+    RequestRefused for more values or more text than a request needs, before they take memory: a
+    value takes dozens of bytes for two or three bytes of JSON.
     """
-    if b"\0" in body:  # of which each might stand for a value in another encoding
+    if b"\0" in body:  # in UTF-16 or UTF-32, where strings and values look different
         raise bad_request("the body is no JSON", "bad_json")
-    nonce = secrets.token_hex(16)  # so that no string of the body is such a name
+    nonce = secrets.token_hex(16)  # no string of the body can equal such a name
     rest, images, end = [], dict[str, memoryview](), 0
-    num_besides = num_text_bytes = 0  # outside of strings, but one byte of each; inside of others
+    num_besides = num_text_bytes = 0  # outside of strings, with one byte of each; in other strings
     for match in STRING.finditer(body):
         num_besides += match.start() - end + 1
-        if LONG_BASE64.fullmatch(body, *match.span()):
+        is_image = LONG_BASE64.fullmatch(body, *match.span()) is not None
+        num_text_bytes += 0 if is_image else match.end() - match.start()
+        require_little(num_besides, num_text_bytes)
+        if is_image:
             name = f"{nonce}{len(images)}"
             images[name] = memoryview(body)[match.start() + 1 : match.end() - 1]
             rest.append(body[end : match.start()] + f'"{name}"'.encode())
         else:
             rest.append(body[end : match.end()])
-            num_text_bytes += match.end() - match.start()
         end = match.end()
-        require_little(num_besides, num_text_bytes)
     require_little(num_besides + len(body) - end, num_text_bytes)
     return b"".join([*rest, body[end:]]), images
 
 
 def require_little(num_besides: int, num_text_bytes: int) -> None:
-    """Raises Refused for too many bytes of JSON besides its strings, or in those but images."""
+    """Raises RequestRefused for too many bytes of JSON outside of strings, or in its texts."""
     if num_besides > MOST_BESIDE_STRINGS:
         raise RequestRefused(
             413,

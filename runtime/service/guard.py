@@ -27,7 +27,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 OPEN = frozenset(("/", "/page.js", "/page.css", "/healthz", "/readyz", "/openapi.json"))
-HEALTH = frozenset(("/healthz", "/readyz", "/metrics"))  # answered also where all sockets are taken
+HEALTH = frozenset(
+    ("/healthz", "/readyz", "/metrics")
+)  # answered also on connections above the limit
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 DEADLINE, ACCOUNT, HOLD = "vlmill.deadline", "vlmill.account", "vlmill.hold"
 LINGER_SECONDS = 2.0
@@ -46,6 +48,7 @@ class Guard:
     ) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
         self.held_bytes = 0
+        self.reading: dict[Exchange, None] = {}  # those whose body is being read, the oldest first
         self.is_local = False  # whether only this machine reaches it, and no token is asked for
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -61,10 +64,20 @@ class Guard:
         try:
             await exchange.run()
         finally:
-            self.held_bytes -= exchange.held_bytes
+            exchange.release()
             if connection is not None:
                 connection.end_request()
             exchange.note()
+
+    def make_room(self) -> None:
+        """Refuses the newest bodies that are being read until the others fit.
+
+        Refusing the body that reaches the limit would refuse all of many simultaneous ones.
+        """
+        while self.held_bytes > self.settings.bytes_in_flight and self.reading:
+            newest = next(reversed(self.reading))
+            newest.release()
+            newest.stop_reading()
 
 
 class Exchange:
@@ -81,6 +94,8 @@ class Exchange:
         self.headers = {name: value for name, value in scope["headers"]}
         self.num_bytes, self.held_bytes, self.status = 0, 0, 0
         self.has_body, self.is_gone, self.has_ended = False, False, False
+        self.reading: asyncio.Timeout | None = None  # while a part of the body is awaited
+        self.is_stopped = False
         self.trace: str | None = None
         self.account: dict[str, Any] = {}  # what the endpoint says for the log
         scope[DEADLINE], scope[ACCOUNT] = self.deadline, self.account
@@ -94,7 +109,7 @@ class Exchange:
             await self.guard.app(self.scope, self.receive, self.send)
         except RequestRefused as why:
             await self.refuse(why)
-        except ClientGone:  # there is nobody to answer, or the connection has been
+        except ClientGone:  # no client, or one that the connection has already answered
             if self.connection is not None and self.connection.is_malformed:
                 self.account["reason"] = "bad_http"
         except Exception:
@@ -109,7 +124,7 @@ class Exchange:
         settings = self.settings
         if self.is_spare() and self.scope["path"] not in HEALTH:
             raise RequestRefused(
-                503, "busy", "all connections are taken; come again later", retry_after=1
+                503, "busy", "all connections are in use; retry later", retry_after=1
             )
         self.require_one_length()
         if self.guard.is_local and not names_no_site(self.headers.get(b"host", b"")):
@@ -125,7 +140,7 @@ class Exchange:
             raise RequestRefused(
                 403,
                 "cross_site",
-                "without a token this service takes no request that a page of another site makes; "
+                "without a token this service accepts no request from a page of another site; "
                 "start it with a token",
             )
         is_open = settings.token is None or self.scope["path"] in OPEN
@@ -138,11 +153,13 @@ class Exchange:
         length = self.headers.get(b"content-length")
         size = int(length) if length is not None and length.isdigit() else 0
         self.require_size(size)
-        self.require_room(size)
+        if size:
+            self.require_room(size)
 
     def require_one_length(self) -> None:
-        """Raises Refused where a proxy might find another end of the body than this service: what
-        follows it would be a request to one of them alone (RFC 9112, 6.1).
+        """Raises RequestRefused for headers with two lengths of the body.
+
+        A proxy might use the other one, and see another request after the body (RFC 9112, 6.1).
         """
         if b"transfer-encoding" not in self.headers:
             return
@@ -150,24 +167,40 @@ class Exchange:
             raise RequestRefused(
                 400,
                 "bad_http",
-                "send content-length, or transfer-encoding in HTTP/1.1, and not both",
+                "send either content-length or, in HTTP/1.1, transfer-encoding",
             )
 
     def require_room(self, more: int = 0) -> None:
-        """Raises Refused where all requests hold more than they may, with ``more`` bytes."""
-        if self.guard.held_bytes + more > self.settings.bytes_in_flight:
+        """Raises RequestRefused if all requests, with ``more`` bytes, exceed their limit."""
+        if self.is_stopped or self.guard.held_bytes + more > self.settings.bytes_in_flight:
             raise RequestRefused(
-                429, "busy", "too many bytes are being read; come again", retry_after=1
+                429,
+                "busy",
+                "the bodies of all requests are too large together; retry later",
+                retry_after=1,
             )
 
     def hold(self, num_bytes: int) -> None:
-        """Counts bytes that the request holds until it ends. Raises Refused where there is no
-        room for more.
+        """Counts bytes that the request holds until it ends. Raises RequestRefused if all requests
+        exceed their limit.
         """
         self.held_bytes += num_bytes
         self.guard.held_bytes += num_bytes
         if num_bytes > 0:
+            self.guard.make_room()
             self.require_room()
+
+    def release(self) -> None:
+        """Subtracts the bytes of the request, whose body is no longer used."""
+        self.guard.held_bytes -= self.held_bytes
+        self.held_bytes = 0
+        self.guard.reading.pop(self, None)
+
+    def stop_reading(self) -> None:
+        """Stops reading the body; the request is refused."""
+        self.is_stopped = True
+        if self.reading is not None:
+            self.reading.reschedule(asyncio.get_running_loop().time())
 
     def require_size(self, size: int) -> None:
         """Raises Refused for a body over the limit."""
@@ -186,12 +219,17 @@ class Exchange:
             message = await self._receive()
             self.is_gone |= message["type"] == "http.disconnect"
             return message
+        self.guard.reading[self] = None
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, left))
+            async with asyncio.timeout(max(0.0, left)) as self.reading:
+                message = await self._receive()
         except TimeoutError:
+            self.require_room()  # raises if the guard has stopped it
             raise RequestRefused(
                 408, "too_slow", f"the body did not come within {self.settings.seconds:g} seconds"
             ) from None
+        finally:
+            self.reading = None
         if message["type"] == "http.disconnect":
             self.is_gone = True
             raise ClientGone
@@ -200,6 +238,8 @@ class Exchange:
         self.has_body = not message.get("more_body", False)
         self.require_size(self.num_bytes)
         self.hold(size)
+        if self.has_body:
+            self.guard.reading.pop(self, None)
         return message
 
     async def send(self, message: Message) -> None:
@@ -228,7 +268,7 @@ class Exchange:
             self.is_gone = True
 
     def is_spare(self) -> bool:
-        """Says whether the connection is one over the limit."""
+        """Returns whether the connection exceeds the limit."""
         return self.connection is not None and self.connection.is_spare
 
     def is_body_read(self) -> bool:
@@ -239,6 +279,7 @@ class Exchange:
 
     async def linger(self) -> None:
         """Reads on for a little: closing at once would take the answer from who still sends."""
+        self.release()
         end = time.monotonic() + LINGER_SECONDS
         while (left := end - time.monotonic()) > 0:
             try:
@@ -306,10 +347,10 @@ def names_no_site(host: bytes) -> bool:
 
 
 def is_cross_site(headers: Mapping[bytes, bytes]) -> bool:
-    """Says whether a browser sends a request for a page that is not this service's.
+    """Returns whether a browser sends a request for a page of another site.
 
-    Newer ones say so in Sec-Fetch-Site, which no page can change; others name the page's Origin.
-    Programs send neither.
+    Current browsers state that in Sec-Fetch-Site, which no page can change; older ones send the
+    page's Origin. Programs send neither.
     """
     site = headers.get(b"sec-fetch-site")
     if site is not None:

@@ -1,7 +1,7 @@
-"""Logs of a service: one JSON object a line, on standard error.
+"""The log of a service: one JSON object per line, on standard error.
 
-To log never blocks and never raises: a thread writes the lines. On a full disk, or where nobody
-reads standard error, lines are dropped and counted.
+Logging never blocks and never raises, because a thread writes the lines. If the disk is full or
+nobody reads standard error, lines are dropped and counted.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-QUEUE_BYTES = 4 * 2**20  # of lines that wait to be written
-WRITE_BYTES = 2**16  # at once: what a pipe holds
-LONGEST_LINE = 8_192  # of standard error without a line's end
+QUEUE_BYTES = 4 * 2**20  # of waiting lines
+WRITE_BYTES = 2**16  # in one call: the capacity of a pipe
+LONGEST_LINE = 8_192  # characters of standard error without a line break
 STANDARD_ERROR = 2
 
 
 class LineWriter:
-    """Writes lines to a file descriptor from a thread, which begins with the first line.
+    """Writes lines to a file descriptor from a thread, which is started by the first line.
 
-    A line that finds the queue full, or that cannot be written, is dropped. The next line that is
-    written says how many were.
+    A line is dropped if the queue is full or if it cannot be written. The next successful write
+    includes a line with the number of dropped lines.
     """
 
     def __init__(self, descriptor: int, max_bytes: int = QUEUE_BYTES) -> None:
@@ -38,7 +38,7 @@ class LineWriter:
         self.num_dropped = 0
 
     def put(self, line: bytes) -> None:
-        """Queues a line, with its end."""
+        """Queues a line, which includes its line break."""
         with self._changed:
             if self._num_bytes + len(line) > self._max_bytes or not self._has_thread():
                 self.num_dropped += 1
@@ -48,7 +48,7 @@ class LineWriter:
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Waits until all lines are written, but not for longer; returns whether they are."""
+        """Waits for up to ``seconds`` until all lines are written; returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._is_writing, seconds)
 
@@ -57,7 +57,7 @@ class LineWriter:
             thread = threading.Thread(target=self._write, name="logging", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads can be had now
+            except RuntimeError:  # the system has no more threads
                 return False
             self._thread = thread
         return True
@@ -72,7 +72,7 @@ class LineWriter:
             data = b"".join(lines)
             if num_dropped > num_reported:
                 data = encode_line("log_dropped", lines=num_dropped - num_reported) + data
-            # A line that was cut by a full disk ends where the next one begins.
+            # A full disk may have cut the previous line: end it before the next one.
             data = b"\n" + data if is_cut else data
             num_written, is_whole = write_all(self._descriptor, data)
             if is_whole:
@@ -95,12 +95,12 @@ class LineWriter:
 
 
 def write_all(descriptor: int, data: bytes) -> tuple[int, bool]:
-    """Writes bytes; returns how many were written, and whether these are all."""
+    """Writes bytes; returns how many were written, and whether all were."""
     num_written = 0
     try:
         while num_written < len(data):
             num_written += os.write(descriptor, data[num_written:])
-    except OSError:  # a full disk, a reader that has gone, a closed descriptor
+    except OSError:  # a full disk, a pipe without a reader, a closed descriptor
         return num_written, False
     return num_written, True
 
@@ -114,21 +114,24 @@ def log(event: str, **fields: Any) -> None:
 
 
 def flush_log(seconds: float = 1.0) -> None:
-    """Waits until the log is written, but not for longer."""
+    """Waits for up to ``seconds`` until the log is written."""
     WRITER.flush(seconds)
 
 
 def encode_line(event: str, **fields: Any) -> bytes:
-    """Returns the line of an event, with its end."""
+    """Returns the line of an event, with its line break."""
     stamp = (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() % 1 * 1000):03d}Z"
     )
-    line = json.dumps({"time": stamp, "event": event, **fields}, default=str, ensure_ascii=True)
+    try:
+        line = json.dumps({"time": stamp, "event": event, **fields}, default=str)
+    except (ValueError, TypeError, RecursionError):  # for example, a field that contains itself
+        line = json.dumps({"time": stamp, "event": event, "not_json": sorted(fields)})
     return line.encode() + b"\n"
 
 
 class LogStream(io.TextIOBase):
-    """Makes lines of the log of what is written to it: a standard error that never blocks."""
+    """Turns text written to it into lines of the log: a standard error that never blocks."""
 
     def __init__(self) -> None:
         self._rest, self._lock = "", threading.Lock()
@@ -138,7 +141,7 @@ class LogStream(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Logs the lines that are whole now."""
+        """Logs the complete lines."""
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             if len(self._rest) > LONGEST_LINE:
@@ -152,7 +155,7 @@ class LogStream(io.TextIOBase):
 
 @contextlib.contextmanager
 def log_standard_error() -> Iterator[None]:
-    """Makes lines of the log of all that Python code writes to standard error inside."""
+    """Logs everything that Python code writes to standard error inside the context."""
     with contextlib.redirect_stderr(LogStream()):
         try:
             yield
@@ -169,7 +172,7 @@ class JsonLines(logging.Handler):
             if record.exc_info:
                 fields["trace"] = logging.Formatter().formatException(record.exc_info)
             log("log", message=record.getMessage(), **fields)
-        except Exception:  # a message that does not fit its arguments, say
+        except Exception:  # for example, a message that does not fit its arguments
             self.handleError(record)
 
 

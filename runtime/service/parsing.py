@@ -1,4 +1,4 @@
-"""Bodies are read without a copy, and parsed so that what all parsers hold is bounded."""
+"""Reads and parses request bodies with bounded memory."""
 
 import asyncio
 import io
@@ -14,18 +14,18 @@ THREADS = 2
 
 
 async def read_body(request: Request) -> bytes:
-    """Reads a request's body; of its parts no copy is kept."""
+    """Returns the body of a request, without keeping a second copy of its parts."""
     body = io.BytesIO()
     async for part in request.stream():
         body.write(part)
-    return body.getvalue()  # which is what was written to, not a copy
+    return body.getvalue()  # BytesIO returns its buffer, not a copy
 
 
 class BodyParser:
-    """Parses bodies in threads, of those over 1 MiB one at a time.
+    """Parses bodies in threads; those over 1 MiB are parsed one at a time.
 
-    A parser may hold eight times the texts of a body in addition to a copy of its images: what all
-    hold is so bounded by one large body, not by the number of requests.
+    A parser needs up to nine times the size of a body's texts, and a copy of its images. Parsing
+    one large body at a time bounds the memory of all parsers, for any number of requests.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class BodyParser:
         self._large = asyncio.Semaphore(1)
 
     async def parse(self, content_type: str, body: bytes, *, words: Sequence[str]) -> Form:
-        """Returns what a body says. Raises Refused."""
+        """Returns the images and words of a body. Raises RequestRefused."""
         if len(body) <= LARGE_BYTES:
             return await self._run(content_type, body, words)
         async with self._large:

@@ -1,11 +1,13 @@
-"""HTTP/1.1 on a connection: uvicorn's protocol, with the patience and the ends that it lacks.
+"""HTTP/1.1 on a connection: uvicorn's protocol with timeouts, limits and half-closed clients.
 
-What is used of uvicorn besides what it documents is ``conn``, where h11 says what the client has
-sent, and ``send_400_response``; :func:`probe_uvicorn` tries both. Without the one, clients that
-close their sending half are let go as uvicorn does it; without the other, uvicorn words the answer.
+Two parts of uvicorn that it does not document are used: the attribute ``conn``, the connection's
+state in h11, and the method ``send_400_response``. :func:`probe_uvicorn` tests both. Without
+``conn``, half-closed connections are closed, as uvicorn does; without ``send_400_response``,
+uvicorn sends its own response to invalid HTTP.
 """
 
 import asyncio
+import logging
 import socket
 import sys
 from contextlib import suppress
@@ -24,15 +26,16 @@ NO_HTTP = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(NO_HTTP_SAID), NO_HTTP_SAID)
 )
-ASK_SECONDS = 1.0  # between two looks at whether a client that sends no more is still there
-TCP_CLOSE = 7  # a connection's state in TCP_INFO, of Linux
+ASK_SECONDS = 1.0  # between two checks whether a half-closed client still exists
+TCP_CLOSE = 7  # the state of a reset connection in TCP_INFO, on Linux
 
 
 class HttpConnection(H11Protocol):
-    """Closes a connection on which a request is begun, and not told, for too long; and one whose
-    client reads nothing: closing politely would wait for it forever.
+    """A client's connection.
 
-    A client that has closed its sending half gets its answer.
+    It is closed if the headers of a request take too long, or if the client does not read the
+    response: a regular close would wait for such a client forever. A client that has closed its
+    sending direction receives its response.
     """
 
     def __init__(
@@ -43,24 +46,28 @@ class HttpConnection(H11Protocol):
         metrics: Metrics,
         *,
         seconds: float,
+        accepted: socket.socket | None = None,
         is_spare: bool = False,
         keeps_half_closed: bool = True,
     ) -> None:
         super().__init__(config, server_state, {CONNECTION: self})
         self._all, self._metrics, self._seconds = connections, metrics, seconds
-        self.is_spare, self.is_malformed = is_spare, False
+        self._accepted = accepted
+        self._is_spare, self._is_closed, self._is_malformed = is_spare, False, False
         self._keeps_half_closed, self._is_half_closed = keeps_half_closed, False
         self._num_requests, self._is_answering = 0, False
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._asking: asyncio.TimerHandle | None = None
 
-    # What the transport reports.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._all.open(self)
-        self._wait_for_headers()
+        if self._is_closed:  # to make room, before it had a transport
+            transport.abort()
+        else:
+            self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
         if not self._num_requests:
@@ -69,7 +76,7 @@ class HttpConnection(H11Protocol):
         super().data_received(data)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keeps the connection for the answer to a request that has come whole."""
+        """Keeps the connection open if a complete request has no response yet."""
         if not self._keeps_half_closed or not self._owes_answer():
             return None
         self._is_half_closed = True
@@ -92,10 +99,20 @@ class HttpConnection(H11Protocol):
             stop_timer(timer)
         super().connection_lost(exc)
 
-    # What the guard reports.
+    # Called by the guard and the acceptor.
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether the connection exceeds the limit."""
+        return self._is_spare and self._all.is_over
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether the client sent invalid HTTP: the connection got 400 and is being closed."""
+        return self._is_malformed
 
     def begin_request(self) -> None:
-        """Waits for headers no more."""
+        """Ends the timeout of the headers."""
         self._num_requests += 1
         self._is_answering = False
         stop_timer(self._late)
@@ -103,11 +120,11 @@ class HttpConnection(H11Protocol):
         self._all.work(self)
 
     def begin_answer(self) -> None:
-        """Lets nothing else be sent."""
+        """Notes that nothing else may be sent before the response."""
         self._is_answering = True
 
     def end_request(self) -> None:
-        """Waits for the next request, if there can be one."""
+        """Marks the connection as idle, or closes it if no further request can arrive."""
         self._num_requests -= 1
         if self._num_requests:
             return
@@ -116,21 +133,32 @@ class HttpConnection(H11Protocol):
             self.transport.close()
         self._all.rest(self, Connections.KEPT)
 
-    def close_idle(self) -> None:
-        """Closes the connection, on which there is no request."""
-        self.transport.abort()
+    def has_sent(self) -> bool:
+        """Returns whether the client has sent bytes that have not been read yet."""
+        if self._accepted is None:
+            return False
+        try:
+            return bool(self._accepted.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:  # no bytes yet, or a closed socket
+            return False
 
-    # What uvicorn calls.
+    def close_idle(self) -> None:
+        """Closes the connection, which has no request."""
+        self._is_closed = True
+        if self.transport is not None:
+            self.transport.abort()
+
+    # Called by uvicorn.
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, unless an answer has begun: then the connection only ends."""
+        """Sends a response to invalid HTTP, unless another has begun, and closes the connection."""
         if not self._is_answering:
-            self.is_malformed = True
+            self._is_malformed = True
             self.transport.write(NO_HTTP)
         self._metrics.closed.labels(reason="bad_http").inc()
         self.transport.close()
 
-    # Clients that say nothing.
+    # Timeouts.
 
     def _wait_for_headers(self) -> None:
         if self._late is None:
@@ -145,9 +173,11 @@ class HttpConnection(H11Protocol):
         return has_all and self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
 
     def _ask_whether_there(self) -> None:
-        """Lets go of a client that has closed its connection altogether, which looks like one that
-        has closed its sending half: its system answers with a reset to what is sent to it, here an
-        interim response that every client has to skip.
+        """Closes the connection if the client has closed both directions.
+
+        That cannot be distinguished from a client that has closed only its sending direction until
+        something is sent, which the system of a closed client answers with a reset. An interim
+        response is sent, which every client has to skip (RFC 9110, 15.2).
         """
         self._asking = None
         if self.transport.is_closing():
@@ -156,38 +186,38 @@ class HttpConnection(H11Protocol):
             self._let_go("gone")
             return
         if not self._is_answering and self.conn.their_http_version != b"1.0":
-            with suppress(h11.LocalProtocolError):  # the answer has begun
+            with suppress(h11.LocalProtocolError):  # the response has begun
                 interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
                 self.transport.write(self.conn.send(interim) or b"")
         self._asking = self.loop.call_later(ASK_SECONDS, self._ask_whether_there)
 
 
 def stop_timer(timer: asyncio.TimerHandle | None) -> None:
-    """Stops a timer, if there is one."""
+    """Cancels a timer, if there is one."""
     if timer is not None:
         timer.cancel()
 
 
 def is_reset(connection: socket.socket) -> bool:
-    """Returns whether the other end has reset a connection; False where the system does not say."""
+    """Returns whether the peer has reset a connection; always False except on Linux."""
     if sys.platform != "linux":
         return False
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
 
 
 class ProbeTransport(asyncio.Transport):
-    """Keeps what is written, for :func:`probe_uvicorn`."""
+    """Records what is written, for :func:`probe_uvicorn`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written, self.is_closed = b"", False
 
     def write(self, data: Any) -> None:
-        """Keeps it."""
+        """Records the data."""
         self.written += data
 
     def close(self) -> None:
-        """Notes it."""
+        """Records that the transport was closed."""
         self.is_closed = True
 
     def is_closing(self) -> bool:
@@ -202,8 +232,9 @@ class ProbeTransport(asyncio.Transport):
 
 
 def probe_uvicorn(config: uvicorn.Config) -> list[str]:
-    """Returns which of what :class:`HttpConnection` uses this version of uvicorn lacks: those of
-    ``conn`` and ``send_400_response`` that do not what they should. Needs a running loop.
+    """Returns which of ``conn`` and ``send_400_response`` do not work in this version of uvicorn.
+
+    Needs a running event loop.
     """
 
     def connect() -> tuple[HttpConnection, ProbeTransport]:
@@ -211,6 +242,8 @@ def probe_uvicorn(config: uvicorn.Config) -> list[str]:
             config, ServerState(), Connections(1), Metrics(), seconds=60, keeps_half_closed=False
         )
         transport = ProbeTransport()
+        connection.logger = logging.getLogger("vlmill.probe")
+        connection.logger.disabled = True  # the invalid request below is not a client's
         connection.connection_made(transport)
         return connection, transport
 
@@ -221,7 +254,9 @@ def probe_uvicorn(config: uvicorn.Config) -> list[str]:
         lacking.append("send_400_response")
     malformed.connection_lost(None)
     begun, _ = connect()
-    begun.data_received(b"POST / HTTP/1.1\r\nhost: probe\r\n")  # not whole: nothing is called
+    begun.data_received(
+        b"POST / HTTP/1.1\r\nhost: probe\r\n"
+    )  # incomplete: the application is not called
     states = getattr(begun, "conn", None)
     if (getattr(states, "their_state", None), getattr(states, "our_state", None)) != (
         h11.IDLE,

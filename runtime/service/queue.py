@@ -13,7 +13,8 @@ from typing import Any
 class Item:
     """One thing to compute, and where its result goes.
 
-    ``weight`` is its part of a batch, ``deadline`` when it has to be computed (``time.monotonic``).
+    ``weight`` is its part of a batch, ``deadline`` the time of ``time.monotonic`` at which its
+    result is useless.
     """
 
     payload: Any
@@ -97,9 +98,9 @@ class BatchQueue:
         return batch
 
     def shed(self, is_in_time: Callable[[Item, int], bool]) -> list[Item]:
-        """Takes the items out that will not be computed in time, and returns them.
+        """Removes the items that will not be computed in time, and returns them.
 
-        ``is_in_time`` is asked with an item and the weight that waits before it.
+        ``is_in_time`` receives an item and the weight ahead of it in the queue.
         """
         with self._changed:
             self._drop_cancelled()

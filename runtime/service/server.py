@@ -1,6 +1,7 @@
 """Listens, and stops so that no request that was accepted is lost."""
 
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,9 @@ from types import FrameType
 import uvicorn
 
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.service.connections import Acceptor, Connections, raise_descriptor_limit
+from vlmill.runtime.console.memory import return_large_blocks
+from vlmill.runtime.service.accepting import Acceptor
+from vlmill.runtime.service.connections import RESERVED, Connections, raise_descriptor_limit
 from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.logs import log, log_libraries, log_standard_error
 from vlmill.runtime.service.protocol import HttpConnection, probe_uvicorn
@@ -39,19 +42,20 @@ class Server(uvicorn.Server):
         shell, lacking = self._shell, probe_uvicorn(self.config)
         if lacking:
             log("uvicorn_differs", version=uvicorn.__version__, lacks=lacking)
-        limit = raise_descriptor_limit(shell.settings.max_connections)
+        limit = raise_descriptor_limit(shell.settings.max_connections, RESERVED + shell.max_fetches)
         if limit < shell.settings.max_connections:
             log("connections_limited", limit=limit, why="the number of files a process may open")
         connections = Connections(limit)
         shell.metrics.watch("connections", "Open connections.", lambda: len(connections))
 
-        def make_protocol(is_spare: bool) -> HttpConnection:
+        def make_protocol(accepted: socket.socket, is_spare: bool) -> HttpConnection:
             return HttpConnection(
                 self.config,
                 self.server_state,
                 connections,
                 shell.metrics,
                 seconds=shell.settings.header_seconds,
+                accepted=accepted,
                 is_spare=is_spare,
                 keeps_half_closed="conn" not in lacking,
             )
@@ -153,5 +157,9 @@ def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) 
         h11_max_incomplete_event_size=HEADER_BYTES,
     )
     log_libraries()
+    return_large_blocks()
+    # What is loaded stays: collections then look only at connections and requests.
+    gc.collect()
+    gc.freeze()
     with quiet_signals(), log_standard_error():
         Server(config, shell, listener, name).run(sockets=[])

@@ -97,7 +97,8 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual.max_bytes,
         metavar="N",
-        help="of a request; 16 times as many are held at once (default: %(default)s)",
+        help="of a request; all requests hold 16 times as many, and 96 MiB of texts, at most "
+        "(default: %(default)s)",
     )
     add(
         "--max-images",
@@ -111,7 +112,8 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual.max_connections,
         metavar="N",
-        help="more are answered with 503 (default: %(default)s)",
+        help="for more, idle ones are closed; where all have requests, the answer is 503 "
+        "(default: %(default)s)",
     )
     add(
         "--queue",
@@ -132,7 +134,8 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=usual.seconds,
         metavar="S",
-        help="for a request, its waiting included (default: %(default)g)",
+        help="for a request, its waiting included; one that would wait longer is refused with 429 "
+        "(default: %(default)g)",
     )
 
 

@@ -1,6 +1,6 @@
 """The application that every service is: its endpoints come on top of these.
 
-``/`` is the page, ``/healthz`` says that the front process answers and feeds its workers,
+``/`` is the page, ``/healthz`` says that the front process responds and feeds its workers,
 ``/readyz`` that a worker can compute and that no stop was asked for, ``/metrics`` what was counted,
 ``/v1/about`` what is served.
 """
@@ -56,7 +56,7 @@ class Shell:
         watch = self.metrics.watch
         watch("queue_items", "Images or questions that wait.", lambda: len(self.queue))
         watch("queue_limit", "How many may wait.", lambda: self.settings.queue)
-        watch("log_lines_dropped", "Lines of the log that were lost.", lambda: WRITER.num_dropped)
+        watch("log_lines_dropped", "Log lines dropped.", lambda: WRITER.num_dropped)
         watch("workers", "Workers.", lambda: len(self.workers))
         watch("workers_ready", "Workers that can compute.", lambda: self.num_ready)
         watch(
@@ -69,6 +69,11 @@ class Shell:
     def num_ready(self) -> int:
         """How many workers can compute."""
         return sum(worker.is_ready for worker in self.workers)
+
+    @property
+    def max_fetches(self) -> int:
+        """The largest number of connections to other servers."""
+        return FETCHERS * self.settings.max_images if self.settings.allow_urls else 0
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -99,22 +104,22 @@ class Shell:
                 fail_item(item, RequestRefused(503, "stopping", "the service is stopping"))
 
     def list_unfed(self) -> list[str]:
-        """Returns the names of workers that get nothing to compute, as their thread has ended."""
+        """Returns the names of the workers whose feeding thread has ended."""
         return [worker.plan.name for worker in self.workers if not worker.is_fed]
 
     def forecast(self) -> Forecast:
-        """Says when the workers will come to what waits."""
+        """Returns when the workers will reach the items of the queue."""
         return make_forecast([worker.load for worker in self.workers if worker.is_ready])
 
     def require_time(self, request: Request) -> None:
-        """Raises Refused where a request would wait for longer than its deadline."""
+        """Raises RequestRefused if a request would probably miss its deadline in the queue."""
         deadline: float = request.scope[DEADLINE]
         seconds_left, forecast = deadline - time.monotonic(), self.forecast()
         if not forecast.is_in_time(self.queue.weight, seconds_left):
             raise too_busy(forecast, self.queue.weight, seconds_left)
 
     def _batch_computed(self, num_items: int, seconds: float) -> None:
-        """Counts a batch; what now turns out to wait in vain is refused."""
+        """Counts a batch, and refuses the items of the queue that will miss their deadlines."""
         self.metrics.computed(num_items, seconds)
         now, forecast = time.monotonic(), self.forecast()
         late = self.queue.shed(
@@ -205,12 +210,12 @@ class Shell:
 
 
 def too_busy(forecast: Forecast, weight: float, seconds_left: float) -> RequestRefused:
-    """Makes the refusal of a request that would wait for longer than its deadline."""
+    """Returns the refusal of a request that would probably miss its deadline."""
     return RequestRefused(
         429,
         "busy",
-        f"what waits takes about {forecast.seconds(weight):.0f} seconds, which is too near to the "
-        "deadline of a request; come again later",
+        f"the queue takes about {forecast.seconds(weight):.0f} seconds, too long for the deadline "
+        "of the request; retry later",
         retry_after=forecast.retry_after(weight, seconds_left),
     )
 
@@ -271,11 +276,11 @@ def new_application(
             request, RequestRefused(500, "internal_error", "an error of the server; it is logged")
         )
 
-    @application.get("/healthz", summary="Whether the process answers, and feeds its workers")
+    @application.get("/healthz", summary="Whether the process responds and feeds its workers")
     async def healthz() -> Response:
         unfed = [] if shell.is_draining else shell.list_unfed()
         if unfed:
-            status = f"the threads that feed workers have ended: {', '.join(unfed)}"
+            status = f"workers without a feeding thread: {', '.join(unfed)}; restart the service"
             return JSONResponse({"status": status}, status_code=503)
         return JSONResponse({"status": "ok"})
 

@@ -1,7 +1,6 @@
-"""Worker processes compute batches; one that dies costs its batches, and is started again.
+"""Worker processes compute batches; one that dies loses its batches and is started again.
 
-That holds in bad times, too: a thread that feeds a worker survives a full disk, and descriptors,
-threads and memory that cannot be had.
+The thread that feeds a worker survives a full disk and missing descriptors, threads and memory.
 """
 
 import signal
@@ -81,13 +80,13 @@ class Worker:
         self.about: Mapping[str, Any] = {}
         self.pace = Pace()
         self._sent: deque[list[Item]] = deque()  # batches that the process has
-        self._computing_since = 0.0
+        self._computing_since, self._has_computed = 0.0, False
         self._thread: threading.Thread | None = None
 
     def start(self) -> Connection:
-        """Starts the process; what it says first is waited for with :meth:`welcome`.
+        """Starts the process; :meth:`welcome` waits for its first message.
 
-        Raises OSError, EOFError or RuntimeError where neither pipe nor process can be had.
+        Raises OSError, EOFError or RuntimeError if the pipe or the process cannot be created.
         """
         context = process_context(self.plan.module)
         parent_end, child_end = context.Pipe()
@@ -128,12 +127,12 @@ class Worker:
 
     @property
     def is_fed(self) -> bool:
-        """Whether the thread is there that gives the process what waits."""
+        """Whether the thread that sends batches to the process is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def load(self) -> WorkerLoad:
-        """What the process has to compute."""
+        """The work that the process has."""
         weights = [sum(item.weight for item in batch) for batch in list(self._sent)]
         elapsed = time.monotonic() - self._computing_since if weights else 0.0
         return WorkerLoad(
@@ -168,7 +167,7 @@ class Worker:
     def _keep(self, connection: Connection | None) -> None:
         pause = FIRST_PAUSE
         while not self._stopped.is_set():
-            begin = time.monotonic()
+            begin, self._has_computed = time.monotonic(), False
             try:
                 if connection is None:
                     connection = self.start()
@@ -179,7 +178,7 @@ class Worker:
             except (InputError, OSError, EOFError) as error:
                 name = type(error).__name__
                 self._watcher.event("worker_not_ready", {"error": str(error) or name})
-            except Exception:  # also no thread or memory: the next process may have them again
+            except Exception:  # also missing threads or memory, which may be available later
                 self._watcher.event("error", {"trace": traceback.format_exc()})
             finally:
                 self.is_ready = False
@@ -190,7 +189,9 @@ class Worker:
             if self._stopped.is_set():
                 return
             self._watcher.event("worker_ended", {"worker": self.plan.name, "status": status})
-            pause = FIRST_PAUSE if time.monotonic() - begin > LONGEST_PAUSE else pause
+            # A worker that has computed a batch was well until something ended it.
+            if self._has_computed or time.monotonic() - begin > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
             self._stopped.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -205,7 +206,7 @@ class Worker:
                 self._receive(connection, free_slots)
             except (EOFError, OSError):
                 pass  # the process has ended
-            except Exception:  # a result that cannot be read, say
+            except Exception:  # for example, a result that cannot be unpickled
                 self._watcher.event("error", {"trace": traceback.format_exc()})
             finally:
                 ended.set()
@@ -217,7 +218,7 @@ class Worker:
         try:
             self._send(connection, free_slots, lambda: ended.is_set() or self._stopped.is_set())
         finally:
-            self._end()  # which ends the receiver, too
+            self._end()  # and so the receiver
             receiver.join()
             for batch in self._sent:
                 for item in batch:
@@ -257,6 +258,7 @@ class Worker:
             self._computing_since = time.monotonic()
             self._settle(self._sent[0], results, seconds)
             self._sent.popleft()
+            self._has_computed = True
             self._watcher.batch_computed(len(results), seconds)
             free_slots.release()
             self._queue.wake()
@@ -278,7 +280,7 @@ LOST = "the process that computed this was lost; send the request again"
 
 
 def fail_item(item: Item, why: RequestRefused) -> None:
-    """Gives an item a refusal in place of a result, unless it has either."""
+    """Sets a refusal as the outcome of an item, unless it has an outcome."""
     if not item.future.done():
         item.future.set_exception(why)
 
@@ -290,7 +292,7 @@ def work(connection: Connection, open_: Callable[[], WorkerContext]) -> None:
     """Computes the batches that come, until the other end is closed."""
     live_as_long_as_the_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the front process drains, and ends this one
-    # A warning must not wait for who reads standard error.
+    # A warning must not block if nobody reads standard error.
     with redirect_stderr(LogStream()):
         try:
             compute_batches(connection, open_)
@@ -302,7 +304,7 @@ def work(connection: Connection, open_: Callable[[], WorkerContext]) -> None:
 
 
 def compute_batches(connection: Connection, open_: Callable[[], WorkerContext]) -> None:
-    """Opens what computes, says what it is, and computes batches."""
+    """Opens the worker's context, reports it, and computes batches."""
     try:
         context = open_()
     except InputError as error:

@@ -39,7 +39,10 @@ SMALLEST = {
     "nearest_images": ["--images", "300", "--width", "16", "--queries", "20"],
     "retrieval": ["--variants", "vlmo", "--captions", "1", "--images", "1", "--rounds", "1"],
     "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
-    "serve": ["--requests", "4", "--concurrency", "2", "--long", "40"],
+    "serve": [
+        *["--requests", "4", "--concurrency", "2", "--long", "40"],
+        *["--overload", "0", "--idle", "50", "--kills", "1"],
+    ],
     "train_detector": [
         *["--narrow", "--images", "1", "--height", "64", "--width", "80"],
         *["--regions", "8", "--rounds", "1"],

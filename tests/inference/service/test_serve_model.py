@@ -21,6 +21,7 @@ from vlmill.inference.service.questions import ModelOptions, NoAnswer, Question
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.service.bodies import Form, RequestImage
 from vlmill.runtime.service.client import ServiceClient, ServiceError
+from vlmill.runtime.service.logs import flush_log
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
@@ -144,10 +145,11 @@ def test_a_checkpoint_serves_what_it_has_heads_for(
 
 
 def test_what_loading_warns_of_is_in_the_log(
-    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photographs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     open_model(ModelOptions(checkpoint=save(tmp_path / "c", "imagebert", photographs)), "cpu")
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    flush_log(60)
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == ["note"]
     assert "has random weights: its regions mean nothing" in lines[0]["message"]
 

@@ -176,6 +176,110 @@ def test_a_body_is_counted_whatever_its_headers_say(service: Served) -> None:
     assert declared.startswith(b"HTTP/1.1 413") and b"connection: close" in declared
 
 
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+HEAD = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD + b"Content-Length: 4\r\n" + CHUNKED + b"\r\n2\r\n{}\r\n0\r\n\r\n",
+        HEAD + CHUNKED + b"Content-Length: 0\r\n\r\n0\r\n\r\n",
+        HEAD.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n2\r\n{}\r\n0\r\n\r\n",
+        HEAD + CHUNKED + CHUNKED + b"\r\n2\r\n{}\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
+        HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        HEAD + b"Content-Length: +2\r\n\r\n{}",
+        *(
+            HEAD + CHUNKED + b"\r\n" + size + b"\r\n{}\r\n0\r\n\r\n"
+            for size in (b"x", b"-2", b"0x2", b"2 2", b"+2", b"2" * 40, b"")
+        ),
+        HEAD + CHUNKED + b"\r\n2\r\n{}too long\r\n0\r\n\r\n",
+    ],
+)
+def test_a_body_without_a_certain_end_is_refused(service: Served, sent: bytes) -> None:
+    """What follows is no request: a proxy might have found another end of the body."""
+    answer = raw(service, sent + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400") and b'"reason": "bad_http"' in answer
+    assert answer.count(b"HTTP/1.1 ") == 1 and b"connection: close" in answer.lower()
+    assert not answer.endswith(b"(still open)")
+
+
+def test_bad_chunks_are_logged_and_counted(service: Served) -> None:
+    def counted() -> float:
+        return service.count("vlmill_refusals_total")
+
+    before = counted()
+    raw(service, HEAD + CHUNKED + b"\r\nx\r\n")
+    until(lambda: counted() == before + 1)
+    until(lambda: any('"400"' in line and '"reason": "bad_http"' in line for line in service.log))
+    assert service.count("vlmill_connections_closed_total") >= 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://HOST"}, 200),
+        ({"origin": "http://kites.example"}, 403),
+        ({"origin": "http://HOST.kites.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://HOST", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "https://proxy.example", "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),  # another port of this machine
+    ],
+)
+def test_a_page_of_another_site_posts_nothing(
+    service: Served, headers: dict[str, str], status: int
+) -> None:
+    host = "{}:{}".format(*service.address)
+    named = {name: value.replace("HOST", host) for name, value in headers.items()}
+    body = b'{"do": "echo hello"}'
+    reply = service.post("/v1/echo", body, "application/json", **named)
+    assert reply.status == status
+    assert status == 200 or reply.json()["reason"] == "cross_site"
+    assert service.ask("GET", "/v1/about", headers=named).status == 200  # which it cannot read
+
+
+def half_closed(service: Served, *words: str, version: bytes = b"1.1") -> bytes:
+    """Sends a request, closes the sending half, and gives back what comes."""
+    body = json.dumps({"do": words}).encode()
+    head = HEAD.replace(b"1.1", version) + b"Content-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(service.address, timeout=60) as connection:
+        connection.sendall(head + body)
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := connection.recv(65_536):
+            received += part
+        return received
+
+
+def test_who_has_closed_the_sending_half_gets_the_answer(service: Served) -> None:
+    assert half_closed(service, "echo hello").startswith(b"HTTP/1.1 200")
+    pipelined = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(service.address, timeout=60) as connection:
+        connection.sendall(3 * pipelined)
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := connection.recv(65_536):
+            received += part
+    assert received.count(b'"ok"') == 3
+    with socket.create_connection(service.address, timeout=60) as connection:
+        connection.sendall(HEAD + b"Content-Length: 99\r\n\r\n{")
+        connection.shutdown(socket.SHUT_WR)
+        assert not connection.recv(65_536)  # the request never was whole
+
+
+def test_who_waits_half_closed_is_asked_to_go_on_waiting(service: Served) -> None:
+    """By an interim answer: who has closed altogether looks alike, until something is sent."""
+    for version, interim in ((b"1.1", True), (b"1.0", False)):
+        answer = half_closed(service, "sleep 1.5", version=version)
+        assert b"HTTP/1.1 200" in answer
+        assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200") == interim
+
+
 def test_clients_that_stall_drip_or_hang_up(service: Served) -> None:
     """They are let go in time, and cost nobody else anything."""
     begin = time.monotonic()

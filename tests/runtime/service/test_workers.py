@@ -1,20 +1,26 @@
 """Requests wait, are batched, and survive workers that die and stops that are asked for."""
 
+import errno
 import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from tests.serving import Reply, Served, served, until
 
 from vlmill.runtime.service.client import ServiceClient, ServiceError
 from vlmill.runtime.service.queue import BatchQueue, Item
+from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.runtime.service.settings import ServiceSettings, read_token
+from vlmill.runtime.service.shell import Shell, guard_application, new_application
 from vlmill.runtime.service.workers import Plan, Watcher, Worker, WorkerContext
 from vlmill.schemas.errors import InputError
 
@@ -131,8 +137,8 @@ def test_who_waits_for_a_batch_is_sent_away_at_the_end() -> None:
 
 def test_requests_are_batched_and_the_queue_is_bounded(many: ThreadPoolExecutor) -> None:
     with served([*ECHO, "batch=4", "batch_wait=0.05", "queue=8", "max_images=8"]) as service:
-        blocked = many.submit(echo, service, "sleep 1")
-        until(lambda: service.count("vlmill_queue_items") == 0 and not blocked.done())
+        blocked = many.submit(echo, service, "sleep 3")
+        until(lambda: service.count("vlmill_queue_items") == 0)
         time.sleep(0.2)
         waiting = [many.submit(echo, service, f"echo {number}") for number in range(4)]
         until(lambda: sum(w.done() for w in waiting) + service.count("vlmill_queue_items") > 0)
@@ -216,6 +222,218 @@ def test_a_worker_that_dies_costs_its_batch_alone(many: ThreadPoolExecutor) -> N
         assert echo(service, "echo on").status == 200
         assert service.stop(signal.SIGINT) == 0
         assert all(not os.path.exists(f"/proc/{pid}") for pid in (healthy, doomed))
+
+
+def test_a_worker_is_started_again_on_a_full_disk() -> None:
+    """Where no line of the log can be written, of the worker's end neither."""
+    with open("/dev/full", "wb") as full, served([*ECHO], stderr=full.fileno()) as service:
+        for generation in range(1, 3):
+            (doomed,) = service.workers()
+            os.kill(doomed, signal.SIGKILL)
+            until(lambda: service.count("vlmill_worker_restarts_total") == generation)  # noqa: B023
+            until(lambda: service.count("vlmill_workers_ready") == 1)
+            assert echo(service, "echo on").status == 200
+        assert service.count("vlmill_log_lines_dropped") > 0
+        assert service.ask("GET", "/healthz").status == 200
+        assert service.stop() == 0
+
+
+def test_a_log_that_nobody_reads_stops_nothing() -> None:
+    """Not even where it fills the pipe, and the queue of lines, many times."""
+    reader, writer = os.pipe()
+    try:
+        with served([*ECHO], stderr=writer) as service:
+            for _ in range(600):  # 64 KiB are 300 lines
+                assert service.ask("GET", "/v1/nothing").status == 404
+            assert service.ask("GET", "/healthz").status == 200
+            (doomed,) = service.workers()
+            os.kill(doomed, signal.SIGKILL)
+            until(lambda: service.count("vlmill_worker_restarts_total") == 1)
+            assert echo(service, "echo on").status == 200
+            assert service.stop() == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_worker_that_was_well_is_started_again_immediately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that has computed nothing is started after longer and longer pauses."""
+    pauses, told, queue = list[float](), Told(), BatchQueue(8)
+    plan = Plan(name="a", module="vlmill.runtime.service.workers", open=opened)
+    worker = Worker(plan, queue, ServiceSettings(), told.watcher)
+
+    def note_pause(seconds: float | None = None) -> bool:
+        pauses.append(seconds or 0.0)
+        return len(pauses) > 6
+
+    def serve_well_once(connection: Any) -> None:
+        worker._has_computed = len(pauses) == 4
+
+    monkeypatch.setattr(worker._stopped, "wait", note_pause)
+    monkeypatch.setattr(worker._stopped, "is_set", lambda: len(pauses) > 6)
+    monkeypatch.setattr(worker, "start", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(worker, "welcome", lambda connection: None)
+    monkeypatch.setattr(worker, "_serve", serve_well_once)
+    worker._keep(None)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 0.1, 0.2, 0.4]
+
+
+class Told:
+    """Takes what happens to workers, and lists it."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.watcher = Watcher(batch_computed=lambda items, seconds: None, event=self.event)
+
+    def event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Adds an event."""
+        self.events.append((name, str(fields)))
+
+
+def opened() -> WorkerContext:
+    """Is called in a worker."""
+    return WorkerContext(compute=list)
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "worker_not_ready"),
+        (EOFError(), "worker_not_ready"),
+        (RuntimeError("can't start new thread"), "error"),
+        (MemoryError(), "error"),
+    ],
+)
+def test_a_worker_is_started_again_when_it_can_be(
+    error: Exception, event: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often no pipe, no process or no thread can be had."""
+    told, queue = Told(), BatchQueue(8)
+    plan = Plan(name="a", module="vlmill.runtime.service.workers", open=opened)
+    worker = Worker(plan, queue, ServiceSettings(), told.watcher)
+    connection = worker.start()
+    worker.welcome(connection)
+    start, failures = worker.start, [error] * 3
+
+    def fail_first() -> Any:
+        if failures:
+            raise failures.pop()
+        return start()
+
+    monkeypatch.setattr(worker, "start", fail_first)
+    monkeypatch.setattr("vlmill.runtime.service.workers.FIRST_PAUSE", 0.001)
+    worker.feed(connection)
+    assert worker.is_fed and worker.process is not None
+    os.kill(worker.process.pid or 0, signal.SIGKILL)
+    until(lambda: worker.restarts == 1)
+    assert [name for name, _ in told.events].count(event) == 3
+    (item,) = items(1)
+    queue.put([item])
+    assert item.future.result(60) == 0
+    worker.stop()
+    assert not worker.is_fed
+
+
+def test_a_batch_that_cannot_be_sent_or_read_is_refused() -> None:
+    """And the process, which may have half of it, is started again."""
+    told, queue = Told(), BatchQueue(8)
+    plan = Plan(name="a", module="vlmill.runtime.service.workers", open=opened)
+    worker = Worker(plan, queue, ServiceSettings(), told.watcher)
+    connection = worker.start()
+    worker.welcome(connection)
+    worker.feed(connection)
+    for number, payload in enumerate((lambda: 0, Unreadable())):
+        item = Item(payload=payload)
+        queue.put([item])
+        refusal = item.future.exception(60)
+        assert isinstance(refusal, RequestRefused) and refusal.reason == "worker_lost"
+        until(lambda: worker.restarts == number + 1)  # noqa: B023
+    worker.stop()
+
+
+class Unreadable:
+    """Is read in a worker, and not in the process that started it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return read_unless_in, (os.getpid(),)
+
+
+def read_unless_in(process: int) -> Any:
+    """Returns a new one, which is unreadable in ``process``."""
+    if os.getpid() == process:
+        raise ValueError("unreadable")
+    unread = Unreadable()
+    unread.__reduce__ = lambda: (read_unless_in, (process,))  # type: ignore[method-assign]
+    return unread
+
+
+def test_healthz_fails_where_a_worker_is_not_fed() -> None:
+    shell = Shell(settings=ServiceSettings())
+    application = new_application(shell, "a", "Nothing.", dict)
+    client = TestClient(guard_application(shell, application), base_url="http://localhost")
+    assert client.get("/healthz").status_code == 200
+    fed: Any = SimpleNamespace(plan=SimpleNamespace(name="cuda:1"), is_fed=True)
+    shell.workers.append(fed)
+    assert client.get("/healthz").status_code == 200
+    fed.is_fed = False
+    answer = client.get("/healthz")
+    assert answer.status_code == 503 and "cuda:1" in answer.json()["status"]
+    shell.is_draining = True
+    assert client.get("/healthz").status_code == 200
+
+
+def test_connections_that_say_nothing_make_room() -> None:
+    with served([*ECHO, "max_connections=8", "header_seconds=600"]) as service:
+        idle = [socket.create_connection(service.address, timeout=120) for _ in range(30)]
+        assert service.ask("GET", "/healthz").status == 200
+        assert echo(service, "echo on").status == 200
+        for connection in idle[:20]:  # the oldest ones
+            assert connection.recv(1) == b""
+        until(lambda: service.count("vlmill_connections") <= 9)
+        assert service.count("vlmill_connections_closed_total") >= 23
+        assert echo(service, "echo on").status == 200
+        for connection in idle:
+            connection.close()
+        full = [line for line in service.log if '"connections_full"' in line]
+        assert len(full) <= 2  # one a minute
+
+
+def send_slowly(service: Served, body: bytes) -> socket.socket:
+    """Sends a request, its body when the service has begun to read it; it has a connection then."""
+    client = socket.create_connection(service.address, timeout=600)
+    head = "POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode())
+    assert client.recv(1_000).startswith(b"HTTP/1.1 100")
+    client.sendall(body)
+    return client
+
+
+def test_health_is_told_where_all_connections_have_requests() -> None:
+    with served([*ECHO, "max_connections=2"]) as service:
+        busy = [send_slowly(service, b'{"do": "sleep 3"}') for _ in range(2)]
+        assert service.count("vlmill_connections") == 3  # with the one that asks
+        refused = echo(service, "echo on")
+        assert (refused.status, refused.json()["reason"]) == (503, "busy")
+        assert refused.headers["retry-after"] == "1" and refused.headers["connection"] == "close"
+        assert service.ask("GET", "/healthz").status == 200
+        assert service.count("vlmill_refusals_total") == 1
+        for client in busy:
+            assert client.recv(1_000).startswith(b"HTTP/1.1 200")
+            client.close()
+        until(lambda: echo(service, "echo on").status == 200)
+
+
+def test_what_a_client_that_has_gone_has_asked_is_not_computed() -> None:
+    with served([*ECHO]) as service:
+        clients = [
+            send_slowly(service, body) for body in (b'{"do": "sleep 600"}', b'{"do": "echo gone"}')
+        ]
+        clients[1].close()
+        until(lambda: any('"status": "gone"' in line for line in service.log))
+        clients[0].close()
 
 
 def test_one_that_fails_costs_only_itself() -> None:
