@@ -62,10 +62,10 @@ def examine_image(
     300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
     asks for the perceptual hash. ``formats`` are those that are accepted.
     """
-    bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=None)
+    bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
         with open_image(data, bounds) as image:
-            drop = header_drop(image, bounds, min_side_px, formats)
+            drop = header_drop(image, bounds, min_side_px)
             if drop is not None:
                 return drop
             name = str(image.format).lower()
@@ -85,12 +85,10 @@ def upright_hash(image: Image.Image) -> int:
     return perceptual_hash(turn_upright(image, read_orientation(image)))
 
 
-def header_drop(
-    image: Image.Image, bounds: Bounds, min_side_px: int, formats: tuple[str, ...] = FORMATS
-) -> Drop | None:
+def header_drop(image: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
     """Says what the header alone rules out. Raises Rejected for too many pixels."""
     size = f"{image.width}x{image.height}"
-    if image.format not in formats:
+    if image.format not in bounds.formats:
         return Drop(Reason.UNSUPPORTED_FORMAT, image.format)
     if min(image.size) <= min_side_px:
         return Drop(Reason.TOO_SMALL, size)
