@@ -1,7 +1,7 @@
 """First step, an archive a unit: its pages, its images, and which page asks for which URL."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from vlmill.pipelines.web.archives.reading import (
 )
 from vlmill.pipelines.web.pages import markup
 from vlmill.pipelines.web.pages import page as html
-from vlmill.pipelines.web.pages.images import ArchivedImage, examine_image
+from vlmill.pipelines.web.pages.images import ArchivedImage, Examine, open_examiner
 from vlmill.pipelines.web.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
@@ -50,9 +50,15 @@ class Miner:
     """Takes the records of one archive, and leaves spools of what they are."""
 
     def __init__(
-        self, archive: bytes, job: Job, spools: dict[str, SpoolWriter], counts: Counts
+        self,
+        archive: bytes,
+        job: Job,
+        spools: dict[str, SpoolWriter],
+        counts: Counts,
+        examine: Examine,
     ) -> None:
         self._archive, self._job, self._rules = archive, job, job.rules
+        self._examine = examine
         self._spools, self._counts = spools, counts
         self._detector = LanguageDetector(job.rules.language_detector)
         self._languages = parse_languages(job.rules.language)
@@ -69,7 +75,7 @@ class Miner:
         if record.kind == "page":
             self._take_page(record)
         elif record.kind == "picture":
-            outcome = measure(record, self._rules, self._job.filters)
+            outcome = measure(record, self._rules, self._examine)
             self._take_image(IMAGES, record.url, outcome)
         else:
             self._take_redirect(record)
@@ -110,7 +116,7 @@ class Miner:
 
     def _take_inline(self, url: str, data: bytes) -> None:
         record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
-        outcome = measure(record, self._rules, self._job.filters)
+        outcome = measure(record, self._rules, self._examine)
         self._take_image(INLINE_IMAGES, url, outcome)
         if isinstance(outcome, ArchivedImage):
             shard = rows.assign_shard(outcome.image_id, self._job.shards)
@@ -191,17 +197,23 @@ def detect_language(
     return language
 
 
-def measure(record: Record, rules: WebPairRules, filters: ImageFilters) -> ArchivedImage | Drop:
+def examining(rules: WebPairRules, filters: ImageFilters) -> AbstractContextManager[Examine]:
+    """Opens what examines images by the rules and the filters of a run."""
+    return open_examiner(
+        min_side_px=rules.min_side_px,
+        max_pixels=rules.max_pixels,
+        hashed=True,
+        judge=filters.judge,
+    )
+
+
+def measure(record: Record, rules: WebPairRules, examine: Examine) -> ArchivedImage | Drop:
     """An image's facts and its place, or why it is dropped."""
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         return Drop(why)
-    facts = examine_image(
-        record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels, hashed=True
-    )
+    facts = examine(record.body)
     if isinstance(facts, Drop):
         return facts
-    if (drop := filters.check_image(record.body, max_pixels=rules.max_pixels)) is not None:
-        return drop
     assert facts.phash is not None
     return ArchivedImage(
         image_id=facts.image_id,
@@ -236,7 +248,9 @@ def read_records(
 
 
 def mine(job: Job, unit: Unit) -> Result:
-    """Mines one archive. Memory: one record and the rows of one run of each spool."""
+    """Mines one archive. Memory: one record and the rows of one run of each spool, and a process
+    that decodes.
+    """
     archive = job.archives[unit.number]
     ranges = job.load_ranges(archive)
 
@@ -246,7 +260,8 @@ def mine(job: Job, unit: Unit) -> Result:
     with ExitStack() as stack:
         counts = stack.enter_context(open_counts(job, path("rejects")))
         spools = {kind: stack.enter_context(spool(path(kind))) for kind in SPOOLS}
-        miner = Miner(archive.id, job, spools, counts)
+        examine = stack.enter_context(examining(job.rules, job.filters))
+        miner = Miner(archive.id, job, spools, counts, examine)
         for key, record in read_records(archive.path, ranges, job, counts):
             miner.take(key, record)
         miner.finish()

@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError, features
 
 from vlmill.schemas.images.formats import format_name, other_name
 from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
-from vlmill.schemas.images.structure import check_structure
+from vlmill.schemas.images.structure import canvas_pixels, check_structure
 from vlmill.schemas.rejects import Reason, Rejected
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
@@ -76,6 +76,8 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     if decoder is None or decoder not in bounds.formats or decoder not in Image.OPEN:
         raise describe_unidentified(data, name, bounds)
     check_structure(data, name)
+    if (pixels := canvas_pixels(data, name)) > bounds.max_pixels:
+        raise Rejected(Reason.TOO_LARGE, f"{pixels} pixels, limit {bounds.max_pixels} altogether")
     try:
         with QUIET, Image.open(io.BytesIO(data), formats=[decoder]) as image:
             check_photograph(image)

@@ -284,6 +284,16 @@ def webp_parts(data: bytes) -> Parts:
         offset += 8 + size + size % 2
 
 
+def canvas_pixels(data: bytes, name: str | None) -> int:
+    """Returns the pixels of a WebP's canvas, of which Pillow's decoder takes two when it opens the
+    file; 0 of a file of another format, and without a canvas.
+    """
+    if name != "WEBP" or data[12:16] != b"VP8X" or len(data) < 30:
+        return 0
+    width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+    return width * height
+
+
 def gif_parts(data: bytes) -> Parts:
     """Yields the blocks of a GIF up to its second image, which says that it is an animation."""
     offset, images = 13 + color_table_bytes(data[10]), 0

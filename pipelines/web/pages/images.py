@@ -4,11 +4,16 @@ The header decides first (format, size, pixels, animation), the full decode come
 only proof that an image is whole, and the most expensive step.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from PIL import Image
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
 from vlmill.schemas.images.formats import format_name
@@ -48,6 +53,31 @@ class ArchivedImage:
     offset: int
 
 
+Examine = Callable[[bytes], ImageFacts | Drop]
+
+
+@contextmanager
+def open_examiner(workers: int = 1, **settings: Any) -> Iterator[Examine]:
+    """Gives :func:`examine_image` with these settings, computed in processes that can be killed.
+
+    It is thread-safe. Processes start with the first image.
+    """
+    with BoundedPool[bytes, ImageFacts | Drop](workers, start_examining, settings) as pool:
+
+        def examine(data: bytes) -> ImageFacts | Drop:
+            try:
+                return pool.call(data)
+            except Rejected as why:
+                return Drop(why.reason, why.detail)
+
+        yield examine
+
+
+def start_examining(settings: dict[str, Any]) -> Examine:
+    """Returns what a process examines images with."""
+    return partial(examine_image, **settings)
+
+
 def examine_image(
     data: bytes,
     *,
@@ -55,12 +85,14 @@ def examine_image(
     max_pixels: int,
     hashed: bool = False,
     formats: tuple[str, ...] = FORMATS,
+    judge: Callable[[Image.Image], Drop | None] | None = None,
 ) -> ImageFacts | Drop:
-    """Facts about the image in ``data``, or why it is dropped. Never raises.
+    """Facts about the image in ``data``, or why it is dropped. Never raises. Decodes it once.
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
     300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
-    asks for the perceptual hash. ``formats`` are those that are accepted.
+    asks for the perceptual hash. ``formats`` are those that are accepted. ``judge`` looks at the
+    decoded image, as it is stored, and says why it is dropped, or None.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
@@ -71,6 +103,8 @@ def examine_image(
             name = str(image.format).lower()
             width, height = upright_size(image, bounds)
             phash = upright_hash(image) if hashed else None
+            if judge is not None and (drop := judge(image)) is not None:
+                return drop
     except Rejected as why:
         if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT) and format_name(data) is None:
             return Drop(Reason.UNREADABLE_IMAGE)  # mostly not an image at all

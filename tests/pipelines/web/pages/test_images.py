@@ -1,13 +1,15 @@
 import io
+import multiprocessing
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.hostile_images import IMAGES
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
+from vlmill.pipelines.web.pages.images import ImageFacts, examine_image, open_examiner
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason
 
@@ -57,6 +59,7 @@ def test_huge_dimensions_in_a_header_cost_nothing() -> None:
 REASONS = {
     Reason.UNREADABLE_IMAGE,
     Reason.UNSUPPORTED_FORMAT,
+    Reason.TOO_EXPENSIVE,
     Reason.TOO_SMALL,
     Reason.TOO_LARGE,
     Reason.ANIMATED,
@@ -77,3 +80,20 @@ def test_damage_gives_facts_or_a_reason(position: int, patch: bytes) -> None:
         assert found.width * found.height <= 1_000_000
     else:
         assert found in REASONS
+
+
+def test_killed_decoder_costs_no_image(image: Make) -> None:
+    data = image(301, 302)
+    with open_examiner(min_side_px=300, max_pixels=10**6) as examine_elsewhere:
+        facts = examine_elsewhere(data)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        assert examine_elsewhere(data) == facts == examine(data)
+
+
+def test_costly_image_is_dropped_and_the_next_one_is_not(image: Make) -> None:
+    hostile = IMAGES["JPEG, EXIF of one segment"].make()
+    with open_examiner(min_side_px=300, max_pixels=10**6) as examine_elsewhere:
+        drop = examine_elsewhere(hostile)
+        assert isinstance(drop, Drop) and drop.reason is Reason.TOO_EXPENSIVE
+        assert isinstance(examine_elsewhere(image(301, 302)), ImageFacts)
