@@ -111,6 +111,7 @@ def pool(
             yield receive(*tasks.popleft())
 
     with processes:
+        processes.begin()
         yield source
 
 

@@ -6,7 +6,7 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives import reading
-from vlmill.pipelines.web.pages.images import Examine
+from vlmill.pipelines.web.pages.images import Examiner
 from vlmill.pipelines.web.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import (
     decode_source,
@@ -27,15 +27,15 @@ def measure(
 
     What each record costs alone is done: parsing and language of pages, measuring of images.
     """
-    with examining(rules, ImageFilters()) as examine:
-        return measure_rate(_megabytes(archives, rules, allowed, examine), "MB", weight=float)
+    with examining(rules, ImageFilters()) as examiner:
+        return measure_rate(_megabytes(archives, rules, allowed, examiner), "MB", weight=float)
 
 
 def _megabytes(
     archives: Sequence[tuple[str, int]],
     rules: WebPairRules,
     allowed: Sequence[str],
-    examine: Examine,
+    examiner: Examiner,
 ) -> Iterator[float]:
     """Goes on by a record, and yields how far that was in its archive."""
     detector, languages = LanguageDetector(rules.language_detector), parse_languages(rules.language)
@@ -46,7 +46,7 @@ def _megabytes(
                 for _, record in reading.read_archive(file, path, max_bytes=rules.max_record_bytes):
                     if isinstance(record, Drop):
                         continue
-                    _examine(record, rules, examine, detector, languages)
+                    _examine(record, rules, examiner, detector, languages)
                     yield (record.offset - last_offset) / MEGABYTE
                     last_offset = record.offset
         except reading.BrokenArchive:
@@ -57,12 +57,12 @@ def _megabytes(
 def _examine(
     record: reading.Record,
     rules: WebPairRules,
-    examine: Examine,
+    examiner: Examiner,
     detector: LanguageDetector,
     languages: frozenset[str] | None,
 ) -> None:
     if record.kind == "picture":
-        measure_image(record, rules, examine)
+        measure_image(record, rules, examiner)()
         return
     source = decode_source(record, rules)
     if isinstance(source, Drop):

@@ -84,16 +84,16 @@ def test_damage_gives_facts_or_a_reason(position: int, patch: bytes) -> None:
 
 def test_killed_decoder_costs_no_image(image: Make) -> None:
     data = image(301, 302)
-    with open_examiner(min_side_px=300, max_pixels=10**6) as examine_elsewhere:
-        facts = examine_elsewhere(data)
+    with open_examiner(min_side_px=300, max_pixels=10**6) as examiner:
+        facts = examiner.examine(data)
         (process,) = multiprocessing.active_children()
         process.kill()
-        assert examine_elsewhere(data) == facts == examine(data)
+        assert examiner.examine(data) == facts == examine(data)
 
 
 def test_costly_image_is_dropped_and_the_next_one_is_not(image: Make) -> None:
     hostile = IMAGES["JPEG, EXIF of one segment"].make()
-    with open_examiner(min_side_px=300, max_pixels=10**6) as examine_elsewhere:
-        drop = examine_elsewhere(hostile)
+    with open_examiner(min_side_px=300, max_pixels=10**6) as examiner:
+        drop = examiner.examine(hostile)
         assert isinstance(drop, Drop) and drop.reason is Reason.TOO_EXPENSIVE
-        assert isinstance(examine_elsewhere(image(301, 302)), ImageFacts)
+        assert isinstance(examiner.examine(image(301, 302)), ImageFacts)
