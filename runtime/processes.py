@@ -74,7 +74,11 @@ def process_context(module: str) -> ForkServerContext:
 
 
 def live_as_long_as_the_parent() -> None:
-    """Ends this process when the parent does, even by SIGKILL; interrupts are the parent's."""
+    """Ends this process when the parent does, even by SIGKILL; interrupts are the parent's.
+
+    A daemon may then start processes, too: what forbids it is that they would outlive it.
+    """
+    multiprocessing.current_process().daemon = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -153,6 +153,7 @@ def pool(
                 release_later(task, future, ring)
 
     with processes, closing(ring) if ring else nullcontext():
+        processes.begin()
         yield source
 
 

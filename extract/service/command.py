@@ -38,11 +38,11 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
     add_service_arguments(serve)
     serve.add_argument(
         "--workers",
-        type=int_at_least(0),
-        default=0,
+        type=int_at_least(1),
+        default=1,
         metavar="N",
-        help="processes a device that decode and resize (default: %(default)s, the one that "
-        "computes does); a fast GPU needs some",
+        help="processes a device that decode and resize (default: %(default)s); a fast GPU needs "
+        "some",
     )
     add_name_arguments(serve)
 

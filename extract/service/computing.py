@@ -21,7 +21,8 @@ def open_engine(
 ) -> WorkerContext:
     """Opens the detector of a device: what computes rows, and what they say of their making.
 
-    Images are decoded here, or by ``workers`` further processes.
+    Images are decoded in ``workers`` further processes, at least one: whoever sends them may send
+    what a decoder does not survive.
     """
     detector = open_detector(device)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
@@ -30,7 +31,7 @@ def open_engine(
         open_source(
             detector.model.config,
             config.limits,
-            workers,
+            max(1, workers),
             config.batch_size,
             resize=not resizes_pixels(detector),
             crops=crops,

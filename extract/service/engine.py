@@ -18,7 +18,7 @@ def engine_plan(
 ) -> Plan:
     """Plans the worker of a device; ``open_detector`` has to be picklable.
 
-    ``workers`` are its own processes that decode.
+    ``workers`` are its processes that decode.
     """
     opener = functools.partial(open_there, open_detector, device, config, workers)
     return Plan(name=device, module=MODULE, open=opener)

@@ -6,7 +6,7 @@ Nothing is computed, so there is no worker: rows and images are read when they a
 import asyncio
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from vlmill.extract.show import (
     find_row_id,
     name_in,
 )
+from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.readers.class_names import require_names
 from vlmill.runtime.readers.regions import RegionReader, encode_regions
@@ -49,6 +50,9 @@ class TableView:
     summary: str = ""  # of how many rows there are images, and which images are of none
     source: InputReader = field(default_factory=lambda: InputReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
+    thumbnails: "BoundedPool[bytes, bytes]" = field(
+        default_factory=lambda: BoundedPool(1, start_thumbnails)
+    )
 
     def page(self, page: int, size: int) -> dict[str, Any]:
         """Returns what one page lists."""
@@ -78,16 +82,24 @@ class TableView:
         """Returns a row's image as a JPEG of a page's size. Raises Refused."""
         if number not in self.images:
             raise RequestRefused(404, "no_picture", "--images has no image of this row")
-        limits = InputLimits()
         try:
             with self.lock:
                 _, data = self.source.read(self.images[number])
-            pixels = decode(data, limits)
+            return self.thumbnails.call(data)
         except Rejected as why:
             raise RequestRefused(404, why.reason.value, "the image cannot be read") from None
-        image = Image.fromarray(pixels[:, :, ::-1].copy())
-        image.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX))
-        return encode_image(image, "JPEG")
+
+
+def start_thumbnails() -> Callable[[bytes], bytes]:
+    """Returns what makes thumbnails in a process that can be killed."""
+    return make_thumbnail
+
+
+def make_thumbnail(data: bytes) -> bytes:
+    """Returns an image as a JPEG of a page's size. Raises Rejected."""
+    image = Image.fromarray(decode(data, InputLimits())[:, :, ::-1].copy())
+    image.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX))
+    return encode_image(image, "JPEG")
 
 
 def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:

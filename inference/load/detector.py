@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from vlmill.extract.config import (
 )
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.images.plan import plan_images
-from vlmill.extract.run.devices import WorkerSettings, start_engine
+from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, compute_results
 from vlmill.inference.input_checks import warn
 from vlmill.models.detector.config import DetectorConfig
@@ -41,6 +43,13 @@ class RegionDetector:
 
     detector: Detector
     config: ExtractConfig
+    workers: int = 0  # processes that decode; none, and this one does
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Opens what extracts, for as long as the process lives."""
+        settings = WorkerSettings(workers=self.workers)
+        return ExitStack().enter_context(start_engine(settings, self.detector, self.config, None))
 
     def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
         """Writes the regions of a table of images, as ``extract-rois run`` does; returns what
@@ -49,20 +58,19 @@ class RegionDetector:
         plan = plan_images([str(images)])
         job = Job(plan=plan, output=folder, detector=self.detector, config=self.config)
         rows, faults = list[RegionRow](), dict[str, Reason]()
-        with start_engine(WorkerSettings(), self.detector, self.config, None) as engine:
-            parts = [job.part(index) for index in range(job.num_shards)]
-            for extracted in compute_results(engine, job, parts):
-                if isinstance(extracted.result, Rejected):
-                    faults[str(extracted.image.image_id)] = extracted.result.reason
-                else:
-                    rows.append(extracted.result)
+        parts = [job.part(index) for index in range(job.num_shards)]
+        for extracted in compute_results(self.engine, job, parts):
+            if isinstance(extracted.result, Rejected):
+                faults[str(extracted.image.image_id)] = extracted.result.reason
+            else:
+                rows.append(extracted.result)
         table = encode_regions(rows, dtype=self.config.storage.dtype)
         write_shard(folder, REGIONS, table, producer=job.producer(), arrays=job.arrays())
         return faults
 
 
 def open_recorded_detector(
-    loaded: LoadedCheckpoint, weights: Path | None, device: str
+    loaded: LoadedCheckpoint, weights: Path | None, device: str, *, workers: int = 0
 ) -> RegionDetector:
     """Opens the detector that a checkpoint names: ``weights`` is its file, where it had one.
 
@@ -91,7 +99,7 @@ def open_recorded_detector(
             f"{who} does not say which detector it was trained with: that it is "
             f"{detector.weights} is unchecked"
         )
-    return RegionDetector(detector=detector, config=config)
+    return RegionDetector(detector=detector, config=config, workers=workers)
 
 
 def open_detector_network(

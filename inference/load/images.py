@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from vlmill.inference.input_checks import warn
@@ -46,12 +47,22 @@ def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
         raise InputError(
             f"an image is a {type(image).__name__}; give a path, bytes, a PIL image or an array"
         )
-    content = io.BytesIO()
     try:
-        upright(image, bounds).image.save(content, "PNG", compress_level=1)
+        return encode_png(upright(image, bounds).image)
     except (Rejected, OSError):  # a file that pillow has opened, and that is cut
         return b""
+
+
+def encode_png(image: Image.Image) -> bytes:
+    """Returns an image as a PNG: the same pixels."""
+    content = io.BytesIO()
+    image.save(content, "PNG", compress_level=1)
     return content.getvalue()
+
+
+def encode_planes(pixels: NDArray[np.uint8]) -> bytes:
+    """Returns pixels [3, H, W] as a PNG."""
+    return encode_png(Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))))
 
 
 def require_list(values: Any, what: str) -> Sequence[Any]:

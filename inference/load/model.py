@@ -30,7 +30,12 @@ from vlmill.inference.load.answering import (
     required_inputs,
 )
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
-from vlmill.inference.load.images import ImageLike, read_image_bytes, require_list
+from vlmill.inference.load.images import (
+    ImageLike,
+    encode_planes,
+    read_image_bytes,
+    require_list,
+)
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.inference.search.queries import write_images
 from vlmill.runtime.console.progress import without_progress
@@ -44,6 +49,7 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import get_global_widths
+from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.recipes.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
@@ -52,7 +58,12 @@ from vlmill.train.tasks.retrieval.checks import (
     longest_text,
     select_ranking,
 )
-from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
+from vlmill.train.tasks.retrieval.inputs import (
+    DecodePixels,
+    PixelImages,
+    RegionImages,
+    load_pixels,
+)
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
@@ -84,6 +95,8 @@ class Pretrained:
     detector: Path | None = None
     batch_size: int = 64
     labels: Path | None = None
+    decode: DecodePixels = evaluation_image
+    workers: int = 0  # processes that decode what the detector sees
     _warned: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
@@ -247,7 +260,9 @@ class Pretrained:
 
     @cached_property
     def _regions(self) -> RegionDetector:
-        return open_recorded_detector(self.loaded, self.detector, str(self.device))
+        return open_recorded_detector(
+            self.loaded, self.detector, str(self.device), workers=self.workers
+        )
 
     def _contents(self, images: Sequence[ImageLike]) -> list[bytes]:
         return [read_image_bytes(image) for image in require_list(images, "images")]
@@ -288,7 +303,7 @@ class Pretrained:
                 embedded = image_vectors(
                     self.loaded.model,
                     [str(index) for index in range(len(block))],
-                    PixelImages(ImageReader(folder), self.feeding),
+                    PixelImages(ImageReader(folder), self.feeding, self.decode),
                     device=self.device,
                     batch_size=self.batch_size,
                 )
@@ -324,12 +339,25 @@ class Pretrained:
         the detector could not read. ``feeding`` is the task's; without, that of pairs.
         """
         feeding = feeding or self.feeding
-        write_images(folder / "images", contents)
         if feeding.kind == "pixels":
-            images = PixelImages(ImageReader(folder / "images"), feeding)
-            names = [str(index) for index in range(len(contents))]
-            return {name: why for name in names if (why := images.fault(name)) is not None}
+            return self._write_pixels(contents, folder / "images", feeding.image_size)
+        write_images(folder / "images", contents)
         return self._regions.write_regions(folder / "images", folder / "regions")
+
+    def _write_pixels(
+        self, contents: Sequence[bytes], folder: Path, size: int
+    ) -> dict[str, Reason]:
+        """Writes a table of images at the size that the model sees, each decoded once; returns
+        what could not be read.
+        """
+        faults, pixels = dict[str, Reason](), list[bytes]()
+        for index, data in enumerate(contents):
+            image = load_pixels(data, str(index), size, self.decode)
+            if isinstance(image, Reason):
+                faults[str(index)] = image
+            pixels.append(b"" if isinstance(image, Reason) else encode_planes(image))
+        write_images(folder, pixels)
+        return faults
 
 
 def unwrap_result(results: Sequence[Result | InputError]) -> Result:
@@ -353,9 +381,12 @@ def load_pretrained(
     batch_size: int,
     *,
     trust: bool | None = None,
+    decode: DecodePixels = evaluation_image,
+    workers: int = 0,
 ) -> Pretrained:
     """Loads a checkpoint, of a folder or of the hub, onto a device; a detector that lies in its
-    folder is its detector. ``trust`` as :func:`load_checkpoint` has it.
+    folder is its detector. ``trust`` as :func:`load_checkpoint` has it. ``decode`` and ``workers``
+    say where images are decoded: elsewhere than here, as services do.
 
     Raises InputError for what cannot be used.
     """
@@ -374,6 +405,8 @@ def load_pretrained(
         detector=None if detector is None else to_path(detector),
         batch_size=batch_size,
         labels=None if labels is None else to_path(labels),
+        decode=decode,
+        workers=workers,
     )
     if detector is not None:
         model.open_detector()

@@ -25,9 +25,10 @@ from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
+from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
-from vlmill.train.tasks.retrieval.inputs import PixelImages
+from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 QUERIES = 1_024  # searched at once
@@ -73,6 +74,7 @@ class QueryEncoder:
     loaded: LoadedCheckpoint
     device: str
     batch_size: int = 64
+    decode: DecodePixels = evaluation_image
 
     def texts(self, texts: Sequence[str]) -> list[Query]:
         """Embeds texts. Raises InputError for one without a word."""
@@ -99,7 +101,7 @@ class QueryEncoder:
         names = list(contents)
         with temporary_folder() as folder:
             write_images(folder, list(contents.values()))
-            images = PixelImages(ImageReader(folder), find_feeding(self.loaded))
+            images = PixelImages(ImageReader(folder), find_feeding(self.loaded), self.decode)
             numbers = [str(number) for number in range(len(names))]
             embedded = image_vectors(
                 self.loaded.model,

@@ -4,6 +4,7 @@ Those of a batch that want the same of it are answered together: a detector sees
 of them, and so do the networks that make vectors and answers.
 """
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from vlmill.inference.search.answering import answer_queries
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.inference.search.index import open_index
 from vlmill.inference.search.queries import AnsweredQuery, Query, make_query_encoder
+from vlmill.inference.service.decoding import WORKERS, PixelDecoder
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
@@ -50,7 +52,13 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
     """
     with log_warnings():
         model = load_pretrained(
-            options.checkpoint, options.detector, None, device, options.batch_size
+            options.checkpoint,
+            options.detector,
+            None,
+            device,
+            options.batch_size,
+            decode=PixelDecoder(),
+            workers=WORKERS,
         )
     methods = make_methods(model, options.index)
     if not methods:
@@ -190,6 +198,7 @@ def searcher(model: Pretrained, folder: Path) -> Method:
     """Opens an index of the checkpoint's vectors; gives what searches it. Raises InputError."""
     index = open_index(folder)
     asker = make_query_encoder(index, model.loaded, str(model.device), flag="--index")
+    asker = dataclasses.replace(asker, decode=model.decode)
 
     def search(questions: Sequence[Question]) -> list[Answer]:
         texts = {

@@ -16,10 +16,10 @@ from PIL import Image
 
 from vlmill.pipelines.filters import statistics
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
-from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_image
+from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_copy
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.units.funnel import Drop
-from vlmill.schemas.rejects import Reason, Rejected
+from vlmill.schemas.rejects import Reason
 
 ANY, SAFETY, REALISM = "picture", "safety", "realism"
 BACKBONE = "backbone."  # before the names of a network's arrays in the file
@@ -136,8 +136,14 @@ class ImageFilters:
             "realism_threshold": self.realism and self.realism.threshold,
         }
 
-    def check_image(self, data: bytes, *, max_pixels: int) -> Drop | None:
-        """Says why an image is dropped, or None. Decodes its ``data`` once, small; never raises.
+    @property
+    def judge(self) -> Callable[[Image.Image], Drop | None] | None:
+        """Returns :meth:`check_image`; None without filters."""
+        return None if self.safety is None and self.realism is None else self.check_image
+
+    def check_image(self, image: Image.Image) -> Drop | None:
+        """Returns why a decoded image is dropped, or None. Raises Rejected for
+        pixels that are floating-point numbers.
 
         Racy from the safety model's threshold on, no photograph below the realism model's.
         """
@@ -147,16 +153,13 @@ class ImageFilters:
         if not filters:
             return None
         side = max(decode_side(image_filter.has_backbone) for image_filter in filters)
-        try:
-            image = small_image(data, max_pixels=max_pixels, side=side)
-        except Rejected as why:
-            return Drop(why.reason, why.detail)
+        small = small_copy(image, side)
         if self.safety is not None:
-            racy = self.safety.judge_image(image)
+            racy = self.safety.judge_image(small)
             if racy >= self.safety.threshold:
                 return Drop(Reason.RACY_IMAGE, f"{racy:.3f}")
         if self.realism is not None:
-            natural = self.realism.judge_image(image)
+            natural = self.realism.judge_image(small)
             if natural < self.realism.threshold:
                 return Drop(Reason.UNREALISTIC_IMAGE, f"{natural:.3f}")
         return None

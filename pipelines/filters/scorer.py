@@ -17,11 +17,11 @@ import numpy.typing as npt
 from vlmill.pipelines.filters import region_features, statistics, text_features
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.region_features import ClassNames
-from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_image
+from vlmill.pipelines.filters.statistics import image_statistics, shrunk
 from vlmill.pipelines.web.texts.words import split_words
 from vlmill.runtime.readers.region_rows import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.images.decode import Bounds, open_image
+from vlmill.schemas.images.decode import Bounds, check_size, open_image, to_rgb
 from vlmill.schemas.rejects import Rejected
 
 NAN = float("nan")
@@ -120,15 +120,24 @@ def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
 
 def look_at(data: bytes, *, max_pixels: int) -> ImageLook | None:
     """Measures an image's file; None if it cannot be decoded: its features are then NaN."""
+    bounds = Bounds(max_pixels=max_pixels, max_bytes=None)
     try:
-        with open_image(data, Bounds(max_pixels=max_pixels, max_bytes=None)) as image:
-            width, height, kind = image.width, image.height, str(image.format).lower()
-        values = image_statistics(shrunk(small_image(data, max_pixels=max_pixels)))
+        with open_image(data, bounds) as image:
+            check_size(image, bounds)
+            width, height = image.size
+            # A JPEG is decoded at a fraction of its size. As it is stored: how an image is turned
+            # changes no statistic by much.
+            image.draft("RGB", (statistics.SIDE, statistics.SIDE))
+            image.load()
+            return ImageLook(
+                width=width,
+                height=height,
+                format=str(image.format).lower(),
+                num_bytes=len(data),
+                statistics=image_statistics(shrunk(to_rgb(image))),
+            )
     except Rejected:
         return None
-    return ImageLook(
-        width=width, height=height, format=kind, num_bytes=len(data), statistics=values
-    )
 
 
 def _image(look: ImageLook | None) -> list[float]:

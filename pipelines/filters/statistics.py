@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vlmill.schemas.images.decode import Bounds, check_size, open_image, to_rgb
+from vlmill.schemas.images.decode import to_rgb
 
 MAX_PIXELS = 50_000_000  # of an image that a filter or a scorer looks at
 SIDE = 96  # a line of text is still a row of strokes; a statistic of 96 x 64 takes microseconds
@@ -57,18 +57,13 @@ Values = npt.NDArray[np.float32]
 Plane = npt.NDArray[np.float32]
 
 
-def small_image(data: bytes, *, max_pixels: int, side: int = SIDE) -> Image.Image:
-    """Decodes an image to RGB of ``side`` pixels or some more, a JPEG at a fraction of its size.
-
-    As it is stored: how it is turned changes no statistic by much. Raises Rejected for what cannot
-    be decoded within ``max_pixels``.
+def small_copy(image: Image.Image, side: int) -> Image.Image:
+    """Returns an RGB copy of a decoded image: at 1, 1/2, 1/4 or 1/8 of its size, of ``side`` pixels
+    or some more. Raises Rejected for pixels that are floating-point numbers.
     """
-    bounds = Bounds(max_pixels=max_pixels, max_bytes=None)
-    with open_image(data, bounds) as image:
-        check_size(image, bounds)
-        image.draft("RGB", (side, side))
-        image.load()
-        return to_rgb(image)
+    rgb = to_rgb(image)
+    factor = next((n for n in (8, 4, 2) if min(rgb.size) >= n * side), 1)
+    return rgb.reduce(factor) if factor > 1 else rgb
 
 
 def shrunk(image: Image.Image) -> Pixels:

@@ -20,15 +20,17 @@ from vlmill.pipelines.filters.image import (
 )
 from vlmill.pipelines.filters.labels import read_labels, require_rows
 from vlmill.pipelines.filters.model_file import Model, write_model
-from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_image
+from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_copy
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.reading import find_shards, iter_batches
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.images.decode import Bounds, load, open_image
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import IMAGES
 
 MAX_BYTES = 64 << 20
+BOUNDS = Bounds(max_pixels=MAX_PIXELS, max_bytes=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,8 +85,10 @@ def labelled_rows(
     with Progress(total=len(labels), unit="image", label="measured") as progress:
         for name, data in labelled_images(images, labels):
             try:
-                image = small_image(data, max_pixels=MAX_PIXELS, side=decode_side(bool(weights)))
-                vectors[name] = compute_features(image, network)
+                with open_image(data, BOUNDS) as image:
+                    load(image, BOUNDS)
+                    small = small_copy(image, decode_side(bool(weights)))
+                vectors[name] = compute_features(small, network)
             except Rejected as why:
                 raise InputError(
                     f"--images {images}: {name} cannot be read ({why.reason}: {why}); remove its "

@@ -5,8 +5,14 @@ from collections.abc import Iterator, Sequence
 from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives import reading
+from vlmill.pipelines.web.pages.images import Examiner
 from vlmill.pipelines.web.texts.language import LanguageDetector, parse_languages
-from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
+from vlmill.pipelines.web_pairs.mine import (
+    decode_source,
+    detect_language,
+    examining,
+    read_page,
+)
 from vlmill.pipelines.web_pairs.mine import measure as measure_image
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 from vlmill.runtime.units.funnel import Drop
@@ -21,11 +27,15 @@ def measure(
 
     What each record costs alone is done: parsing and language of pages, measuring of images.
     """
-    return measure_rate(_megabytes(archives, rules, allowed), "MB", weight=float)
+    with examining(rules, ImageFilters()) as examiner:
+        return measure_rate(_megabytes(archives, rules, allowed, examiner), "MB", weight=float)
 
 
 def _megabytes(
-    archives: Sequence[tuple[str, int]], rules: WebPairRules, allowed: Sequence[str]
+    archives: Sequence[tuple[str, int]],
+    rules: WebPairRules,
+    allowed: Sequence[str],
+    examiner: Examiner,
 ) -> Iterator[float]:
     """Goes on by a record, and yields how far that was in its archive."""
     detector, languages = LanguageDetector(rules.language_detector), parse_languages(rules.language)
@@ -36,7 +46,7 @@ def _megabytes(
                 for _, record in reading.read_archive(file, path, max_bytes=rules.max_record_bytes):
                     if isinstance(record, Drop):
                         continue
-                    _examine(record, rules, detector, languages)
+                    _examine(record, rules, examiner, detector, languages)
                     yield (record.offset - last_offset) / MEGABYTE
                     last_offset = record.offset
         except reading.BrokenArchive:
@@ -47,11 +57,12 @@ def _megabytes(
 def _examine(
     record: reading.Record,
     rules: WebPairRules,
+    examiner: Examiner,
     detector: LanguageDetector,
     languages: frozenset[str] | None,
 ) -> None:
     if record.kind == "picture":
-        measure_image(record, rules, ImageFilters())
+        measure_image(record, rules, examiner)()
         return
     source = decode_source(record, rules)
     if isinstance(source, Drop):

@@ -1,8 +1,10 @@
 """First step, an archive a unit: its pages, its images, and which page asks for which URL."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,7 +20,12 @@ from vlmill.pipelines.web.archives.reading import (
 )
 from vlmill.pipelines.web.pages import markup
 from vlmill.pipelines.web.pages import page as html
-from vlmill.pipelines.web.pages.images import ArchivedImage, examine_image
+from vlmill.pipelines.web.pages.images import (
+    ArchivedImage,
+    Examiner,
+    ImageFacts,
+    open_examiner,
+)
 from vlmill.pipelines.web.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
@@ -44,16 +51,33 @@ from vlmill.schemas.rejects import Reason
 MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
 MOST_HOPS = 5
 SPOOLS = ("pages", "urls", "redirects", "inline")
+MEASURED_BYTES, MOST_MEASURED = 4 << 20, 32  # of images that are measured while reading goes on
 INLINE = ""  # the archive of images that stand in their page: their bytes are kept beside it
+
+
+class MeasuredImage(NamedTuple):
+    """An image that is being measured, and what waits for the outcome."""
+
+    stage: Stage
+    record: Record
+    wait: Callable[[], ArchivedImage | Drop]
 
 
 class Miner:
     """Takes the records of one archive, and leaves spools of what they are."""
 
     def __init__(
-        self, archive: bytes, job: Job, spools: dict[str, SpoolWriter], counts: Counts
+        self,
+        archive: bytes,
+        job: Job,
+        spools: dict[str, SpoolWriter],
+        counts: Counts,
+        examiner: Examiner,
     ) -> None:
         self._archive, self._job, self._rules = archive, job, job.rules
+        self._examiner = examiner
+        self._measured: deque[MeasuredImage] = deque()
+        self._measured_bytes = 0
         self._spools, self._counts = spools, counts
         self._detector = LanguageDetector(job.rules.language_detector)
         self._languages = parse_languages(job.rules.language)
@@ -70,8 +94,7 @@ class Miner:
         if record.kind == "page":
             self._take_page(record)
         elif record.kind == "picture":
-            outcome = measure(record, self._rules, self._job.filters)
-            self._take_image(IMAGES, record.url, outcome)
+            self._measure(IMAGES, record)
         else:
             self._take_redirect(record)
 
@@ -111,11 +134,25 @@ class Miner:
 
     def _take_inline(self, url: str, data: bytes) -> None:
         record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
-        outcome = measure(record, self._rules, self._job.filters)
-        self._take_image(INLINE_IMAGES, url, outcome)
-        if isinstance(outcome, ArchivedImage):
+        self._measure(INLINE_IMAGES, record)
+
+    def _measure(self, stage: Stage, record: Record) -> None:
+        """Begins to measure an image, while the archive is read on."""
+        wait = measure(record, self._rules, self._examiner)
+        self._measured.append(MeasuredImage(stage, record, wait))
+        self._measured_bytes += len(record.body)
+        while self._measured_bytes > MEASURED_BYTES or len(self._measured) > MOST_MEASURED:
+            self._take_measured()
+
+    def _take_measured(self) -> None:
+        image = self._measured.popleft()
+        self._measured_bytes -= len(image.record.body)
+        outcome = image.wait()
+        self._take_image(image.stage, image.record.url, outcome)
+        if isinstance(outcome, ArchivedImage) and image.stage is INLINE_IMAGES:
             shard = rows.assign_shard(outcome.image_id, self._job.shards)
-            self._spools["inline"].add(shard, bytes.fromhex(outcome.image_id), data)
+            key = bytes.fromhex(outcome.image_id)
+            self._spools["inline"].add(shard, key, image.record.body)
 
     def _take_image(self, stage: Stage, url: str, outcome: ArchivedImage | Drop) -> None:
         if isinstance(outcome, Drop):
@@ -132,9 +169,15 @@ class Miner:
         assert record.target is not None
         self._targets[rows.url_key(record.url)] = rows.url_key(record.target)
         if len(self._targets) > MOST_REDIRECTS:
-            self.finish()
+            self._follow()
 
     def finish(self) -> None:
+        """Leaves what is still measured, and where redirects lead."""
+        while self._measured:
+            self._take_measured()
+        self._follow()
+
+    def _follow(self) -> None:
         """Leaves where redirects lead in the end, as far as this archive tells."""
         for source, target in self._targets.items():
             for _ in range(MOST_HOPS):
@@ -192,17 +235,31 @@ def detect_language(
     return language
 
 
-def measure(record: Record, rules: WebPairRules, filters: ImageFilters) -> ArchivedImage | Drop:
-    """An image's facts and its place, or why it is dropped."""
-    if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
-        return Drop(why)
-    facts = examine_image(
-        record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels, hashed=True
+def examining(rules: WebPairRules, filters: ImageFilters) -> AbstractContextManager[Examiner]:
+    """Opens what examines images by the rules and the filters of a run."""
+    return open_examiner(
+        min_side_px=rules.min_side_px,
+        max_pixels=rules.max_pixels,
+        hashed=True,
+        judge=filters.judge,
     )
+
+
+def measure(
+    record: Record, rules: WebPairRules, examiner: Examiner
+) -> Callable[[], ArchivedImage | Drop]:
+    """Returns what waits for an image's facts and its place, or for why it is dropped."""
+    if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
+        drop = Drop(why)
+        return lambda: drop
+    facts = examiner.submit(record.body)
+    return lambda: locate(record, facts())
+
+
+def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
+    """Returns an image's facts with its place; of one that is dropped the reason."""
     if isinstance(facts, Drop):
         return facts
-    if (drop := filters.check_image(record.body, max_pixels=rules.max_pixels)) is not None:
-        return drop
     assert facts.phash is not None
     return ArchivedImage(
         image_id=facts.image_id,
@@ -237,7 +294,9 @@ def read_records(
 
 
 def mine(job: Job, unit: Unit) -> Result:
-    """Mines one archive. Memory: one record and the rows of one run of each spool."""
+    """Mines one archive. Memory: one record, 4 MB of images and the rows of one run of each
+    spool, and a process that decodes.
+    """
     archive = job.archives[unit.number]
     ranges = job.load_ranges(archive)
 
@@ -247,7 +306,8 @@ def mine(job: Job, unit: Unit) -> Result:
     with ExitStack() as stack:
         counts = stack.enter_context(open_counts(job, path("rejects")))
         spools = {kind: stack.enter_context(spool(path(kind))) for kind in SPOOLS}
-        miner = Miner(archive.id, job, spools, counts)
+        examiner = stack.enter_context(examining(job.rules, job.filters))
+        miner = Miner(archive.id, job, spools, counts, examiner)
         for key, record in read_records(archive.path, ranges, job, counts):
             miner.take(key, record)
         miner.finish()

@@ -10,13 +10,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError, features
 
 from vlmill.schemas.images.formats import format_name, other_name
 from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
+from vlmill.schemas.images.structure import canvas_pixels, check_structure
 from vlmill.schemas.rejects import Reason, Rejected
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
@@ -30,13 +32,12 @@ _NEW_SUBFILE_TYPE, _DNG_VERSION = 254, 50706  # tags of a TIFF
 class Bounds:
     """What an image may cost; all of it is looked at before anything is decoded.
 
-    ``max_bytes`` null: whoever read the bytes has bounded them. ``formats`` null: any header that
-    pillow knows is read, so that the format can be named; what is decoded is then up to the caller.
+    ``max_bytes`` null: whoever read the bytes has bounded them.
     """
 
     max_pixels: int
     max_bytes: int | None
-    formats: tuple[str, ...] | None = FORMATS
+    formats: tuple[str, ...] = FORMATS
 
 
 class UprightImage(NamedTuple):
@@ -60,7 +61,8 @@ def decode(data: bytes, bounds: Bounds) -> UprightImage:
 def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     """Opens an image: its header has been read, not its pixels. Raises Rejected.
 
-    What pillow raises while it is used is raised as Rejected, too.
+    Its first bytes choose the decoder, and its parts are counted before that sees it. What pillow
+    raises while it is used is raised as Rejected, too.
     """
     if not data:
         raise Rejected(Reason.EMPTY, "no bytes")
@@ -70,12 +72,15 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     name = format_name(data)
     if name in _HEIF:
         register_heif()
-    formats = bounds.formats and [
-        image_format for image_format in bounds.formats if image_format in Image.OPEN
-    ]
+    decoder = "HEIF" if name in _HEIF else name
+    if decoder is None or decoder not in bounds.formats or decoder not in Image.OPEN:
+        raise describe_unidentified(data, name, bounds)
+    check_structure(data, name)
+    if (pixels := canvas_pixels(data, name)) > bounds.max_pixels:
+        raise Rejected(Reason.TOO_LARGE, f"{pixels} pixels, limit {bounds.max_pixels} altogether")
     try:
-        with QUIET, Image.open(io.BytesIO(data), formats=formats) as image:
-            check_photograph(image, name)
+        with QUIET, Image.open(io.BytesIO(data), formats=[decoder]) as image:
+            check_photograph(image)
             yield image
     except Rejected:
         raise
@@ -83,6 +88,8 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
         raise Rejected(Reason.TOO_LARGE, str(error)) from None
     except UnidentifiedImageError:
         raise describe_unidentified(data, name, bounds) from None
+    except MemoryError:
+        raise Rejected(Reason.TOO_EXPENSIVE, "needs more memory than there is") from None
     except Exception as error:
         # Decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, ... on damaged
         # input, and no list of them is complete.
@@ -99,14 +106,12 @@ def register_heif() -> None:
     register_heif_opener()
 
 
-def check_photograph(image: Image.Image, name: str | None) -> None:
+def check_photograph(image: Image.Image) -> None:
     """Raises Rejected for a camera's raw file: as a TIFF it would be its thumbnail."""
     if image.format != "TIFF":
         return
     tags: dict[int, object] = image.tag_v2  # type: ignore[attr-defined] # of TiffImageFile
     subfile = tags.get(_NEW_SUBFILE_TYPE, 0)
-    if name != "TIFF" and name is not None:
-        raise Rejected(Reason.UNSUPPORTED_FORMAT, name)
     if _DNG_VERSION in tags:
         raise Rejected(Reason.UNSUPPORTED_FORMAT, "camera raw (DNG)")
     if isinstance(subfile, int) and subfile & 1:
@@ -116,14 +121,14 @@ def check_photograph(image: Image.Image, name: str | None) -> None:
 
 def describe_unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
     """Returns why no decoder takes a file whose bytes begin like the format ``name``, or None."""
-    known = ", ".join(bounds.formats or ("the formats that pillow knows",))
+    known = ", ".join(bounds.formats)
     if name in _HEIF and "HEIF" not in Image.OPEN:
         remedy = "run pip install -e '.[heif]' in the checkout to read it"
         return Rejected(Reason.UNSUPPORTED_FORMAT, f"{name}: {remedy}")
     if name == "AVIF" and not features.check("avif"):
         return Rejected(Reason.UNSUPPORTED_FORMAT, "AVIF: this pillow was built without it")
     decoder = "HEIF" if name in _HEIF else name
-    if decoder in FORMATS and decoder in (bounds.formats or FORMATS):
+    if decoder in bounds.formats:
         return Rejected(Reason.UNREADABLE_IMAGE, f"begins like {name}; its header is damaged")
     if description := name or other_name(data):
         return Rejected(Reason.UNSUPPORTED_FORMAT, f"{description}: none of {known}")
@@ -172,11 +177,18 @@ def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Converts any mode to RGB. Raises Rejected for floating-point pixels: of unknown range."""
     if image.mode.startswith("I"):  # 16-bit grey, held in 16 or 32 bits
-        grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        return Image.fromarray(upper_bits(np.asarray(image))).convert("RGB")
     if image.mode == "F":
         raise Rejected(Reason.UNSUPPORTED_FORMAT, "pixels are floating-point numbers")
     return image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")
+
+
+def upper_bits(grey: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Returns the upper 8 of 16 bits, uint8 [H, W]; row by row, as whole copies are gigabytes."""
+    upper = np.empty(grey.shape, dtype=np.uint8)
+    for row, values in zip(upper, grey, strict=True):
+        row[:] = values.astype(np.int64).clip(0, 65535) >> 8
+    return upper
 
 
 class Quiet:

@@ -17,7 +17,7 @@ OWN = {
     "pipelines/web/pages/metadata.py",
     "pipelines/web_pairs/rescoring.py",
     "pipelines/web_pairs/units.py",
-    "pipelines/launch/flink_watch.py",
+    "runtime/units/launch/flink_watch.py",
     "pipelines/manifest/sets/webdataset.py",
 }
 

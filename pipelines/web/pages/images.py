@@ -4,10 +4,16 @@ The header decides first (format, size, pixels, animation), the full decode come
 only proof that an image is whole, and the most expensive step.
 """
 
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from PIL import Image
 
+from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
@@ -48,6 +54,102 @@ class ArchivedImage:
     offset: int
 
 
+Outcomes = list["ImageFacts | Drop"]
+BATCH, BATCH_BYTES = 8, 1 << 20  # images and bytes that go to a process together
+
+
+class ImageBatch:
+    """Images that go to a process together, and their outcomes once they are known."""
+
+    def __init__(self) -> None:
+        self.images: list[bytes] = []
+        self.size = 0
+        self._lock = threading.Lock()
+        self._future: Future[Outcomes] | None = None
+        self._outcomes: Outcomes | None = None
+
+    def add(self, data: bytes) -> int:
+        """Adds an image; returns its number in the batch."""
+        self.images.append(data)
+        self.size += len(data)
+        return len(self.images) - 1
+
+    def begin(self, pool: BoundedPool[list[bytes], Outcomes]) -> None:
+        """Sends the images to a process."""
+        self._future = pool.submit(self.images)
+
+    def wait(self, pool: BoundedPool[list[bytes], Outcomes]) -> Outcomes:
+        """Returns the outcomes; where all together cost too much, those of each image alone."""
+        assert self._future is not None
+        with self._lock:
+            if self._outcomes is None:
+                self._outcomes = settle(self.images, self._future, pool)
+                self.images = []
+        return self._outcomes
+
+
+def settle(
+    images: list[bytes], future: "Future[Outcomes]", pool: BoundedPool[list[bytes], Outcomes]
+) -> Outcomes:
+    """Waits for images; those of a batch that is rejected are sent one by one."""
+    try:
+        return future.result()
+    except Rejected as why:
+        if len(images) == 1:
+            return [Drop(why.reason, why.detail)]
+    return [settle([data], pool.submit([data]), pool)[0] for data in images]
+
+
+class Examiner:
+    """Examines images by :func:`examine_image` in processes that can be killed. Thread-safe.
+
+    They go there some at a time: sent one by one, small ones take a quarter longer.
+    """
+
+    def __init__(self, pool: BoundedPool[list[bytes], Outcomes]) -> None:
+        self._pool, self._lock, self._batch = pool, threading.Lock(), ImageBatch()
+
+    def submit(self, data: bytes) -> Callable[[], ImageFacts | Drop]:
+        """Takes an image; returns what waits for its facts, or for why it is dropped."""
+        with self._lock:
+            batch = self._batch
+            number = batch.add(data)
+            if len(batch.images) == BATCH or batch.size > BATCH_BYTES:
+                self._send(batch)
+
+        def wait() -> ImageFacts | Drop:
+            with self._lock:
+                self._send(batch)
+            return batch.wait(self._pool)[number]
+
+        return wait
+
+    def examine(self, data: bytes) -> ImageFacts | Drop:
+        """Returns an image's facts, or why it is dropped."""
+        return self.submit(data)()
+
+    def _send(self, batch: ImageBatch) -> None:
+        """Sends a batch that has not been sent."""
+        if batch is self._batch:
+            batch.begin(self._pool)
+            self._batch = ImageBatch()
+
+
+@contextmanager
+def open_examiner(workers: int = 1, **settings: Any) -> Iterator[Examiner]:
+    """Gives an examiner with the settings of :func:`examine_image`.
+
+    Its processes start with the first image.
+    """
+    with BoundedPool[list[bytes], Outcomes](workers, start_examining, settings) as pool:
+        yield Examiner(pool)
+
+
+def start_examining(settings: dict[str, Any]) -> Callable[[list[bytes]], Outcomes]:
+    """Returns what a process examines images with."""
+    return lambda images: [examine_image(data, **settings) for data in images]
+
+
 def examine_image(
     data: bytes,
     *,
@@ -55,22 +157,26 @@ def examine_image(
     max_pixels: int,
     hashed: bool = False,
     formats: tuple[str, ...] = FORMATS,
+    judge: Callable[[Image.Image], Drop | None] | None = None,
 ) -> ImageFacts | Drop:
-    """Facts about the image in ``data``, or why it is dropped. Never raises.
+    """Facts about the image in ``data``, or why it is dropped. Never raises. Decodes it once.
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
     300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
-    asks for the perceptual hash. ``formats`` are those that are accepted.
+    asks for the perceptual hash. ``formats`` are those that are accepted. ``judge`` looks at the
+    decoded image, as it is stored, and says why it is dropped, or None.
     """
-    bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=None)
+    bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
         with open_image(data, bounds) as image:
-            drop = header_drop(image, bounds, min_side_px, formats)
+            drop = header_drop(image, bounds, min_side_px)
             if drop is not None:
                 return drop
             name = str(image.format).lower()
             width, height = upright_size(image, bounds)
             phash = upright_hash(image) if hashed else None
+            if judge is not None and (drop := judge(image)) is not None:
+                return drop
     except Rejected as why:
         if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT) and format_name(data) is None:
             return Drop(Reason.UNREADABLE_IMAGE)  # mostly not an image at all
@@ -85,12 +191,10 @@ def upright_hash(image: Image.Image) -> int:
     return perceptual_hash(turn_upright(image, read_orientation(image)))
 
 
-def header_drop(
-    image: Image.Image, bounds: Bounds, min_side_px: int, formats: tuple[str, ...] = FORMATS
-) -> Drop | None:
+def header_drop(image: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
     """Says what the header alone rules out. Raises Rejected for too many pixels."""
     size = f"{image.width}x{image.height}"
-    if image.format not in formats:
+    if image.format not in bounds.formats:
         return Drop(Reason.UNSUPPORTED_FORMAT, image.format)
     if min(image.size) <= min_side_px:
         return Drop(Reason.TOO_SMALL, size)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from tests.pipelines.filters.generated import chart, encoded, photograph, skin
+from tests.pipelines.filters.generated import chart, photograph, skin
 
 from vlmill.pipelines.filters.statistics import (
     GROUPS,
@@ -9,7 +9,7 @@ from vlmill.pipelines.filters.statistics import (
     SIDE,
     image_statistics,
     shrunk,
-    small_image,
+    small_copy,
 )
 from vlmill.schemas.rejects import Rejected
 
@@ -85,29 +85,18 @@ def test_tiny_images_have_statistics(size: tuple[int, int]) -> None:
     assert values.shape == (len(NAMES),) and not np.isinf(values).any()
 
 
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
-def test_a_file_is_decoded_small(file_format: str) -> None:
-    rng = np.random.default_rng(1)
-    data = encoded(photograph(rng, 900, 600), file_format)
-    image = small_image(data, max_pixels=10**6)
-    assert image.mode == "RGB"
-    assert file_format != "JPEG" or image.width < 300  # a JPEG at a fraction of its size
-    assert shrunk(image).shape == (64, SIDE, 3)
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
+def test_small_copy_is_rgb_of_the_side_or_some_more(mode: str) -> None:
+    image = Image.new("L", (900, 600), 200).convert(mode)
+    small = small_copy(image, SIDE)
+    assert (small.mode, small.size) == ("RGB", (225, 150))
+    assert shrunk(small).shape == (64, SIDE, 3)
 
 
-def test_other_modes_are_rgb() -> None:
-    for mode in ("L", "P", "RGBA", "CMYK", "1"):
-        image = Image.new(mode, (20, 20))
-        data = encoded(np.asarray(image.convert("RGB")), "PNG")
-        assert small_image(data, max_pixels=400).mode == "RGB"
+def test_small_image_is_copied_at_its_size() -> None:
+    assert small_copy(Image.new("RGB", (20, 300)), SIDE).size == (20, 300)
 
 
-@pytest.mark.parametrize("data", [b"", b"no picture", encoded(plain((1, 2, 3)))[:200]])
-def test_what_is_no_image_is_rejected(data: bytes) -> None:
-    with pytest.raises(Rejected):
-        small_image(data, max_pixels=10**6)
-
-
-def test_too_many_pixels_are_rejected() -> None:
-    with pytest.raises(Rejected, match="limit 100"):
-        small_image(encoded(plain((1, 2, 3))), max_pixels=100)
+def test_pixels_of_unknown_range_are_rejected() -> None:
+    with pytest.raises(Rejected, match="floating-point"):
+        small_copy(Image.new("F", (8, 8)), SIDE)

@@ -11,7 +11,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from vlmill.pipelines.filters.image import ImageFilter, ImageFilters
 from vlmill.pipelines.fit_image_filter.command import main
+from vlmill.pipelines.web.pages.images import examine_image
 from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
 
@@ -73,18 +75,18 @@ def test_the_mining_job_is_told_what_to_drop(models: Path) -> None:
     )
     reasons: dict[str, Reason | None] = {}
     for name, draw in {"photograph": photograph, "chart": chart, "skin": skin}.items():
-        drop = filters.check_image(encoded(draw(rng)), max_pixels=10**6)
-        reasons[name] = None if drop is None else drop.reason
+        facts = examine_image(
+            encoded(draw(rng)), min_side_px=0, max_pixels=10**6, judge=filters.judge
+        )
+        reasons[name] = facts.reason if isinstance(facts, Drop) else None
     assert reasons == {
         "photograph": None,
         "chart": Reason.UNREALISTIC_IMAGE,
         "skin": Reason.RACY_IMAGE,
     }
-    unreadable = filters.check_image(b"no picture", max_pixels=10**6)
-    assert unreadable is not None and unreadable.reason == Reason.UNSUPPORTED_FORMAT
     assert filters.settings() == {"safety_threshold": 0.5, "realism_threshold": 0.5}
     none = ImageFilters.load({"--safety-model": None, "--realism-model": None})
-    assert none.check_image(b"no picture", max_pixels=1) is None
+    assert none.judge is None
 
 
 def test_a_table_gives_the_same_model_as_a_folder(models: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ B texts, T tokens.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,7 +25,7 @@ from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
-from vlmill.train.loading.images.crop import evaluation_image
+from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
 from vlmill.train.loading.sample import Sample, chosen_regions, get_global_feature
 from vlmill.train.recipes.parts import Feeding
 
@@ -72,6 +72,10 @@ def text_batches(
             )
         )
     return batches
+
+
+DecodePixels = Callable[[bytes, str, int], NDArray[np.uint8]]
+"""What :func:`~vlmill.train.loading.images.crop.evaluation_image` does, there or elsewhere"""
 
 
 @runtime_checkable
@@ -152,11 +156,35 @@ class RegionImages:
         return rows
 
 
-class PixelImages:
-    """Reads images as pixels, whole and without augmentation, at the model's size."""
+KEPT_BYTES = 128 << 20  # of pixels, for those who ask for an image's fault first
 
-    def __init__(self, reader: ImageReader, feeding: Feeding) -> None:
-        self._reader, self._feeding = reader, feeding
+
+def load_pixels(
+    data: bytes | None, image_id: str, size: int, decode: DecodePixels = evaluation_image
+) -> NDArray[np.uint8] | Reason:
+    """Returns an image's pixels [3, S, S], or what is wrong with it."""
+    if not data:
+        return Reason.EMPTY
+    try:
+        return decode(data, image_id, size)
+    except UndecodableImage as error:
+        costly = error.cause.reason is Reason.TOO_EXPENSIVE
+        return Reason.TOO_EXPENSIVE if costly else Reason.UNREADABLE_IMAGE
+
+
+class PixelImages:
+    """Reads images as pixels, whole and without augmentation, at the model's size.
+
+    Those that were looked at for a fault are kept, as far as they fit, so that a batch of them is
+    not decoded again.
+    """
+
+    def __init__(
+        self, reader: ImageReader, feeding: Feeding, decode: DecodePixels = evaluation_image
+    ) -> None:
+        self._reader, self._feeding, self._decode = reader, feeding, decode
+        self._kept: dict[str, NDArray[np.uint8]] = {}
+        self._last: tuple[str, NDArray[np.uint8] | Reason] | None = None
         self.join = Join(reader.index, asking="--pairs", holding="--images")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
@@ -168,21 +196,28 @@ class PixelImages:
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
         """Returns an image's pixels [3, S, S], or what is wrong with it."""
         data = self._reader.read_bytes(int(self.join.find([image_id])[0]))
-        if not data:
-            return Reason.EMPTY
-        try:
-            return evaluation_image(data, image_id, self._feeding.image_size)
-        except InputError:
-            return Reason.UNREADABLE_IMAGE
+        return load_pixels(data, image_id, self._feeding.image_size, self._decode)
 
     def fault(self, image_id: str) -> Reason | None:
         """Returns the images without bytes, and what cannot be decoded."""
         pixels = self.load(image_id)
-        return pixels if isinstance(pixels, Reason) else None
+        self._last = image_id, pixels
+        if isinstance(pixels, Reason):
+            return pixels
+        if pixels.nbytes * (1 + len(self._kept)) <= KEPT_BYTES:
+            self._kept[image_id] = pixels
+        return None
+
+    def _load_kept(self, image_id: str) -> NDArray[np.uint8] | Reason:
+        """Returns what :meth:`load` does, of an image that is kept without decoding it."""
+        if self._last is not None and self._last[0] == image_id:
+            return self._last[1]
+        kept = self._kept.get(image_id)
+        return self.load(image_id) if kept is None else kept
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
         """Returns the images without a fault. Raises InputError for another."""
-        loaded = {image_id: self.load(image_id) for image_id in image_ids}
+        loaded = {image_id: self._load_kept(image_id) for image_id in image_ids}
         good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():
             raise InputError(f"--images: {image_id} is {loaded[image_id]}; leave its pairs out")

@@ -1,12 +1,14 @@
 import io
+import multiprocessing
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.hostile_images import IMAGES
 
-from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
+from vlmill.pipelines.web.pages.images import ImageFacts, examine_image, open_examiner
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason
@@ -57,6 +59,7 @@ def test_huge_dimensions_in_a_header_cost_nothing() -> None:
 REASONS = {
     Reason.UNREADABLE_IMAGE,
     Reason.UNSUPPORTED_FORMAT,
+    Reason.TOO_EXPENSIVE,
     Reason.TOO_SMALL,
     Reason.TOO_LARGE,
     Reason.ANIMATED,
@@ -77,3 +80,20 @@ def test_damage_gives_facts_or_a_reason(position: int, patch: bytes) -> None:
         assert found.width * found.height <= 1_000_000
     else:
         assert found in REASONS
+
+
+def test_killed_decoder_costs_no_image(image: Make) -> None:
+    data = image(301, 302)
+    with open_examiner(min_side_px=300, max_pixels=10**6) as examiner:
+        facts = examiner.examine(data)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        assert examiner.examine(data) == facts == examine(data)
+
+
+def test_costly_image_is_dropped_and_the_next_one_is_not(image: Make) -> None:
+    hostile = IMAGES["JPEG, EXIF of one segment"].make()
+    with open_examiner(min_side_px=300, max_pixels=10**6) as examiner:
+        drop = examiner.examine(hostile)
+        assert isinstance(drop, Drop) and drop.reason is Reason.TOO_EXPENSIVE
+        assert isinstance(examiner.examine(image(301, 302)), ImageFacts)

@@ -1,0 +1,45 @@
+"""Images of retrieval are decoded once, whether they are looked at for a fault or not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.hostile_images import photograph
+
+from vlmill.runtime.files.shards import write_shard
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.schemas.rejects import Reason, Rejected
+from vlmill.schemas.tables import IMAGES
+from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
+from vlmill.train.recipes.parts import Feeding
+from vlmill.train.tasks.retrieval import inputs
+from vlmill.train.tasks.retrieval.inputs import PixelImages
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+def test_image_is_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    monkeypatch.setattr(inputs, "KEPT_BYTES", kept_bytes)
+    decoded: list[str] = []
+
+    def decode(data: bytes, image_id: str, size: int) -> NDArray[np.uint8]:
+        decoded.append(image_id)
+        if image_id == "costly":
+            raise UndecodableImage(image_id, Rejected(Reason.TOO_EXPENSIVE, "1,000 scans"))
+        return evaluation_image(data, image_id, size)
+
+    empty = dict.fromkeys(IMAGES.schema.names)
+    names = ("a", "b", "costly")
+    data = photograph("PNG", 40)
+    write_shard(tmp_path, IMAGES, [{**empty, "image_id": name, "bytes": data} for name in names])
+    images = PixelImages(ImageReader(tmp_path), Feeding(kind="pixels", image_size=16), decode)
+    assert images.fault("costly") is Reason.TOO_EXPENSIVE
+    for name in ("a", "b"):
+        assert images.fault(name) is None
+        pixels = images.batch([name]).tensors["pixels"]
+        np.testing.assert_array_equal(pixels[0], evaluation_image(data, name, 16))
+    assert decoded == ["costly", "a", "b"]
+    images.batch(["a", "b"])
+    assert decoded[3:] == (["a"] if not kept_bytes else [])  # the last one is kept anyhow
