@@ -30,7 +30,11 @@ from vlmill.models.layers import attention, packing
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.gpu import bias_kernels as kernels
-from vlmill.models.layers.gpu.biased_attention import biased_attention, biased_attention_from
+from vlmill.models.layers.gpu.biased_attention import (
+    PADDED_TO,
+    biased_attention,
+    biased_attention_from,
+)
 from vlmill.models.layers.packing import Layout, make_joint_layout, make_layout
 from vlmill.models.positions import Cells
 from vlmill.models.vlmo.config import vlmo_small
@@ -382,7 +386,7 @@ def compiled(kernel: Any, blocks: kernels.Blocks, dtype: str, *, packed: bool) -
     """The kernel's assembly for an H100, without one; rows by a table or in a masked grid."""
     constants: dict[str, Any] = {"HEAD": 64, "QUERIES": blocks.queries, "KEYS": blocks.keys}
     constants |= {"HAS_QUERY_ROWS": packed, "HAS_KEY_ROWS": packed, "HAS_MASK": not packed}
-    constants |= {"ROWS": kernels.PAD_ROWS, "COLUMNS": kernels.PADDED_TO}
+    constants |= {"ROWS": kernels.PAD_ROWS, "COLUMNS": PADDED_TO}
     constants |= dict.fromkeys(("key_mask",) if packed else ("query_rows", "key_rows"), None)
     signature, aligned = {}, {}
     for number, name in enumerate(kernel.arg_names):
