@@ -16,7 +16,7 @@ from benchmarks.gpu_check.measuring import timed
 from benchmarks.gpu_check.minutes_steps import Bench
 from torch import Tensor
 
-from vlmill.models.layers.gpu.biased_attention import biased_attention
+from vlmill.models.layers.gpu.biased_attention import biased_attention, padded_side
 from vlmill.models.layers.operators import attention
 
 NAME, FLEX_NAME = "attention kernel", "attention flex"
@@ -271,7 +271,7 @@ def kernel_works(tensors: Tensors) -> dict[str, Callable[[Any], object]]:
 
     qkv = tensors.qkv.flatten(0, 1)
     padded, cells = (
-        kernels.pad_bias(tensors.bias, qkv.dtype),
+        kernels.pad_bias(tensors.bias, qkv.dtype, padded_side(len(tensors.bias[0]))),
         kernels.Cells(None, None, tensors.mask),
     )
     problem = kernels.make_problem(qkv.unbind(1), padded, len(tensors.bias[0]), cells)
