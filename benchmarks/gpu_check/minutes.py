@@ -66,6 +66,7 @@ PARTS = (
     step_part(15, case("vilbert autocast", 256, casts=False, profile=False)),
     MinutesPart(name=attention_kernel.NAME, seconds=40, run=attention_kernel.measure_kernels),
     step_part(30, case("vlmo kernel", 64, attention_kernel=True)),
+    step_part(20, case("vlmo kernels", 64, attention_kernel=True, residual_kernel=True)),
     step_part(20, case("vlmo eager", 64)),
     step_part(200, case("vlmo kernel blocks", 64, attention_kernel=True)),
     MinutesPart(name=attention_kernel.FLEX_NAME, seconds=60, run=attention_kernel.measure_flex),

@@ -28,7 +28,12 @@ from benchmarks.gpu_check.utilisation import utilisation
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
-from vlmill.train.devices.setup import compile_blocks, use_attention_kernel, use_half_norms
+from vlmill.train.devices.setup import (
+    compile_blocks,
+    use_attention_kernel,
+    use_half_norms,
+    use_residual_kernel,
+)
 from vlmill.train.devices.throughput import wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.run.loop import Training, with_graph
@@ -51,6 +56,7 @@ class StepCase:
     half_norms: bool = False
     profile: bool = True
     attention_kernel: bool = False  # of our own, for a bias of relative positions
+    residual_kernel: bool = False  # likewise, for layer scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,8 @@ def prepare_run(case: StepCase, bench: Bench) -> StepRun:
         use_half_norms(model)
     if case.attention_kernel:
         use_attention_kernel(model, setting.device)
+    if case.residual_kernel:
+        use_residual_kernel(model, setting.device)
     torch._dynamo.reset()
     counters.clear()
     if case.blocks:  # traced alone at tiny size: generating code takes minutes on a CPU

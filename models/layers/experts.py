@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vlmill.models.layers.attention import Bias, SelfAttention
 from vlmill.models.layers.blocks import FeedForward, layer_norm
+from vlmill.models.layers.gpu.residual import add_scaled, sums_by_kernel
 from vlmill.models.layers.packing import Layout, ReadRows
 
 
@@ -55,8 +56,11 @@ class PreNormBlock(nn.Module):
     The layer of BEiT (arXiv:2106.08254) and, with several ``experts``, of VLMo (arXiv:2111.02358,
     sec. 3.2, eq. 1 and 2): attention, its norm and the layer scales g1, g2 are shared, and each
     expert has a layer norm and a feed-forward part of its own. ``layer_scale`` is the initial
-    value of g1 and g2; None leaves them out.
+    value of g1 and g2; None leaves them out. With ``residual_kernel`` set to True the gradients of
+    both sums come from a kernel of our own where it takes the rows (`sums_by_kernel`).
     """
+
+    residual_kernel = False
 
     def __init__(
         self,
@@ -98,14 +102,21 @@ class PreNormBlock(nn.Module):
         if read is not None:
             hidden, layout = read.take(hidden), read.layout
         drop = self.drop_path(attended, layout, slice(None))
-        hidden = _add_scaled(hidden, attended, self.attention_scale, drop)
+        hidden = self._add(hidden, attended, self.attention_scale, drop)
         lengths, stretches, start = [length for _, length in route], [], 0
         for (name, length), part in zip(route, torch.split(hidden, lengths, dim=-2), strict=True):
             mixed = self.experts[name](self.expert_norms[name](part))
             drop = self.drop_path(mixed, layout, slice(start, start + length))
-            stretches.append(_add_scaled(part, mixed, self.expert_scale, drop))
+            stretches.append(self._add(part, mixed, self.expert_scale, drop))
             start += length
         return stretches[0] if len(stretches) == 1 else torch.cat(stretches, dim=-2)
+
+    def _add(
+        self, hidden: Tensor, branch: Tensor, scale: Tensor | None, drop: Tensor | None
+    ) -> Tensor:
+        if self.residual_kernel and scale is not None and sums_by_kernel(branch):
+            return add_scaled(hidden, branch, scale, drop)
+        return _add_scaled(hidden, branch, scale, drop)
 
 
 def _layer_scale(width: int, start: float | None) -> nn.Parameter | None:

@@ -6,7 +6,6 @@ say nothing of it.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -78,7 +77,7 @@ def joint_index(
     return torch.cat([torch.cat([text, to_image], dim=1), torch.cat([to_text, image], dim=1)])
 
 
-Biases = Sequence[Float[Tensor, "h _ _"]]  # each layer's, for queries and keys
+Biases = Float[Tensor, "layers h _ _"]  # for queries and keys
 
 
 class RelativeBias(nn.Module):
@@ -96,7 +95,7 @@ class RelativeBias(nn.Module):
         """Gives each layer's bias for queries and keys with these rows."""
         # Gathered from the transposed table, so that each head's matrix is contiguous.
         gathered = self.table.t().index_select(1, index.flatten())
-        return gathered.view(self.num_layers, -1, *index.shape).unbind(0)
+        return gathered.view(self.num_layers, -1, *index.shape)
 
 
 def side_of_table(rows: int) -> int:

@@ -4,10 +4,13 @@ B pairs, T tokens, M = N + 1 image positions (class token, patches), S pixels a 
 L layers, h heads.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from vlmill.models.layers.attention import Bias
 from vlmill.models.layers.blocks import layer_norm
 from vlmill.models.layers.embeddings import PatchEmbedding, TextEmbedding
 from vlmill.models.layers.experts import PreNormBlock, Route
@@ -27,6 +30,7 @@ from vlmill.models.positions import Cells, Positions
 from vlmill.models.vlmo.config import SHARED, VlmoConfig
 
 EPS = 1e-6  # of the layer norms inside the transformer; text embeddings and word head have BERT's
+LayerBiases = Sequence[Bias | None]
 TEXT_TYPE, IMAGE_TYPE = 0, 1  # rows of the type table; further images have the rows after
 
 
@@ -134,25 +138,28 @@ class VlmoEncoder(nn.Module):
         bias: Biases = self.relative(self.image_index)
         return bias
 
+    def _by_layer(self, bias: Biases | None) -> LayerBiases:
+        """Takes the layers' biases apart in one step, which has one step backward."""
+        return [None] * self.config.num_layers if bias is None else bias.unbind(0)
+
     def run_layers(
         self,
         hidden: Float[Tensor, "*rows H"],
         layout: Layout,
-        bias: Biases | None,
+        biases: LayerBiases,
         route: Route,
         layers: range,
     ) -> Float[Tensor, "*rows H"]:
         """Runs some layers with the same experts."""
         for number in layers:
-            part = None if bias is None else bias[number]
-            hidden = self.layers[number](hidden, layout, route, part)
+            hidden = self.layers[number](hidden, layout, route, biases[number])
         return hidden
 
     def finish(
         self,
         hidden: Float[Tensor, "*rows H"],
         layout: Layout,
-        bias: Biases | None,
+        biases: LayerBiases,
         expert: str,
         layers: range,
     ) -> Float[Tensor, "B N H"]:
@@ -162,11 +169,11 @@ class VlmoEncoder(nn.Module):
         """
         read = layout.read_rows() if layers else None
         lower = layers if read is None else layers[:-1]
-        hidden = self.run_layers(hidden, layout, bias, ((expert, hidden.shape[-2]),), lower)
+        hidden = self.run_layers(hidden, layout, biases, ((expert, hidden.shape[-2]),), lower)
         if read is None:
             return layout.unpack(self.norm(hidden))
-        part = None if bias is None else bias[layers[-1]]
-        hidden = self.layers[layers[-1]](hidden, layout, ((expert, len(read.rows)),), part, read)
+        last, route = layers[-1], ((expert, len(read.rows)),)
+        hidden = self.layers[last](hidden, layout, route, biases[last], read)
         return read.layout.unpack(self.norm(hidden))
 
     def fuse(
@@ -202,8 +209,9 @@ class VlmoEncoder(nn.Module):
         route: Route = (("text", text_rows), ("image", image_rows))
         if not self.config.modality_experts:
             route = ((SHARED, text_rows + image_rows),)
-        hidden = self.run_layers(hidden, layout, bias, route, range(top))
-        hidden = self.finish(hidden, layout, bias, "vl", range(top, end))
+        biases = self._by_layer(bias)
+        hidden = self.run_layers(hidden, layout, biases, route, range(top))
+        hidden = self.finish(hidden, layout, biases, "vl", range(top, end))
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens:],
@@ -228,11 +236,12 @@ class VlmoEncoder(nn.Module):
         hidden, last = layout.pack(embedded), range(top, end)
         expert = modality if self.config.modality_experts else SHARED
         route = ((expert, hidden.shape[-2]),)
-        below = self.run_layers(hidden, layout, bias, route, range(top))
-        alone = self.finish(below, layout, bias, expert, last)
+        biases = self._by_layer(bias)
+        below = self.run_layers(hidden, layout, biases, route, range(top))
+        alone = self.finish(below, layout, biases, expert, last)
         if not also_fused:
             return alone, None
-        return alone, self.finish(below, layout, bias, "vl", last)
+        return alone, self.finish(below, layout, biases, "vl", last)
 
 
 def init_encoder(encoder: VlmoEncoder) -> None:

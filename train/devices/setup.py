@@ -139,6 +139,17 @@ def use_attention_kernel(model: nn.Module, device: torch.device) -> None:
             part.bias_kernel = True
 
 
+def use_residual_kernel(model: nn.Module, device: torch.device) -> None:
+    """Have a kernel of our own compute the gradients of residual sums with layer scale, where it
+    can be compiled for the device.
+    """
+    if device.type != "cuda" or not can_compile("residual sums with layer scale"):
+        return
+    for part in model.modules():
+        if isinstance(part, PreNormBlock):
+            part.residual_kernel = True
+
+
 def use_half_norms(model: nn.Module) -> None:
     """Have layer norms give half precision under autocast.
 

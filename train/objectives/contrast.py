@@ -131,10 +131,11 @@ def _encode_apart(
         embedded[0],
         inputs.token_mask,
         real=inputs.real_tokens,
-        bias=bias and [one[:, :length, :length] for one in bias],
+        bias=None if bias is None else bias[..., :length, :length],
         pack=pack,
     )
-    images = model.contrast_image(image, bias=bias and [one[:, longest:, longest:] for one in bias])
+    on_images = None if bias is None else bias[..., longest:, longest:]
+    images = model.contrast_image(image, bias=on_images)
     return DualEncoding(embedded, image, bias, text, images)
 
 

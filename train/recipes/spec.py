@@ -195,6 +195,9 @@ class RunSettings:
     # On a GPU with Triton: attention with relative positions (VLMo, BEiT) reads their bias once for
     # all pairs.
     attention_kernel: bool = False
+    # On a GPU with Triton, where blocks are not compiled: gradients of residual sums with layer
+    # scale (VLMo, BEiT) in one pass.
+    residual_kernel: bool = False
     # Layer norms give half precision (with precision=bf16 or fp16), and so does the residual stream
     # of BERT's layers: a quarter less of element-wise work, and numbers that are rounded once more.
     half_norms: bool = False

@@ -79,9 +79,20 @@ def _relative_positions(recipe: RunSettings) -> str | None:
     return f"variant={recipe.variant} has no relative positions here"
 
 
+def _layer_scale(recipe: RunSettings) -> str | None:
+    """The kernel sums with layer scale, which only some configurations have."""
+    if recipe.compile:
+        return f"compile={str(recipe.compile).lower()} joins these operators with others"
+    parts = (recipe.model, getattr(recipe.model, "encoder", None))
+    if any(getattr(part, "layer_scale", None) is not None for part in parts):
+        return None
+    return f"variant={recipe.variant} has no layer scale here"
+
+
 OF_RUN: dict[str, Reason] = {
     "validation_pairs": _unused(validate_every=0),
     "attention_kernel": _relative_positions,
+    "residual_kernel": _layer_scale,
     "half_norms": _unused(precision="no"),
 }
 OF_PRETRAINING: dict[str, Reason] = {

@@ -26,6 +26,7 @@ from vlmill.train.devices.setup import (
     recompute_activations,
     use_attention_kernel,
     use_half_norms,
+    use_residual_kernel,
     wrapped,
 )
 from vlmill.train.devices.throughput import Throughput, without_values
@@ -103,6 +104,8 @@ class Runner:
             use_half_norms(self.model)
         if recipe.attention_kernel:
             use_attention_kernel(self.model, accelerator.device)
+        if recipe.residual_kernel:
+            use_residual_kernel(self.model, accelerator.device)
 
     def _moving_average(self) -> MovingAverage:
         """A checkpoint's weights are the average; the model's own lie beside and are put back."""

@@ -17,7 +17,7 @@ from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.inputs import Sources
 
 # Settings that runs of earlier versions do not have, with the value that changes nothing.
-ADDED = dict.fromkeys(("cuda_graph", "attention_kernel", "half_norms"), False)
+ADDED = dict.fromkeys(("cuda_graph", "attention_kernel", "residual_kernel", "half_norms"), False)
 NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ when a run goes on
 
 

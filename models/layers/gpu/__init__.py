@@ -1,4 +1,6 @@
-"""Attention with a learned bias on a GPU, by kernels that read the bias once for all sequences.
+"""These give the same numbers faster on a GPU, in training; without them PyTorch computes.
 
-Only ``layers/attention`` imports this. Reading order: ``biased_attention``, ``bias_kernels``.
+Attention with a learned bias reads the bias once for all sequences, and a residual sum takes its
+gradients in one pass. Only ``layers/attention`` and ``layers/experts`` import them. Reading order:
+``biased_attention``, ``bias_kernels``, ``residual``, ``residual_kernel``.
 """

@@ -23,10 +23,8 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from vlmill.models.layers.gpu.biased_attention import PADDED_TO
-
 LOG2_E = math.log2(math.e)
-PAD_ROWS = 32  # of a block that is padded
+PAD_ROWS, PAD_COLUMNS = 32, 128  # of a block that is padded
 # Programs of the bias' gradient that the batch is divided for: 8 for each processor of an H100.
 # A constant, as the order of a sum depends on it.
 BIAS_PROGRAMS = 1056
@@ -40,11 +38,6 @@ class Blocks:
     keys: int
     warps: int = 4
     stages: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("queries", "keys"):
-            if PADDED_TO % getattr(self, name):
-                raise ValueError(f"{name}={getattr(self, name)}: must divide {PADDED_TO}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +117,7 @@ class Problem:
     def constants(self, blocks: Blocks) -> dict[str, object]:
         """Returns what a kernel is compiled for."""
         query_rows, key_rows, mask = self.cells
+        assert self.padded.shape[-1] % max(blocks.queries, blocks.keys) == 0
         return {
             "HEAD": self.q.shape[2],
             "QUERIES": blocks.queries,
@@ -145,19 +139,19 @@ def _count_blocks(length: int, block: int) -> int:
     return -(-length // block)
 
 
-def pad_bias(bias: Float[Tensor, "h N N"], dtype: torch.dtype) -> Float[Tensor, "2 h P P"]:
-    """Returns the bias times log2(e) with its sides padded to whole blocks by zeros, as it is and
-    transposed.
+def pad_bias(
+    bias: Float[Tensor, "h N N"], dtype: torch.dtype, side: int
+) -> Float[Tensor, "2 h P P"]:
+    """Returns the bias times log2(e), padded by zeros, as it is and transposed.
 
-    Rows are then aligned in memory, whatever the length is.
+    With a ``side`` of whole blocks rows are aligned in memory, whatever the length is.
     """
     heads, length, _ = bias.shape
-    blocks = _count_blocks(length, PADDED_TO)
-    side = blocks * PADDED_TO
     padded = torch.empty((2, heads, side, side), dtype=dtype, device=bias.device)
     if padded.numel():
-        _pad[(heads * side // PAD_ROWS, blocks)](
-            bias, padded, *bias.stride(), length, side, heads, LOG2_E, PAD_ROWS, PADDED_TO
+        assert side % PAD_COLUMNS == 0
+        _pad[(heads * side // PAD_ROWS, side // PAD_COLUMNS)](
+            bias, padded, *bias.stride(), length, side, heads, LOG2_E, PAD_ROWS, PAD_COLUMNS
         )
     return padded
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-PADDED_TO = 128  # rows and columns of the padded bias; blocks divide it
+PADDED_TO = 128  # rows and columns of the padded bias: the largest block of the kernels
 HEAD_WIDTHS = (16, 32, 64, 128)  # the sides of blocks in the kernels' products are powers of two
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -28,6 +28,11 @@ def reads_bias_once(rows: Float[Tensor, "*rows h d"], dropout: float) -> bool:
         and rows.shape[-1] in HEAD_WIDTHS
         and dropout == 0
     )
+
+
+def padded_side(length: int) -> int:
+    """Returns the rows and columns of a padded bias of ``length`` cells."""
+    return (length + PADDED_TO - 1) // PADDED_TO * PADDED_TO
 
 
 def biased_attention(
@@ -71,7 +76,7 @@ def _attention(
     """
     from vlmill.models.layers.gpu import bias_kernels as kernels
 
-    padded = kernels.pad_bias(bias, qkv.dtype)
+    padded = kernels.pad_bias(bias, qkv.dtype, padded_side(bias.shape[1]))
     cells = kernels.Cells(rows, rows, key_mask)
     projected = qkv.contiguous().unbind(1)
     return *kernels.mix(kernels.make_problem(projected, padded, len(bias[0]), cells)), padded
@@ -113,7 +118,7 @@ def _attention_from(
     """
     from vlmill.models.layers.gpu import bias_kernels as kernels
 
-    padded = kernels.pad_bias(bias, queries.dtype)
+    padded = kernels.pad_bias(bias, queries.dtype, padded_side(bias.shape[1]))
     cells = kernels.Cells(query_rows, key_rows, key_mask)
     projected = (queries.contiguous(), *keys_values.contiguous().unbind(1))
     return *kernels.mix(kernels.make_problem(projected, padded, len(bias[0]), cells)), padded
@@ -151,7 +156,7 @@ def _attention_from_backward(
 def _mixed_like(queries: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, heads, _ = queries.shape
     normalizers = queries.new_empty((heads, num_rows), dtype=torch.float32)
-    side = (bias.shape[1] + PADDED_TO - 1) // PADDED_TO * PADDED_TO
+    side = padded_side(bias.shape[1])
     padded = queries.new_empty((2, heads, side, side))
     return queries.new_empty(queries.shape), normalizers, padded
 

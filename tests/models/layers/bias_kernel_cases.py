@@ -26,11 +26,13 @@ from triton.compiler import ASTSource
 from triton.runtime import interpreter
 
 from vlmill.models import PixelInputs
-from vlmill.models.layers import attention, packing
+from vlmill.models.layers import attention, experts, packing
 from vlmill.models.layers.attention import SelfAttention
-from vlmill.models.layers.experts import PreNormBlock
+from vlmill.models.layers.experts import PreNormBlock, _add_scaled
 from vlmill.models.layers.gpu import bias_kernels as kernels
+from vlmill.models.layers.gpu import residual_kernel
 from vlmill.models.layers.gpu.biased_attention import biased_attention, biased_attention_from
+from vlmill.models.layers.gpu.residual import add_scaled
 from vlmill.models.layers.packing import Layout, make_joint_layout, make_layout
 from vlmill.models.positions import Cells
 from vlmill.models.vlmo.config import vlmo_small
@@ -48,6 +50,7 @@ def interpret() -> None:
     """Runs every case that the interpreter can run."""
     make_interpreter_exact()
     values()
+    residuals()
     operators()
     models()
     traced()
@@ -237,6 +240,32 @@ def values() -> None:
     check_order_of_sums()
 
 
+def check_residuals(*shape: int, dtype: torch.dtype, drop: Tensor | None) -> None:
+    """The kernel's gradients beside those of PyTorch's operators, from a view of a larger one."""
+    leaves = [torch.randn(shape), torch.randn(shape).to(dtype), torch.randn(shape[-1])]
+    gradient = torch.randn(*shape[:-2], shape[-2] + 4, shape[-1])[..., 2:-2, :]
+    results = []
+    for function in (add_scaled, _add_scaled):
+        hidden, branch, scale = inputs = [leaf.clone().requires_grad_() for leaf in leaves]
+        total = function(hidden, branch, scale, drop)
+        results.append([total, *torch.autograd.grad(total, inputs, gradient)])
+    assert_near(results[0], results[1], HALF.get(dtype, EXACT))
+
+
+def residuals() -> None:
+    """In the grid and packed, with and without drop path, with lengths of no whole blocks."""
+    torch.manual_seed(0)
+    by_sequence = torch.tensor([1.25, 0.0, 1.25])[:, None, None]
+    by_row = torch.randint(2, (21, 1)).float() * 1.25
+    for dtype in (torch.float32, torch.float16):
+        check_residuals(3, 7, 48, dtype=dtype, drop=by_sequence)
+        check_residuals(21, 48, dtype=dtype, drop=by_row)
+    check_residuals(3, 7, 48, dtype=torch.float32, drop=None)
+    check_residuals(0, 48, dtype=torch.float32, drop=None)
+    residual_kernel.PROGRAMS = 2  # each reads several blocks
+    check_residuals(3, 17, 48, dtype=torch.float32, drop=by_sequence)
+
+
 def operators() -> None:
     """What torch asks of a custom operator: schema, shapes without values, gradients, tracing."""
     torch.manual_seed(0)
@@ -263,9 +292,12 @@ def look_at_no_value() -> None:
 def use_kernels(module: nn.Module, *, on: bool) -> None:
     """Lets attention take the kernels here, where there is no GPU."""
     setattr(attention, "reads_bias_once", lambda rows, dropout: dropout == 0)  # noqa: B010
+    setattr(experts, "sums_by_kernel", lambda branch: not torch.compiler.is_compiling())  # noqa: B010
     for part in module.modules():
         if isinstance(part, SelfAttention):
             part.bias_kernel = on
+        if isinstance(part, PreNormBlock):
+            part.residual_kernel = on
 
 
 def gradients_of(loss: Tensor, module: nn.Module) -> list[Tensor]:
@@ -312,13 +344,14 @@ def models() -> None:
         bias = nn.Parameter(torch.randn(2, 8, 8))
         check_layers(SelfAttention(32, 2), layout, hidden, bias)
     config = vlmo_small(vocab_size=50, image_size=32, num_layers=2, first_vl_layer=1, width=64)
-    model = Vlmo(replace(config, init_std=0.2)).train()
+    model = Vlmo(replace(config, init_std=0.2, layer_scale=0.5, drop_path=0.3)).train()
     assert model.encoder.relative is not None
     nn.init.normal_(model.encoder.relative.table)
     inputs, results, mix = model_inputs(config), [], Mock(wraps=kernels.mix)
     kernels.mix = mix
     for on in (True, False):
         use_kernels(model, on=on)
+        torch.manual_seed(0)  # of drop path
         step = contrast_and_matching(model, inputs, inputs.tokens, lambda *_: drawn())
         words = step.masked_text[inputs.token_mask]
         loss = step.contrast.loss + step.match_logits.sin().sum() + words.sin().sum()
@@ -382,7 +415,7 @@ def compiled(kernel: Any, blocks: kernels.Blocks, dtype: str, *, packed: bool) -
     """The kernel's assembly for an H100, without one; rows by a table or in a masked grid."""
     constants: dict[str, Any] = {"HEAD": 64, "QUERIES": blocks.queries, "KEYS": blocks.keys}
     constants |= {"HAS_QUERY_ROWS": packed, "HAS_KEY_ROWS": packed, "HAS_MASK": not packed}
-    constants |= {"ROWS": kernels.PAD_ROWS, "COLUMNS": kernels.PADDED_TO}
+    constants |= {"ROWS": kernels.PAD_ROWS, "COLUMNS": kernels.PAD_COLUMNS}
     constants |= dict.fromkeys(("key_mask",) if packed else ("query_rows", "key_rows"), None)
     signature, aligned = {}, {}
     for number, name in enumerate(kernel.arg_names):

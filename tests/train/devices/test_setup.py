@@ -12,6 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from vlmill.models import VARIANTS, preset
+from vlmill.models.layers.attention import SelfAttention
+from vlmill.models.layers.experts import PreNormBlock
+from vlmill.train.devices import setup
 from vlmill.train.devices.setup import reducing
 from vlmill.train.loading import loader as batch_loader
 
@@ -45,3 +49,21 @@ def test_the_prefetch_is_on_its_process_s_gpu(monkeypatch: pytest.MonkeyPatch) -
     batches: Any = ["first", "second"]
     assert list(batch_loader._ahead(iter(batches), gpu=3)) == batches
     assert chosen == [3]
+
+
+@pytest.mark.parametrize(
+    ("device", "compiles", "expected"),
+    [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)],
+)
+def test_kernels_of_our_own_are_used_where_they_can_be_compiled(
+    device: str, compiles: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "can_compile", lambda work: compiles)
+    config = preset("vlmo-small", vocab_size=50, num_layers=2, first_vl_layer=1)
+    model = VARIANTS["vlmo"].model(config)
+    setup.use_attention_kernel(model, torch.device(device))
+    attentions = [part for part in model.modules() if isinstance(part, SelfAttention)]
+    assert [part.bias_kernel for part in attentions] == [expected] * 2
+    setup.use_residual_kernel(model, torch.device(device))
+    blocks = [part for part in model.modules() if isinstance(part, PreNormBlock)]
+    assert [part.residual_kernel for part in blocks] == [expected] * 2

@@ -27,6 +27,9 @@ from vlmill.train.recipes.without_effect import without_effect
         ("imagebert-small", ["attention_kernel=true"], ["variant=imagebert has no relative"]),
         ("vlmo-base-plus", ["attention_kernel=true"], ["variant=vlmo has no relative"]),
         ("vlmo-small", ["attention_kernel=true"], []),
+        ("vlmo-small", ["residual_kernel=true"], ["variant=vlmo has no layer scale"]),
+        ("vlmo-base", ["residual_kernel=true"], []),
+        ("vlmo-base", ["residual_kernel=true", "compile=blocks"], ["compile=blocks joins"]),
         ("vlmo-small", ["feeding.max_regions=5", "feeding.crop=[0.2, 1.0]"], ["kind=pixels"]),
     ],
 )

@@ -216,7 +216,11 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 
 @pytest.mark.parametrize(
     "change",
-    ["checkpoint_activations=true", pytest.param("compile=true", marks=pytest.mark.long)],
+    [
+        "checkpoint_activations=true",
+        "attention_kernel=true",
+        pytest.param("compile=true", marks=pytest.mark.long),
+    ],
 )
 def test_how_layers_are_computed_changes_no_loss(
     change: str, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
