@@ -229,7 +229,9 @@ def kept_in_classes(
         )[..., 0].transpose(1, 2)
         # Some classes at a time: of 300 regions the overlaps of 100 classes are 36 MB.
         for part_boxes, part_scores in zip(
-            boxes.split(CLASSES_AT_ONCE, dim=2), scores.split(CLASSES_AT_ONCE, dim=2), strict=True
+            torch.split(boxes, CLASSES_AT_ONCE, dim=2),
+            torch.split(scores, CLASSES_AT_ONCE, dim=2),
+            strict=True,
         )
     ]
     return torch.cat(survives, dim=2)
