@@ -20,6 +20,7 @@ from vlmill.models.detector.config import DetectorConfig, Rule
 from vlmill.models.detector.faster_rcnn import Detections, foreground_classes, refine_boxes
 from vlmill.models.detector.nms import class_confidence, first_survivors, nms_every_class
 
+MAX_HALVINGS = 10  # of VinVL's threshold
 CLASSES_AT_ONCE = 100  # in a suppression whose classes have boxes of their own
 
 
@@ -315,15 +316,27 @@ def by_class_pairs(
     pairs, values, threshold = select_by_threshold(enough, survivors, values, spec)
     ids, classes = pairs // probs.shape[2], pairs % probs.shape[2]
     above = (values > rule.threshold).sum(dim=1, keepdim=True)
+    by_class = spec.pair_order == "class"
     chosen = SelectedRegions(
         ids=ids,
         boxes=gather_boxes(boxes.flatten(1, 2), pairs if boxes.shape[2] > 1 else ids),
         class_ids=classes,
         class_scores=values,
-        box_mask=within_bounds(values, above, rule),
+        box_mask=above_halved(values, rule) if by_class else within_bounds(values, above, rule),
         nms_threshold=threshold,
     )
-    return class_by_class(chosen) if spec.pair_order == "class" else chosen
+    return class_by_class(chosen) if by_class else chosen
+
+
+def above_halved(values: Float[Tensor, "N M"], rule: Selection) -> Bool[Tensor, "N M"]:
+    """Which pairs are above the threshold, halved up to ten times until there are enough."""
+    halves = torch.arange(MAX_HALVINGS + 1, device=values.device)
+    thresholds = rule.threshold * 0.5**halves
+    above = values[:, None] > thresholds[:, None]  # [N, halvings, M]
+    enough = above.sum(dim=2) >= rule.min_boxes
+    last = torch.ones_like(enough[:, :1])
+    first = torch.cat((enough[:, :-1], last), dim=1).int().argmax(dim=1)
+    return above.gather(1, first[:, None, None].expand(-1, 1, values.shape[1]))[:, 0]
 
 
 def class_by_class(chosen: SelectedRegions) -> SelectedRegions:

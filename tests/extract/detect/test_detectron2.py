@@ -18,12 +18,13 @@ from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.detectron2 import INSTALL, load_weights, open_detectron2
+from vlmill.extract.detect.detectron2 import INSTALL, library, load_weights, open_detectron2
 from vlmill.extract.detect.predict import extract_regions, predict_regions, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2
+from vlmill.models.detector.configurations import read_configuration
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published_names import ANCHORS as CELL_ANCHORS
 from vlmill.models.detector.published_names import published_name
@@ -324,3 +325,29 @@ def test_without_detectron2_the_error_says_how_to_install_it(
     with pytest.raises(InputError) as caught:
         open_detectron2(tmp_path / "config.yaml", tmp_path / "model.pkl")
     assert INSTALL in str(caught.value) and "02b5c4e2" in str(caught.value)
+
+
+@needs_detectron2
+def test_a_grid_of_deformable_convolutions_is_detectron2s() -> None:
+    """The body of grid-feats-vqa's X-152pp, which no detector of Detectron2's own has."""
+    keys = {
+        "MODEL.RESNETS.DEPTH": 50,
+        "MODEL.RESNETS.NUM_GROUPS": 4,
+        "MODEL.RESNETS.WIDTH_PER_GROUP": 2,
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+        "MODEL.RESNETS.OUT_FEATURES": ["res5"],
+        "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, True, True],
+    }
+    cfg = library("config").get_cfg()
+    cfg.merge_from_list([part for pair in keys.items() for part in pair])
+    theirs = library("modeling").build_backbone(cfg).eval()
+    values = keys | {"MODEL.ROI_HEADS.NAME": "AttributeStandardROIHeads"}
+    ours = FasterRCNN(read_configuration(values).config).eval()
+    randomise(ours, 1)
+    state = ours.backbone.state_dict()
+    theirs.load_state_dict(state, strict=True)
+    image = 50 * torch.randn(1, 3, 120, 150, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.feature_maps(image)[0], theirs(image)["res5"])

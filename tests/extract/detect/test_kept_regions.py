@@ -193,6 +193,19 @@ def test_pairs_class_by_class() -> None:
     assert sorted(regions.class_scores.tolist()) == sorted(best_first.class_scores.tolist())
 
 
+@pytest.mark.parametrize(("least", "halvings"), [(0, 0), (4, 1), (5, 2), (100, 10)])
+def test_vinvl_halves_the_threshold_until_there_are_enough(least: int, halvings: int) -> None:
+    spec = vinvl(**SIZES, selection="class-pairs", pair_order="class", class_nms_thresholds=(1.0,))
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.06, 0.04], [0.3, 0.35, 0.34, 0.007, 0.003]])
+    boxes = torch.tensor([[[0.0, 0, 9, 9], [50, 50, 60, 60]]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    found = Detections(boxes=boxes, box_mask=mask, features=boxes, class_probs=probs[None])
+    rule = Selection(threshold=0.21, min_boxes=least, max_boxes=100)
+    scores = taken_of(select(found, spec, FRAMES, rule)).class_scores
+    above = probs[:, 1:][probs[:, 1:] > 0.21 / 2**halvings]
+    assert sorted(scores.tolist()) == sorted(above.tolist())
+
+
 @pytest.mark.parametrize("spec", [vinvl(**SIZES), vqa_maskrcnn(**SIZES)])
 def test_no_proposals(spec: DetectorConfig) -> None:
     found = drawn(1, free=REGIONS)
