@@ -59,7 +59,7 @@ def select(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
     """Selects the regions of each image, boxes in its own pixels."""
-    if detections.class_probs is None:
+    if spec.regions == "grid":
         return every_cell(detections, frames)
     choose = RULES[spec.selection]
     chosen = choose(detections, spec, frames, rule)
@@ -86,7 +86,7 @@ def every_given(
     detections: Detections, spec: DetectorConfig, boxes: Float[Tensor, "N P 4"]
 ) -> SelectedRegions:
     """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
-    scores, classes = class_probs_of(detections, spec).max(dim=2)
+    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
     return SelectedRegions(
         ids=torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2]),
         boxes=boxes,
@@ -105,7 +105,7 @@ def by_class_confidence(
     The boxes that suppress each other are those that are written, in the image's pixels; refined
     ones are refined there too, each by its best class.
     """
-    box_mask, probs = detections.box_mask, class_probs_of(detections, spec)
+    box_mask, probs = detections.box_mask, foreground_classes(detections.class_probs, spec)
     boxes = frames.to_images(detections.boxes)
     scores, classes = probs.max(dim=2)
     if spec.written_boxes == "refined":
@@ -155,7 +155,10 @@ def by_kept_class(
     """VinVL's rule (``filter_results_peter``): the class in which a region survives the suppression
     with the highest probability, and that class's box. Boxes are in the network's pixels.
     """
-    probs, boxes = class_probs_of(detections, spec), candidate_boxes(detections, spec, frames)
+    probs, boxes = (
+        foreground_classes(detections.class_probs, spec),
+        candidate_boxes(detections, spec, frames),
+    )
     if boxes.shape[2] > 1:
         boxes = boxes[:, :, 1:] if spec.background == "first" else boxes[:, :, :-1]
     survives = kept_in_classes(boxes, probs, detections.box_mask, spec)
@@ -183,10 +186,10 @@ def by_kept_confidence(
     Proposals suppress each other in the image's pixels. With ``background_counts`` background is a
     class like others, and -1.
     """
-    probs = class_probs_of(detections, spec)
+    probs = foreground_classes(detections.class_probs, spec)
     counted, first = probs, 0
     if spec.background_counts:
-        assert detections.class_probs is not None and spec.background == "first"
+        assert spec.background == "first"
         counted, first = detections.class_probs, -1
     boxes = frames.to_images(detections.boxes)
     survives = kept_in_classes(boxes[:, :, None], counted, detections.box_mask, spec)
@@ -263,7 +266,7 @@ def by_best_class(
     the bounds of ``rule`` count, best first. The released code has no threshold: 0 is the same.
     Boxes are in the network's pixels.
     """
-    scores, classes = class_probs_of(detections, spec).max(dim=2)
+    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
     boxes = select_class_boxes(candidate_boxes(detections, spec, frames), classes, spec)
     impossible = ~detections.box_mask
     if spec.candidate_share:
@@ -299,7 +302,7 @@ def by_class_pairs(
     are left. The best of the pairs below the threshold fill up to ``rule.min_boxes``: they come
     after the others, so that one suppression gives both. Boxes are in the network's pixels.
     """
-    probs = class_probs_of(detections, spec)
+    probs = foreground_classes(detections.class_probs, spec)
     boxes = candidate_boxes(detections, spec, frames)
     if boxes.shape[2] > 1 and spec.background == "first":
         boxes = boxes[:, :, 1:]
@@ -385,12 +388,6 @@ def in_images(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> 
         extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
         box_mask = box_mask & extent
     return dataclasses.replace(chosen, boxes=boxes, box_mask=box_mask, network_boxes=chosen.boxes)
-
-
-def class_probs_of(detections: Detections, spec: DetectorConfig) -> Float[Tensor, "N P K"]:
-    """Class probabilities without background's."""
-    assert detections.class_probs is not None
-    return foreground_classes(detections.class_probs, spec)
 
 
 def candidate_boxes(

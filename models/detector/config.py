@@ -151,8 +151,8 @@ class DetectorConfig:
     clips_written: bool = True
     # best-class: a score has to be above this share of the threshold to take part.
     candidate_share: float = 0.0
-    # class-pairs: best first, or as VinVL class by class, the threshold halved up to ten times until
-    # there are enough.
+    # class-pairs: best first, or as VinVL class by class, the threshold halved up to ten times
+    # until there are enough.
     pair_order: Literal["score", "class"] = "score"
     background_counts: bool = False  # kept-confidence: background is a class like others
 

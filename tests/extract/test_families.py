@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from vlmill.models.detector.random_weights import randomise
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.readers.regions import RegionReader
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "depth": 50,
     "stem_channels": 4,
     "res2_channels": 8,
@@ -33,9 +34,13 @@ SIZES = {
     "num_classes": 6,
     "rpn_channels": 8,
 }
-GROUPS = {"groups": 2, "stride_in_1x1": False}
-FPN = {"fpn_channels": 8, "fc_channels": 10}
-ATTRIBUTES = {"num_attributes": 5, "class_embedding_size": 3, "attribute_hidden_size": 4}
+GROUPS: dict[str, Any] = {"groups": 2, "stride_in_1x1": False}
+FPN: dict[str, Any] = {"fpn_channels": 8, "fc_channels": 10}
+ATTRIBUTES: dict[str, Any] = {
+    "num_attributes": 5,
+    "class_embedding_size": 3,
+    "attribute_hidden_size": 4,
+}
 FAMILIES: dict[str, tuple[DetectorConfig, int]] = {
     "vinvl": (vinvl(**SIZES, **GROUPS, **ATTRIBUTES), 64),
     "vqa-maskrcnn": (vqa_maskrcnn(**SIZES, **GROUPS, **FPN), 10),
@@ -76,7 +81,8 @@ def test_a_file_tells_its_family(
     reader = RegionReader(output)
     (row,) = reader
     assert reader.producer["detector"]["family"] == family
-    assert row.features.shape == (len(row.boxes), width) and len(row.boxes) > 0
+    assert row.features is not None and len(row.boxes) > 0
+    assert row.features.shape == (len(row.boxes), width)
     assert (row.attribute_ids is not None) == (family == "vinvl")
     assert extract_rois("verify", output) == 0
 
@@ -117,7 +123,7 @@ def test_cells_of_the_last_map_are_regions(name: str, image: Path, tmp_path: Pat
     assert reader.producer["detector"]["regions"] == "grid"
     assert row.class_ids is None and row.attribute_ids is None
     rows, columns = 2, round(len(row.boxes) / 2)
-    assert row.features.shape == (rows * columns, 64)
+    assert row.features is not None and row.features.shape == (rows * columns, 64)
     assert row.boxes[0, :2].tolist() == [0, 0]
     assert row.boxes[-1, 2:].tolist() == pytest.approx([row.width, row.height], abs=1e-3)
     areas = (row.boxes[:, 2:] - row.boxes[:, :2]).prod(axis=1)
@@ -152,7 +158,8 @@ def test_an_architecture_is_a_grid_without_the_flag(image: Path, tmp_path: Path)
     arguments = ["--arch", "grid-r50", "--short-side", "40", "--long-side", "60"]
     assert extract_rois("run", image, "--output", tmp_path / "out", *arguments) == 0
     (row,) = RegionReader(tmp_path / "out")
-    assert row.features.shape == (len(row.boxes), 2048) and row.class_ids is None
+    assert row.features is not None and row.class_ids is None
+    assert row.features.shape == (len(row.boxes), 2048)
 
 
 def test_rows_are_those_of_the_map(image: Path, tmp_path: Path) -> None:
@@ -173,4 +180,5 @@ def test_rows_are_those_of_the_map(image: Path, tmp_path: Path) -> None:
     with torch.inference_mode():
         (cells,) = model.feature_maps(pixels.tensor)
     expected = cells[0].flatten(1).T.numpy()
+    assert row.features is not None
     np.testing.assert_allclose(row.features, expected, rtol=1e-4, atol=1e-4)

@@ -188,7 +188,6 @@ def describe_truth(
     scaled_boxes = (boxes * frames.factors[0])[None]
     there = torch.ones(scaled_boxes.shape[:2], dtype=torch.bool, device=scaled_boxes.device)
     detections = network.describe(maps, scaled_boxes, there)
-    assert detections.class_probs is not None
     classes = foreground_classes(detections.class_probs, config)[0]
     findings.classes.append(classes.argmax(dim=1).cpu().numpy())
     if detections.attribute_probs is not None:

@@ -54,7 +54,6 @@ def class_boxes(found: Detections, spec: DetectorConfig) -> Tensor:
 
 def peter(found: Detections, spec: DetectorConfig, rule: Selection) -> list[tuple[int, int]]:
     """Regions and labels by ``filter_results_peter``."""
-    assert found.class_probs is not None
     taken = int(found.box_mask.sum())
     probs, boxes = found.class_probs[0, :taken, 1:], class_boxes(found, spec)[:taken]
     kept = torch.zeros_like(probs)
@@ -110,7 +109,6 @@ def legacy_overlap(one: Tensor, other: Tensor) -> float:
 
 def pythia(found: Detections, rule: Selection, *, background: bool) -> list[tuple[int, int]]:
     """Regions and objects by MMF's loop; objects without background, or -1."""
-    assert found.class_probs is not None
     taken, first = int(found.box_mask.sum()), 0 if background else 1
     boxes, probs = found.boxes[0, :taken] / FACTOR, found.class_probs[0, :taken]
     confidence = torch.zeros(taken)
@@ -120,7 +118,7 @@ def pythia(found: Detections, rule: Selection, *, background: bool) -> list[tupl
             if all(legacy_overlap(boxes[row], boxes[other]) <= 0.5 for other in kept):
                 kept.append(row)
         for row in kept:
-            if probs[row, c] > max(confidence[row], rule.threshold):
+            if float(probs[row, c]) > max(float(confidence[row]), rule.threshold):
                 confidence[row] = probs[row, c]
     rows = confidence.sort(descending=True).indices[: rule.max_boxes]
     return [

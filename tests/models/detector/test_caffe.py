@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,13 @@ from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.errors import InputError
 
 Array = npt.NDArray[np.float32]
-CONV, MEAN, WEIGHT = (np.full(shape, 2.0, np.float32) for shape in ((4, 3, 1, 1), 4, 4))
+CONV = np.full((4, 3, 1, 1), 2.0, np.float32)
+MEAN = WEIGHT = np.full(4, 2.0, np.float32)
 
 
 def norm(factor: float, suffix: str = "_conv1") -> dict[str, list[Array]]:
-    constants = [MEAN, 3 * MEAN, np.array([factor], np.float32)]
-    return {f"bn{suffix}": constants, f"scale{suffix}": [WEIGHT, 5 * WEIGHT]}
+    constants = [MEAN, MEAN + MEAN + MEAN, np.array([factor], np.float32)]
+    return {f"bn{suffix}": constants, f"scale{suffix}": [WEIGHT, WEIGHT + np.float32(8)]}
 
 
 @pytest.mark.parametrize(("factor", "mean", "variance"), [(4.0, 0.5, 1.5), (0.0, 0.0, 0.0)])
@@ -79,7 +81,7 @@ def test_other_layers_are_named(layers: Mapping[str, list[Array]], said: str) ->
         name_caffe_weights(layers)
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "depth": 50,
     "stem_channels": 4,
     "res2_channels": 8,
@@ -105,7 +107,8 @@ def layers_of(state: Mapping[str, Tensor], factor: float) -> dict[str, list[Arra
             suffix = block_name(parameter)
             layers["conv1" if suffix == "_conv1" else f"res{suffix}"] = [values]
             norm = {name: state[f"{parameter}.norm.{name}"].numpy() for name in NORM}
-            sums = [norm["running_mean"] * factor, norm["running_var"] * factor]
+            scale = np.float32(factor)
+            sums = [norm["running_mean"] * scale, norm["running_var"] * scale]
             layers[f"bn{suffix}"] = [*sums, np.array([factor], np.float32)]
             layers[f"scale{suffix}"] = [norm["weight"], norm["bias"]]
     return layers

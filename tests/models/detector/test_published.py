@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from vlmill.models.detector.published import config_of_weights, load_published, 
 from vlmill.models.detector.published_names import ANCHORS, CELL_ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "depth": 50,
     "stem_channels": 4,
     "res2_channels": 8,
@@ -24,7 +25,7 @@ SIZES = {
     "attribute_hidden_size": 7,
 }
 
-FPN = {"fpn_channels": 6, "fc_channels": 9}
+FPN: dict[str, Any] = {"fpn_channels": 6, "fc_channels": 9}
 
 
 def small(layout: str) -> DetectorConfig:
@@ -63,8 +64,8 @@ def test_a_layout_says_conventions_and_sizes(layout: str) -> None:
         state |= {"roi_heads.attribute_predictor.fc.0.weight": torch.zeros(3, 3)}
     assert recognise_layout(state, grid=grid) == layout
     found = config_of_weights(state, grid=grid)
-    unsaid = ("class_embedding_size", "attribute_hidden_size")
-    unsaid += ("num_classes", "rpn_channels") if grid else ()
+    unsaid = ["class_embedding_size", "attribute_hidden_size"]
+    unsaid += ["num_classes", "rpn_channels"] if grid else []
     assert dataclasses.replace(found, cell_anchors=None) == dataclasses.replace(
         config, **{name: getattr(found, name) for name in unsaid}
     )
@@ -242,7 +243,7 @@ def test_other_architectures_are_named(
     layout: str, changes: Mapping[str, Tensor], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        config_of_weights(published(small(layout)) | changes)
+        config_of_weights(published(small(layout)) | dict(changes))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_what_tells_a_layout_is_named(layout: str, part: str, said: str) -> None
 
 def test_groups_tell_the_conventions_of_what_was_published() -> None:
     """ResNeXt's stride is in the 3x3; Detectron2's and the grid's X-101 alone have deviations."""
-    grouped = {"groups": 2, "stride_in_1x1": False}
+    grouped: dict[str, Any] = {"groups": 2, "stride_in_1x1": False}
     d2 = dataclasses.replace(small("detectron2-fpn"), **grouped)
     found = config_of_weights(published(d2))
     assert not found.stride_in_1x1 and found.pixel_std == (57.375, 57.12, 58.395)
