@@ -109,7 +109,7 @@ def compute_differences(
         other_proposals=len(box_distances) - len(same),
         proposals_px=largest(same),
         features=compute_relative_difference(detections.features, reference.features),
-        class_probs=largest(compute_class_differences(detections, reference)),
+        class_probs=largest((detections.class_probs - reference.class_probs).abs()),
         refined_px=largest((own_refined - their_refined).abs()),
         regions=len(regions[0]),
         other_regions=count_missing_regions(row, *regions),
@@ -120,12 +120,6 @@ def compute_proposals(detector: Detector, maps: Maps, frames: Frames) -> Float[T
     """One image's proposals, without free places."""
     boxes, box_mask = detector.model.proposals(maps, frames.network_limits, frames.min_sides)
     return boxes[:, box_mask[0]]
-
-
-def compute_class_differences(detections: Detections, reference: Detections) -> Tensor:
-    """Returns how far the class probabilities of the same regions are apart."""
-    assert detections.class_probs is not None and reference.class_probs is not None
-    return (detections.class_probs - reference.class_probs).abs()
 
 
 def refine_detections(

@@ -141,6 +141,8 @@ def command_run(arguments: argparse.Namespace) -> int:
     warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]
     detector = detector_on(arguments, names[0])
+    if arguments.weights is not None:
+        print_status(detector.summary)
     job = Job(
         plan=plan,
         output=arguments.output,

@@ -39,9 +39,9 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     net.add_argument(
         "--weights",
         metavar="FILE",
-        help="published detector: .pth, .pkl, .bin, .safetensors or .caffemodel, whose keys say of "
-        "which family it is (docs/detectors.md), or the --output of `train`; without it the weights "
-        "are RANDOM",
+        help="published detector: .pth, .pkl, .bin, .safetensors or .caffemodel, whose keys tell "
+        "its family (docs/detectors.md), or the --output of `train`; without it the weights are "
+        "RANDOM",
     )
     net.add_argument(
         "--grid",
@@ -61,8 +61,8 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FILE",
         help="sizes and conventions of the weights: the .yaml file of a detector of Detectron2 (C4 "
-        "or FPN, with _BASE_), airsplay, MILVLG, Hugging Face's port, VinVL, vqa-maskrcnn-benchmark "
-        "or grid-feats-vqa; in place of --arch (docs/detectors.md)",
+        "or FPN, with _BASE_), airsplay, MILVLG, Hugging Face's port, VinVL, "
+        "vqa-maskrcnn-benchmark or grid-feats-vqa; in place of --arch (docs/detectors.md)",
     )
     net.add_argument(
         "--seed", type=int_at_least(0), default=0, help="of random weights (default: %(default)s)"

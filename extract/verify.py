@@ -87,7 +87,8 @@ def region_problems(folder: str | Path) -> list[str]:
         reader = RegionReader(folder)
         border, width = find_border(reader.producer), get_global_width(reader.producer)
         for row in reader:
-            row_errors = row_problems(row, border_px=border, global_width=width)
+            own = None if border is None else border + padding_px(row, reader.producer)
+            row_errors = row_problems(row, border_px=own, global_width=width)
             problems += [f"{folder}, {row.image_id}: {problem}" for problem in row_errors]
     except (InputError, OSError, ValueError) as error:
         problems.append(str(error))
@@ -99,6 +100,19 @@ def find_border(producer: Mapping[str, Any]) -> float | None:
     if "given" in producer:
         return None
     return IMPORTED_BORDER_PX if producer.get("boxes") == "given" else BORDER_TOLERANCE_PX
+
+
+def padding_px(row: RegionRow, producer: Mapping[str, Any]) -> float:
+    """By how many of its pixels an image may have been padded, where the padding counts as image:
+    boxes of vqa-maskrcnn reach into it (:mod:`vlmill.models.detector.config`).
+    """
+    detector, limits = producer.get("detector", {}), producer.get("limits", {})
+    if detector.get("clipped_to") != "padded":
+        return 0.0
+    short, long = (limits.get(name) or detector[name] for name in ("short_side", "long_side"))
+    sides = row.height, row.width
+    factor = min(short / min(sides), long / max(sides))
+    return float(detector["size_divisibility"] / factor)
 
 
 def get_global_width(producer: Mapping[str, Any]) -> int | None:

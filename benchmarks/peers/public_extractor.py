@@ -41,7 +41,7 @@ def extract(
     height, width = image.shape[2:]
     offset, least = model.config.box_offset, model.config.min_input_size(scale)
     limits = torch.tensor([[width - offset, height - offset] * 2])
-    places, taken = model.proposals(features, limits, torch.tensor([least]))
+    places, taken = model.proposals((features,), limits, torch.tensor([least]))
     boxes = places[taken]
     pooled = roi_pool(features, [boxes], model.config.pool_size, 1 / model.config.stride)
     means = stage(model.roi_heads.res5, pooled).mean(dim=(2, 3))

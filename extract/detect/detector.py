@@ -29,6 +29,7 @@ from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import fold_norms
 from vlmill.schemas.errors import InputError
 
+DESCRIBED_BY = {"res5": "res5", "fc1": "the first linear layer", "fc2": "the second linear layer"}
 # Fields of a configuration that version 0.1.0 had not.
 ADDED_FIELDS = frozenset(
     (
@@ -57,6 +58,23 @@ class Detector:
         """Returns the fingerprint, and the digests of the networks beside it."""
         networks = () if self.global_networks is None else self.global_networks.networks
         return (self.fingerprint, *(network.digest for network in networks))
+
+    @property
+    def summary(self) -> str:
+        """Returns the family, the ResNet and the sizes of the outputs, in one line for people."""
+        config = self.model.config
+        body = f"ResNeXt-{config.depth} of {config.groups} groups"
+        parts = [
+            f"{self.weights}: a detector of the family {config.family}",
+            body if config.groups > 1 else f"ResNet-{config.depth}",
+            f"{config.feature_size} features of {DESCRIBED_BY[config.feature_layer]}",
+        ]
+        if config.regions == "grid":
+            return ", ".join([*parts[:2], f"{config.feature_size} features of each cell of C5"])
+        parts.append(f"{config.num_classes} classes")
+        if config.num_attributes:
+            parts.append(f"{config.num_attributes} attributes")
+        return ", ".join(parts)
 
 
 def open_detector(

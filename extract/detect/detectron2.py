@@ -128,8 +128,8 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
     model = cfg.MODEL
     if model.ROI_HEADS.NAME not in HEADS or model.META_ARCHITECTURE != "GeneralizedRCNN":
         raise InputError(
-            f"--config {file.path}: {model.META_ARCHITECTURE} with {model.ROI_HEADS.NAME}; give one "
-            f"with GeneralizedRCNN and {' or '.join(HEADS)}"
+            f"--config {file.path}: {model.META_ARCHITECTURE} with {model.ROI_HEADS.NAME}; give "
+            f"one with GeneralizedRCNN and {' or '.join(HEADS)}"
         )
     return cfg
 

@@ -34,7 +34,7 @@ def stored_tensors(
 ) -> dict[str, Tensor]:
     """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`."""
     tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
-    if detections.class_probs is None:  # a grid's cells have no classes
+    if spec.regions == "grid":  # whose cells have no classes
         return tensors
     if storage.class_probs != "none":
         tensors["class_ids"] = chosen.class_ids.short()

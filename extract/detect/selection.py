@@ -20,6 +20,7 @@ from vlmill.models.detector.config import DetectorConfig, Rule
 from vlmill.models.detector.faster_rcnn import Detections, foreground_classes, refine_boxes
 from vlmill.models.detector.nms import class_confidence, first_survivors, nms_every_class
 
+MAX_HALVINGS = 10  # of VinVL's threshold
 CLASSES_AT_ONCE = 100  # in a suppression whose classes have boxes of their own
 
 
@@ -58,7 +59,7 @@ def select(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
     """Selects the regions of each image, boxes in its own pixels."""
-    if detections.class_probs is None:
+    if spec.regions == "grid":
         return every_cell(detections, frames)
     choose = RULES[spec.selection]
     chosen = choose(detections, spec, frames, rule)
@@ -85,7 +86,7 @@ def every_given(
     detections: Detections, spec: DetectorConfig, boxes: Float[Tensor, "N P 4"]
 ) -> SelectedRegions:
     """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
-    scores, classes = class_probs_of(detections, spec).max(dim=2)
+    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
     return SelectedRegions(
         ids=torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2]),
         boxes=boxes,
@@ -104,7 +105,7 @@ def by_class_confidence(
     The boxes that suppress each other are those that are written, in the image's pixels; refined
     ones are refined there too, each by its best class.
     """
-    box_mask, probs = detections.box_mask, class_probs_of(detections, spec)
+    box_mask, probs = detections.box_mask, foreground_classes(detections.class_probs, spec)
     boxes = frames.to_images(detections.boxes)
     scores, classes = probs.max(dim=2)
     if spec.written_boxes == "refined":
@@ -154,7 +155,10 @@ def by_kept_class(
     """VinVL's rule (``filter_results_peter``): the class in which a region survives the suppression
     with the highest probability, and that class's box. Boxes are in the network's pixels.
     """
-    probs, boxes = class_probs_of(detections, spec), candidate_boxes(detections, spec, frames)
+    probs, boxes = (
+        foreground_classes(detections.class_probs, spec),
+        candidate_boxes(detections, spec, frames),
+    )
     if boxes.shape[2] > 1:
         boxes = boxes[:, :, 1:] if spec.background == "first" else boxes[:, :, :-1]
     survives = kept_in_classes(boxes, probs, detections.box_mask, spec)
@@ -182,10 +186,10 @@ def by_kept_confidence(
     Proposals suppress each other in the image's pixels. With ``background_counts`` background is a
     class like others, and -1.
     """
-    probs = class_probs_of(detections, spec)
+    probs = foreground_classes(detections.class_probs, spec)
     counted, first = probs, 0
     if spec.background_counts:
-        assert detections.class_probs is not None and spec.background == "first"
+        assert spec.background == "first"
         counted, first = detections.class_probs, -1
     boxes = frames.to_images(detections.boxes)
     survives = kept_in_classes(boxes[:, :, None], counted, detections.box_mask, spec)
@@ -229,7 +233,9 @@ def kept_in_classes(
         )[..., 0].transpose(1, 2)
         # Some classes at a time: of 300 regions the overlaps of 100 classes are 36 MB.
         for part_boxes, part_scores in zip(
-            boxes.split(CLASSES_AT_ONCE, dim=2), scores.split(CLASSES_AT_ONCE, dim=2), strict=True
+            torch.split(boxes, CLASSES_AT_ONCE, dim=2),
+            torch.split(scores, CLASSES_AT_ONCE, dim=2),
+            strict=True,
         )
     ]
     return torch.cat(survives, dim=2)
@@ -260,7 +266,7 @@ def by_best_class(
     the bounds of ``rule`` count, best first. The released code has no threshold: 0 is the same.
     Boxes are in the network's pixels.
     """
-    scores, classes = class_probs_of(detections, spec).max(dim=2)
+    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
     boxes = select_class_boxes(candidate_boxes(detections, spec, frames), classes, spec)
     impossible = ~detections.box_mask
     if spec.candidate_share:
@@ -296,7 +302,7 @@ def by_class_pairs(
     are left. The best of the pairs below the threshold fill up to ``rule.min_boxes``: they come
     after the others, so that one suppression gives both. Boxes are in the network's pixels.
     """
-    probs = class_probs_of(detections, spec)
+    probs = foreground_classes(detections.class_probs, spec)
     boxes = candidate_boxes(detections, spec, frames)
     if boxes.shape[2] > 1 and spec.background == "first":
         boxes = boxes[:, :, 1:]
@@ -313,15 +319,27 @@ def by_class_pairs(
     pairs, values, threshold = select_by_threshold(enough, survivors, values, spec)
     ids, classes = pairs // probs.shape[2], pairs % probs.shape[2]
     above = (values > rule.threshold).sum(dim=1, keepdim=True)
+    by_class = spec.pair_order == "class"
     chosen = SelectedRegions(
         ids=ids,
         boxes=gather_boxes(boxes.flatten(1, 2), pairs if boxes.shape[2] > 1 else ids),
         class_ids=classes,
         class_scores=values,
-        box_mask=within_bounds(values, above, rule),
+        box_mask=above_halved(values, rule) if by_class else within_bounds(values, above, rule),
         nms_threshold=threshold,
     )
-    return class_by_class(chosen) if spec.pair_order == "class" else chosen
+    return class_by_class(chosen) if by_class else chosen
+
+
+def above_halved(values: Float[Tensor, "N M"], rule: Selection) -> Bool[Tensor, "N M"]:
+    """Which pairs are above the threshold, halved up to ten times until there are enough."""
+    halves = torch.arange(MAX_HALVINGS + 1, device=values.device)
+    thresholds = rule.threshold * 0.5**halves
+    above = values[:, None] > thresholds[:, None]  # [N, halvings, M]
+    enough = above.sum(dim=2) >= rule.min_boxes
+    last = torch.ones_like(enough[:, :1])
+    first = torch.cat((enough[:, :-1], last), dim=1).int().argmax(dim=1)
+    return above.gather(1, first[:, None, None].expand(-1, 1, values.shape[1]))[:, 0]
 
 
 def class_by_class(chosen: SelectedRegions) -> SelectedRegions:
@@ -370,12 +388,6 @@ def in_images(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> 
         extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
         box_mask = box_mask & extent
     return dataclasses.replace(chosen, boxes=boxes, box_mask=box_mask, network_boxes=chosen.boxes)
-
-
-def class_probs_of(detections: Detections, spec: DetectorConfig) -> Float[Tensor, "N P K"]:
-    """Class probabilities without background's."""
-    assert detections.class_probs is not None
-    return foreground_classes(detections.class_probs, spec)
 
 
 def candidate_boxes(

@@ -27,7 +27,7 @@ class Backbone(nn.Module):
         self.res2 = backbone_stage(config, 2)
         self.res3 = backbone_stage(config, 3)
         self.res4 = backbone_stage(config, 4)
-        self.stages = ("res2", "res3", "res4")
+        self.stages: tuple[str, ...] = ("res2", "res3", "res4")
         if config.last_stage == 5:
             self.res5 = backbone_stage(config, 5)
             self.stages += ("res5",)

@@ -149,8 +149,11 @@ class DetectorConfig:
     # Of the rules that select in the network's pixels: boxes are clipped to the image once more,
     # in its own pixels, and empty ones dropped.
     clips_written: bool = True
-    candidate_share: float = 0.0  # best-class: a score has to be above this share of the threshold
-    pair_order: Literal["score", "class"] = "score"  # class-pairs: best first, or class by class
+    # best-class: a score has to be above this share of the threshold to take part.
+    candidate_share: float = 0.0
+    # class-pairs: best first, or as VinVL class by class, the threshold halved up to ten times
+    # until there are enough.
+    pair_order: Literal["score", "class"] = "score"
     background_counts: bool = False  # kept-confidence: background is a class like others
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class Detections:
     boxes: Float[Tensor, "N P 4"]  # proposals, not refined, or a grid's cells
     box_mask: Bool[Tensor, "N P"]
     features: Float[Tensor, "N P D"]
-    class_probs: Float[Tensor, "N P K1"] | None  # background where the family has it; None: a grid
+    class_probs: Float[Tensor, "N P K1"]  # background where the family has it; K1 is 0 of a grid
     # None: no attribute head, or one that sees the boxes that are written.
     attribute_probs: Float[Tensor, "N P L1"] | None = None
     box_deltas: Float[Tensor, "N P B4"] | None = None  # None: the family writes proposals
@@ -257,7 +257,7 @@ def grid_cells(
         boxes=clip_boxes(cells[None], limits[:, None]),
         box_mask=inside,
         features=widen(features).permute(0, 2, 3, 1).reshape(images, rows * columns, size),
-        class_probs=None,
+        class_probs=features.new_zeros((images, rows * columns, 0)),
     )
 
 

@@ -218,12 +218,20 @@ class Bottleneck(nn.Module):
         if in_channels != out_channels:
             self.shortcut = ConvNorm(in_channels, out_channels, 1, norm, stride=stride)
         self.conv1 = ConvNorm(in_channels, mid_channels, 1, norm, stride=first)
-        widths, geometry = (mid_channels, mid_channels, 3), {"stride": second, "dilation": dilation}
         if deformable:
-            self.conv2_offset = nn.Conv2d(mid_channels, OFFSETS, 3, padding=dilation, **geometry)
-            self.conv2: ConvNorm = DeformableConvNorm(*widths, norm, groups=groups, **geometry)
-        else:
-            self.conv2 = ConvNorm(*widths, norm, groups=groups, **geometry)
+            self.conv2_offset = nn.Conv2d(
+                mid_channels, OFFSETS, 3, stride=second, padding=dilation, dilation=dilation
+            )
+        middle = DeformableConvNorm if deformable else ConvNorm
+        self.conv2: ConvNorm = middle(
+            mid_channels,
+            mid_channels,
+            3,
+            norm,
+            stride=second,
+            dilation=dilation,
+            groups=groups,
+        )
         self.conv3 = ConvNorm(mid_channels, out_channels, 1, norm)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:

@@ -142,25 +142,28 @@ class RoiHeads(nn.Module):
         """Returns the features of each region of one image on a CPU, whose regions share what they
         can.
         """
-        if len(boxes) and self.shares_windows():
+        pools_for_res5 = self.config.pooling == "pool" and self.config.feature_layer == "res5"
+        if len(boxes) and pools_for_res5 and shares_windows(self.res5):
             size, scale = self.config.pool_size, 1 / self.config.stride
             return pooled_means(self.res5, maps[0], boxes, scale=scale, size=size, chunk=chunk)
-        return self.pooled_features(maps, number_boxes(boxes[None]), chunk)
-
-    def shares_windows(self) -> bool:
-        """Says whether regions are pooled so that several have the same windows for res5."""
-        by_maxima = self.config.pooling == "pool" and self.config.feature_layer == "res5"
-        return by_maxima and shares_windows(self.res5)
+        return self.pooled_features(maps, number_boxes(boxes[None]), chunk, may_wait=True)
 
     def pooled_features(
-        self, maps: Maps, rois: Float[Tensor, "R 5"], chunk: int
+        self, maps: Maps, rois: Float[Tensor, "R 5"], chunk: int, *, may_wait: bool = False
     ) -> Float[Tensor, "R D"]:
-        """Returns the features of each of the regions that follow their image's number."""
+        """Returns the features of each of the regions that follow their image's number.
+
+        ``may_wait`` as in :func:`pool_regions`.
+        """
         if not len(rois):
             return rois.new_zeros((0, self.config.feature_size))
-        pooled_maps = poolable(maps, self.config)
-        parts = torch.split(rois, chunk)
-        return torch.cat([self.describe(pool_regions(pooled_maps, r, self.config)) for r in parts])
+        pooled_maps, config = poolable(maps, self.config), self.config
+        return torch.cat(
+            [
+                self.describe(pool_regions(pooled_maps, part, config, may_wait=may_wait))
+                for part in torch.split(rois, chunk)
+            ]
+        )
 
 
 def number_boxes(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
@@ -191,13 +194,14 @@ def pools_by_kernel(maps: Maps, config: DetectorConfig) -> bool:
 
 
 def pool_regions(
-    maps: Maps, rois: Float[Tensor, "R 5"], config: DetectorConfig
+    maps: Maps, rois: Float[Tensor, "R 5"], config: DetectorConfig, *, may_wait: bool = False
 ) -> Float[Tensor, "R C P P"]:
     """Applies RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches),
     or RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
 
     Each box of ``rois`` follows its image's number. Of a pyramid a region's size says which map it
-    is pooled from.
+    is pooled from; ``may_wait`` lets the host ask how many each map has, which saves pooling
+    regions from the others.
     """
     if pools_by_kernel(maps, config):
         from vlmill.models.detector.gpu_kernels import pooled_regions
@@ -210,10 +214,10 @@ def pool_regions(
     pooled = rois.new_zeros((len(rois), sources[0].shape[1], config.pool_size, config.pool_size))
     for number, (features, stride) in enumerate(zip(sources, config.strides, strict=False)):
         own = numbers == number
-        if rois.device.type == "cpu":
+        if may_wait:
             pooled[own] = pool_map(features, rois[own], stride, config)
             continue
-        # All of them, for the host would wait for how many are own; the others as empty boxes.
+        # The others as empty boxes.
         moved = torch.cat((rois[:, :1], rois[:, 1:] * own[:, None]), dim=1)
         pooled = torch.where(
             own[:, None, None, None], pool_map(features, moved, stride, config), pooled

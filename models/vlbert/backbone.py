@@ -178,9 +178,9 @@ def read_detector_conventions(config: DetectorConfig) -> Conventions:
     other = config.pre_activation or config.groups > 1 or config.last_stage == 5
     if other or config.norm_eps != NORM.eps:
         raise ValueError(
-            f"a detector of the family {config.family} whose blocks VL-BERT's network does not have "
-            f"(pre-activation, groups, a pyramid, or norms with eps={config.norm_eps:g}); give a "
-            "ResNet-50, 101 or 152 of the first kind"
+            f"a detector of the family {config.family} whose blocks VL-BERT's network does not "
+            f"have (pre-activation, groups, a pyramid, or norms with eps={config.norm_eps:g}); "
+            "give a ResNet-50, 101 or 152 of the first kind"
         )
     return Conventions(
         stride_in_1x1=config.stride_in_1x1,

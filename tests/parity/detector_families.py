@@ -160,19 +160,19 @@ def pyramid_stages(case: Case, features: str, scores: str) -> None:
     maps = recorded_maps(case, "out.{}")
     generator = model.proposal_generator
     for number, (name, level) in enumerate(zip(LEVELS, maps, strict=True)):
-        logits, deltas = generator.rpn_head(level)
-        case.check(f"out.rpn_logits_{name}", logits)
-        case.check(f"out.rpn_deltas_{name}", deltas)
+        own_logits, own_deltas = generator.rpn_head(level)
+        case.check(f"out.rpn_logits_{name}", own_logits)
+        case.check(f"out.rpn_deltas_{name}", own_deltas)
         anchors = generator.anchor_generator(*level.shape[-2:], number)
         case.check(f"out.anchors_{name}", anchors)
     heads = recorded_maps(case, "out.rpn_logits_{}"), recorded_maps(case, "out.rpn_deltas_{}")
-    for index, number in enumerate(case.numbers):
+    for index, image in enumerate(case.numbers):
         frames = case.frames(index)
-        own = (tuple(level[index : index + 1] for level in kind) for kind in heads)
-        boxes, values = generator.propose(*own, frames.network_limits, frames.min_sides)
+        logits, deltas = (tuple(level[index : index + 1] for level in kind) for kind in heads)
+        boxes, values = generator.propose(logits, deltas, frames.network_limits, frames.min_sides)
         there = values[0] > -torch.inf
-        case.check(f"out.proposals{number}", boxes[0, there])
-        case.check(f"out.{scores}{number}", values[0, there])
+        case.check(f"out.proposals{image}", boxes[0, there])
+        case.check(f"out.{scores}{image}", values[0, there])
     proposals = [case[f"out.proposals{number}"] for number in case.numbers]
     case.check("out.levels", map_numbers(torch.cat(proposals), case.spec) + 2)
     count = len(case["out.pooled_first"])
@@ -212,7 +212,6 @@ def check_pyramid_detections(case: Case, features: str, scores: str) -> list[Det
     """End to end: the same proposals, in the same order, with what is said of them."""
     detections = end_to_end(case)
     for number, ours in zip(case.numbers, detections, strict=True):
-        assert ours.class_probs is not None
         case.check(f"out.proposals{number}", ours.boxes[0])
         case.check(f"out.probs{number}", ours.class_probs[0])
     case.check(f"out.{features}", torch.cat([ours.features[0] for ours in detections]))
@@ -252,7 +251,6 @@ def writers(case: Case, detections: Sequence[Detections]) -> None:
         for index, one in enumerate(detections):
             chosen = select(one, spec, case.frames(index), rule)
             key, image = f"out.sel{number}_", case.numbers[index]
-            assert one.class_probs is not None
             ids = taken(chosen, chosen.ids)
             probs = one.class_probs[0, ids]
             objects = taken(chosen, chosen.class_ids)
@@ -290,7 +288,6 @@ def given_regions(case: Case) -> None:
         case.check(f"out.given_net_boxes{number}", boxes)
         own_maps = tuple(level[index : index + 1] for level in maps)
         found = case.model.describe(own_maps, *given(boxes), CHUNK)
-        assert found.class_probs is not None
         case.check(f"out.given_fc6{number}", found.features[0])
         case.check(f"out.given_probs{number}", found.class_probs[0])
 

@@ -209,9 +209,8 @@ def check_proposals(
 ) -> None:
     """Proposals of one image by recorded outputs of the head; ``keys``: of boxes and scores."""
     frames = case.frames(index)
-    boxes, scores = generator.propose(
-        *((part,) for part in recorded_head(case, index)), frames.network_limits, frames.min_sides
-    )
+    logits, deltas = recorded_head(case, index)
+    boxes, scores = generator.propose((logits,), (deltas,), frames.network_limits, frames.min_sides)
     taken = scores[0] > -torch.inf
     ours = dict(zip(keys, (boxes[0, taken], scores[0, taken]), strict=True))
     if not case.in_place(ours) and (ties := ties_of(case, generator, index, keys)):
@@ -290,7 +289,6 @@ def check_detections(
         keys = f"out.proposals{number}", f"{scores}{number}"
         ours = of_recorded_proposals(case, index, ours, keys)
         case.check(keys[0], ours.boxes[0])
-        assert ours.class_probs is not None
         case.check(f"{probs}{number}", ours.class_probs[0])
         settled.append(of_recorded_classes(case, index, ours))
     case.check(features, torch.cat([one.features[0] for one in settled]))
@@ -322,7 +320,6 @@ def of_recorded_proposals(
 def of_recorded_classes(case: Case, index: int, ours: Detections) -> Detections:
     """Our detections with the attributes of the recorded class, where two classes nearly tie."""
     logits = case.of_image("out.class_logits", index)
-    assert ours.class_probs is not None
     if ours.attribute_probs is None or ours.class_probs[0].shape != logits.shape:
         return ours
     mine, key = ours.class_probs[0].argmax(dim=1), f"{case.name}.out.class_logits"
@@ -343,7 +340,6 @@ def given_boxes(case: Case) -> None:
     factors = torch.tensor(case.inputs[0].factors * 2)
     regions = case.model.describe((case["out.res4"],), *given(case["in.given_boxes"] * factors))
     case.check("out.given_features", regions.features[0])
-    assert regions.class_probs is not None
     case.check("out.given_class_probs", regions.class_probs[0])
     if regions.attribute_probs is not None:
         case.check("out.given_attr_probs", regions.attribute_probs[0])

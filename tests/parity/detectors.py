@@ -160,7 +160,6 @@ def original_layers(case: Case) -> None:
     check_proposals(case, ProposalGenerator(spec), 0, ("caffe.rois", "caffe.roi_scores"))
     rois, taken = given(case["caffe.rois"])
     described = case.model.describe((case["out.res4"],), rois, taken)
-    assert described.class_probs is not None
     case.check("caffe.class_probs", described.class_probs[0])
     frames = case.frames(0)
     decoded = decoded_in_image(case, "caffe.rois", spec.max_log_scale)
@@ -173,7 +172,7 @@ def original_layers(case: Case) -> None:
     )
     confidence = class_confidence(
         frames.to_images(rois),
-        foreground_classes(case["caffe.class_probs"][None], spec),
+        foreground_classes(recorded.class_probs, spec),
         spec.class_nms_thresholds[0],
         offset=spec.box_offset,
         inclusive=spec.nms_inclusive,

@@ -109,8 +109,8 @@ def proposals_otherwise(config: DetectorConfig, most: float) -> list[list[float]
         head = torch.randn(1, pairs * anchors, 9, 12), 0.3 * torch.randn(1, 4 * anchors, 9, 12)
         ours = off(head[0], most), off(head[1], most / 20)
         rows = [
-            generator.propose(*((part,) for part in one), LIMITS, FRAMES.min_sides)
-            for one in (head, ours)
+            generator.propose((logits,), (deltas,), LIMITS, FRAMES.min_sides)
+            for logits, deltas in (head, ours)
         ]
         if torch.allclose(rows[0][0], rows[1][0], rtol=0, atol=BOX_BOUND):
             continue

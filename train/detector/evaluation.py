@@ -20,6 +20,7 @@ from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames, select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.images.resize import network_input
+from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.boxes import pairwise_iou
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import (
@@ -119,9 +120,9 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     query = Query(image_id=example.image_id, image=image)
     device = next(network.parameters()).device
     frames = make_frames(torch.tensor([compute_measures(query, config)], device=device))
-    features = network.feature_maps(image.tensor.to(device))
-    proposals = network.proposals(features, frames.network_limits, frames.min_sides)
-    detections = network.describe(features, *proposals)
+    maps = network.feature_maps(image.tensor.to(device))
+    proposals = network.proposals(maps, frames.network_limits, frames.min_sides)
+    detections = network.describe(maps, *proposals)
     number = len(findings.sizes)
     findings.examples.append(example)
     findings.sizes.append((example.width, example.height))
@@ -135,7 +136,7 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     findings.crowds.append(true_rows(number, example.crowd_classes, example.crowd_boxes))
     image_proposals = frames.to_images(proposals[0])[0, proposals[1][0]]
     count_recalled(image_proposals, boxes, findings)
-    describe_truth(network, features, boxes, frames, example, findings)
+    describe_truth(network, maps, boxes, frames, example, findings)
 
 
 def true_rows(number: int, classes: Array, boxes: Array) -> Array:
@@ -174,7 +175,7 @@ def count_recalled(proposals: Tensor, boxes: Tensor, findings: Findings) -> None
 
 def describe_truth(
     network: FasterRCNN,
-    features: Tensor,
+    maps: Maps,
     boxes: Tensor,
     frames: Frames,
     example: Example,
@@ -186,7 +187,7 @@ def describe_truth(
     config = network.config
     scaled_boxes = (boxes * frames.factors[0])[None]
     there = torch.ones(scaled_boxes.shape[:2], dtype=torch.bool, device=scaled_boxes.device)
-    detections = network.describe(features, scaled_boxes, there)
+    detections = network.describe(maps, scaled_boxes, there)
     classes = foreground_classes(detections.class_probs, config)[0]
     findings.classes.append(classes.argmax(dim=1).cpu().numpy())
     if detections.attribute_probs is not None:

@@ -15,6 +15,7 @@ from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.resnet import widen
 from vlmill.models.detector.roi_heads import pool_regions
+from vlmill.schemas.errors import InputError
 from vlmill.train.detector.losses import (
     attribute_loss,
     class_outputs,
@@ -104,6 +105,11 @@ class DetectorStep(nn.Module):
 
     def __init__(self, model: FasterRCNN, settings: TrainingSettings) -> None:
         super().__init__()
+        if model.config.fpn_channels or model.config.regions == "grid":
+            raise InputError(
+                "detector: a detector with a pyramid or a grid is not trained here; set "
+                "detector.fpn_channels=0 and detector.regions=proposals"
+            )
         self.model, self.rpn, self.roi = model, settings.rpn, settings.roi
 
     def forward(self, batch: Batch, draw: Draw) -> dict[str, Float[Tensor, ""]]:

@@ -18,14 +18,16 @@ from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.detectron2 import INSTALL, load_weights, open_detectron2
+from vlmill.extract.detect.detectron2 import INSTALL, library, load_weights, open_detectron2
 from vlmill.extract.detect.predict import extract_regions, predict_regions, start_batch
 from vlmill.extract.detect.query import Query
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2
+from vlmill.models.detector.configurations import read_configuration
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published_names import ANCHORS as CELL_ANCHORS
+from vlmill.models.detector.published_names import published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
@@ -179,6 +181,21 @@ SMALL = {
     "INPUT.MAX_SIZE_TEST": 200,
 }
 POOL, ANCHORS = "MODEL.ROI_BOX_HEAD.POOLER_", "MODEL.ANCHOR_GENERATOR."
+PYRAMID: dict[str, Any] = {
+    "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
+    "MODEL.RESNETS.OUT_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.FPN.IN_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.FPN.OUT_CHANNELS": 16,
+    f"{ANCHORS}SIZES": [[32], [64], [128], [256], [512]],
+    "MODEL.RPN.IN_FEATURES": ["p2", "p3", "p4", "p5", "p6"],
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 100,
+    "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
+    "MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p3", "p4", "p5"],
+    "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
+    "MODEL.ROI_BOX_HEAD.FC_DIM": 24,
+    f"{POOL}RESOLUTION": 7,
+}
 OTHERWISE: dict[str, dict[str, Any]] = {
     "plain": {},
     "align": {f"{POOL}TYPE": "ROIAlign"},
@@ -198,6 +215,15 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "MODEL.RPN.BBOX_REG_WEIGHTS": [2.0, 2.0, 1.0, 1.0],
         "MODEL.RPN.NMS_THRESH": 0.5,
         "MODEL.RPN.PRE_NMS_TOPK_TEST": 100,
+    },
+    "groups": {"MODEL.RESNETS.NUM_GROUPS": 4, "MODEL.RESNETS.WIDTH_PER_GROUP": 2},
+    "pyramid": PYRAMID,
+    "pyramid of groups": PYRAMID
+    | {
+        "MODEL.RESNETS.NUM_GROUPS": 4,
+        "MODEL.RESNETS.WIDTH_PER_GROUP": 2,
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.PIXEL_STD": [57.375, 57.12, 58.395],
     },
 }
 
@@ -228,7 +254,11 @@ def test_our_network_honours_what_detectron2_does(
         for key in model.state_dict()
         if key.endswith("running_var") and name == "norm"
     }
-    save_file(model.state_dict() | counters, weights)
+    state = {
+        published_name(key, model.config.family): value
+        for key, value in (model.state_dict() | counters).items()
+    }
+    save_file(state, weights)
     image.write_bytes(jpeg(1))
     assert command(["compare", "--weights", str(weights), "--config", str(path), str(image)]) == 0
     header, row, _ = capsys.readouterr().out.splitlines()
@@ -244,7 +274,7 @@ def test_our_network_honours_what_detectron2_does(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("MODEL: {ROI_HEADS: {NAME: StandardROIHeads}}", "give one with GeneralizedRCNN"),
+        ("MODEL: {ROI_HEADS: {NAME: CascadeROIHeads}}", "give one with GeneralizedRCNN"),
         ("MODEL: {NO_SUCH: 1}", "is no configuration of Detectron2"),
         ("!!python/object/apply:os.getcwd []", "would build something else than data"),
         ("MODEL: {RESNETS: {DEPTH: 101}}", "missing backbone.res4.6"),
@@ -295,3 +325,29 @@ def test_without_detectron2_the_error_says_how_to_install_it(
     with pytest.raises(InputError) as caught:
         open_detectron2(tmp_path / "config.yaml", tmp_path / "model.pkl")
     assert INSTALL in str(caught.value) and "02b5c4e2" in str(caught.value)
+
+
+@needs_detectron2
+def test_a_grid_of_deformable_convolutions_is_detectron2s() -> None:
+    """The body of grid-feats-vqa's X-152pp, which no detector of Detectron2's own has."""
+    keys = {
+        "MODEL.RESNETS.DEPTH": 50,
+        "MODEL.RESNETS.NUM_GROUPS": 4,
+        "MODEL.RESNETS.WIDTH_PER_GROUP": 2,
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+        "MODEL.RESNETS.OUT_FEATURES": ["res5"],
+        "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, True, True],
+    }
+    cfg = library("config").get_cfg()
+    cfg.merge_from_list([part for pair in keys.items() for part in pair])
+    theirs = library("modeling").build_backbone(cfg).eval()
+    values = keys | {"MODEL.ROI_HEADS.NAME": "AttributeStandardROIHeads"}
+    ours = FasterRCNN(read_configuration(values).config).eval()
+    randomise(ours, 1)
+    state = ours.backbone.state_dict()
+    theirs.load_state_dict(state, strict=True)
+    image = 50 * torch.randn(1, 3, 120, 150, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.feature_maps(image)[0], theirs(image)["res5"])

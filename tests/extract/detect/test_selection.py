@@ -63,6 +63,9 @@ def test_presets_are_the_papers() -> None:
         "vilbert": (10, 36, 0.2),
         "vl-bert": (10, 100, 0.5),
         "interbert": (10, 100, 0.2),
+        "vinvl": (10, 100, 0.2),
+        "pythia": (0, 100, 0.0),
+        "coco": (0, 100, 0.05),
         "tao": (0, 16, 0.1),
     }
 

@@ -1,5 +1,6 @@
 """Decoding of good and bad images, and the original detector's resize."""
 
+import dataclasses
 import io
 import struct
 import zlib
@@ -14,6 +15,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vlmill.extract.config import InputLimits
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.transfer import compute_measures, make_frames, upload_batch
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import (
     NetworkInput,
@@ -23,8 +26,15 @@ from vlmill.extract.images.resize import (
     resize_bilinear,
     resize_factor,
     shortest_edge,
+    truncated_edge,
 )
-from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, hf_frcnn
+from vlmill.models.detector.config import (
+    CONVENTIONS,
+    DetectorConfig,
+    detectron2_fpn,
+    hf_frcnn,
+    vqa_maskrcnn,
+)
 from vlmill.schemas.rejects import Reason, Rejected
 
 OPS = load_file(Path(__file__).parents[2] / "golden/frcnn/ops/cases.safetensors")
@@ -236,3 +246,45 @@ def test_workers_send_what_is_fewer_bytes(side: int, kind: type) -> None:
     made = lighter_input(pixels, DetectorConfig(), LIMITS)
     assert isinstance(made, kind)
     assert made.size == (600, 600) and (made.width, made.height) == (side, side)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((480, 640), (600, 800)),
+        ((427, 640), (600, 899)),  # 899.3, which Detectron2 has too
+        ((333, 500), (600, 900)),  # 900.9, cut
+        ((300, 1000), (300, 1000)),  # as it is: 1000 * 300 / 1000
+        ((301, 1000), (301, 1000)),
+        ((100, 1000), (100, 1000)),
+        ((1000, 301), (1000, 301)),
+        ((400, 4000), (100, 1000)),
+        ((405, 2000), (202, 997)),  # 202.5 goes to the even one
+        ((600, 700), (600, 700)),
+        ((600, 600), (600, 600)),
+        ((300, 300), (600, 600)),
+    ],
+)
+def test_vinvl_cuts_the_long_side(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    """Their loop by hand: the short side is set first, the long one follows and is cut."""
+    assert truncated_edge(*size, 600, 1000) == expected
+    assert truncated_edge(*size[::-1], 600, 1000) == expected[::-1]
+
+
+def test_a_padded_image_is_as_large_as_its_padding() -> None:
+    """Of vqa-maskrcnn alone; what pads without that clips to the image."""
+    pixels = np.zeros((100, 150, 3), np.uint8)
+    for spec, width, height in ((vqa_maskrcnn(), 192, 128), (detectron2_fpn(), 180, 120)):
+        limits = InputLimits(short_side=120, long_side=200)
+        image = network_input(pixels, spec, limits)
+        query = Query(image_id="a", image=image)
+        batch = upload_batch([query], spec, torch.device("cpu"))
+        assert batch.images.shape == (1, 3, 128, 192)
+        assert not batch.images[:, :, 120:].any() and not batch.images[:, :, :, 180:].any()
+        frames, offset = make_frames(batch.measures), spec.box_offset
+        assert frames.network_limits.tolist() == [[width - offset, height - offset] * 2]
+        assert frames.content_limits.tolist() == [[180 - offset, 120 - offset] * 2]
+        assert frames.given_factors.tolist() == frames.factors.tolist()
+    defect = dataclasses.replace(vqa_maskrcnn(), given_scale="padded")
+    frames = make_frames(torch.tensor([compute_measures(query, defect)]))
+    assert frames.given_factors[0].tolist() == pytest.approx([192 / 150, 128 / 100] * 2)

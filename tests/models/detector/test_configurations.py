@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vlmill.models.detector.config import airsplay, detectron2, milvlg, milvlg_r152
+from vlmill.models.detector.config import ARCHITECTURES, airsplay, detectron2, milvlg, milvlg_r152
 from vlmill.models.detector.configurations import flat, read_configuration
 from vlmill.models.detector.keys import WrongKey, format_value, number, one_level
 
@@ -245,3 +245,178 @@ def test_values_are_shown_in_one_short_line() -> None:
         number(0.0, 1.0)("none")
     with pytest.raises(ValueError, match="1 to 2 numbers"):
         one_level(0.0, 1.0, 2)([[0.1, 0.2, 0.3]])
+
+
+# sgg_configs/vgattr/vinvl_x152c4.yaml of microsoft/scene_graph_benchmark, what counts of it.
+VINVL = {
+    "MODEL.META_ARCHITECTURE": "AttrRCNN",
+    "MODEL.WEIGHT": "model.pth",
+    "MODEL.BACKBONE.CONV_BODY": "R-152-C4",
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 1024,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.NUM_GROUPS": 32,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 8,
+    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 6000,
+    "MODEL.RPN.POST_NMS_TOP_N_TEST": 300,
+    "MODEL.ROI_HEADS.SCORE_THRESH": 0.2,
+    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 100,
+    "MODEL.ROI_HEADS.MIN_DETECTIONS_PER_IMG": 10,
+    "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 1595,
+    "MODEL.ROI_ATTRIBUTE_HEAD.NUM_ATTRIBUTES": 525,
+    "MODEL.ATTRIBUTE_ON": True,
+    "INPUT.MIN_SIZE_TEST": 600,
+    "INPUT.MAX_SIZE_TEST": 1000,
+    "INPUT.PIXEL_MEAN": [103.530, 116.280, 123.675],
+    "DATASETS.LABELMAP_FILE": "labels.json",
+    "TEST.SAVE_RESULTS_TO_TSV": True,
+    "DATA_DIR": "datasets",
+}
+VQA = {
+    "MODEL.META_ARCHITECTURE": "GeneralizedRCNN",
+    "MODEL.BACKBONE.CONV_BODY": "R-152-FPN",
+    "MODEL.BACKBONE.OUT_CHANNELS": 512,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.NUM_GROUPS": 32,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 8,
+    "MODEL.RPN.USE_FPN": True,
+    "MODEL.RPN.ANCHOR_STRIDE": [4, 8, 16, 32, 64],
+    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000,
+    "MODEL.RPN.POST_NMS_TOP_N_TEST": 1000,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
+    "MODEL.ROI_HEADS.USE_FPN": True,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
+    "MODEL.ROI_BOX_HEAD.POOLER_SCALES": [0.25, 0.125, 0.0625, 0.03125],
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 2,
+    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPN2MLPFeatureExtractor",
+    "MODEL.ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
+    "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 1601,
+    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 2048,
+    "DATALOADER.SIZE_DIVISIBILITY": 32,
+}
+# Base-RCNN-FPN.yaml of Detectron2 with mask_rcnn_R_50_FPN_3x.yaml over it.
+FPN = {
+    "MODEL.META_ARCHITECTURE": "GeneralizedRCNN",
+    "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
+    "MODEL.RESNETS.OUT_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.RESNETS.DEPTH": 50,
+    "MODEL.FPN.IN_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[32], [64], [128], [256], [512]],
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],
+    "MODEL.RPN.IN_FEATURES": ["p2", "p3", "p4", "p5", "p6"],
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 2000,
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 1000,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 1000,
+    "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
+    "MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p3", "p4", "p5"],
+    "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
+    "MODEL.ROI_MASK_HEAD.NUM_CONV": 4,
+    "MODEL.MASK_ON": True,
+    "VERSION": 2,
+}
+X101 = {
+    "MODEL.RESNETS.DEPTH": 101,
+    "MODEL.RESNETS.NUM_GROUPS": 32,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 8,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.PIXEL_STD": [57.375, 57.120, 58.395],
+}
+# Base-RCNN-grid.yaml with X-152-challenge.yaml over it; Base-RCNN-updn.yaml; the port's X-152.
+GRID = {
+    "MODEL.ATTRIBUTE_ON": True,
+    "MODEL.RESNETS.OUT_FEATURES": ["res5"],
+    "MODEL.RESNETS.RES5_DILATION": 2,
+    "MODEL.RESNETS.DEPTH": 152,
+    "MODEL.RESNETS.NUM_GROUPS": 32,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 8,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, True, True],
+    "MODEL.RPN.IN_FEATURES": ["res5"],
+    "MODEL.RPN.BBOX_LOSS_WEIGHT": 0.5,
+    "MODEL.ROI_HEADS.NAME": "AttributeStandardROIHeads",
+    "MODEL.ROI_HEADS.IN_FEATURES": ["res5"],
+    "MODEL.ROI_BOX_HEAD.NAME": "AttributeFastRCNNConvFCHead",
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 1,
+    "INPUT.MIN_SIZE_TEST": 600,
+    "INPUT.MAX_SIZE_TEST": 1000,
+}
+UPDN = {
+    "MODEL.META_ARCHITECTURE": "GeneralizedRCNN",
+    "MODEL.ATTRIBUTE_ON": True,
+    "MODEL.ROI_HEADS.NAME": "AttributeRes5ROIHeads",
+    "MODEL.ROI_HEADS.NUM_CLASSES": 1600,
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 2,
+    "INPUT.MIN_SIZE_TEST": 600,
+    "INPUT.MAX_SIZE_TEST": 1000,
+}
+PORT_X152 = UPDN | {
+    "MODEL.BUA.ATTRIBUTE_ON": True,
+    "MODEL.BUA.EXTRACTOR.MODE": 1,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.NUM_GROUPS": 32,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 8,
+    "MODEL.RESNETS.DEPTH": 152,
+    "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "arch", "grid"),
+    [
+        (VINVL, "vinvl", False),
+        (VINVL | {"TEST.IGNORE_BOX_REGRESSION": False}, "vinvl-refined", False),
+        (VINVL | {"MODEL.ROI_HEADS.NMS_FILTER": 2}, "vinvl-fast", False),
+        (VQA, "vqa-maskrcnn-x152", False),
+        (FPN, "detectron2-r50-fpn", False),
+        (FPN | X101, "detectron2-x101-fpn", False),
+        (GRID, "grid-x152-challenge", False),
+        (PORT_X152, "milvlg-d2-x152", False),
+    ],
+)
+def test_published_configurations_are_their_architectures(
+    values: dict[str, object], arch: str, grid: bool
+) -> None:
+    assert read_configuration(values, grid=grid).config == ARCHITECTURES[arch]
+
+
+def test_one_file_is_a_detector_or_a_grid() -> None:
+    """grid-feats-vqa's R-50-updn and MILVLG's Detectron2 mode have the same keys."""
+    assert read_configuration(UPDN).family == "milvlg-d2"
+    grid = read_configuration(UPDN, grid=True)
+    assert grid.family == "grid-feats" and grid.config.last_stage == 4
+    assert read_configuration(PORT_X152, grid=True).family == "milvlg-d2"
+    assert read_configuration(keys(C4), grid=True).config.regions == "grid"
+
+
+def test_the_third_selection_of_vinvl() -> None:
+    config = read_configuration(VINVL | {"MODEL.ROI_HEADS.NMS_FILTER": 0}).config
+    assert (config.selection, config.pair_order) == ("class-pairs", "class")
+    assert config.class_nms_thresholds == (0.5,) and not config.clips_written
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (FPN | {"MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64]]}, "5 lists, one for each feature map"),
+        (
+            FPN | {"MODEL.ANCHOR_GENERATOR.SIZES": [[32, 40], [64], [1], [2], [3]]},
+            "as many numbers for each feature map",
+        ),
+        (FPN | {"MODEL.ROI_HEADS.NAME": "CascadeROIHeads"}, "expected 'StandardROIHeads'"),
+        (FPN | {"MODEL.FPN.NORM": "GN"}, "a pyramid here has no normalisation"),
+        (FPN | {"MODEL.ROI_BOX_HEAD.NUM_CONV": 4}, "expected 0"),
+        (VINVL | {"MODEL.ROI_HEADS.NMS_FILTER": 3}, "expected 0 or 1 or 2"),
+        (VINVL | {"MODEL.RESNETS.STAGE_WITH_DCN": [False, True, True, True]}, "deformable"),
+        (VINVL | {"MODEL.RELATION": 1}, "a key that a detector of vinvl has"),
+        (VQA | {"MODEL.RPN.ANCHOR_SIZES": [32]}, "5 lists, one for each feature map"),
+        (VQA | {"MODEL.MASK_ON": True}, "no mask head in this family"),
+        (GRID | {"MODEL.RESNETS.DEFORM_MODULATED": True}, "offsets here have no weights"),
+        (GRID | {"MODEL.RESNETS.DEFORM_ON_PER_STAGE": [True]}, "for each of res2 to res5"),
+    ],
+)
+def test_what_other_families_cannot_honour(values: dict[str, object], message: str) -> None:
+    with pytest.raises(WrongKey, match=message):
+        read_configuration(values)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from vlmill.models.detector.published import config_of_weights, load_published, 
 from vlmill.models.detector.published_names import ANCHORS, CELL_ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "depth": 50,
     "stem_channels": 4,
     "res2_channels": 8,
@@ -24,7 +25,7 @@ SIZES = {
     "attribute_hidden_size": 7,
 }
 
-FPN = {"fpn_channels": 6, "fc_channels": 9}
+FPN: dict[str, Any] = {"fpn_channels": 6, "fc_channels": 9}
 
 
 def small(layout: str) -> DetectorConfig:
@@ -63,8 +64,8 @@ def test_a_layout_says_conventions_and_sizes(layout: str) -> None:
         state |= {"roi_heads.attribute_predictor.fc.0.weight": torch.zeros(3, 3)}
     assert recognise_layout(state, grid=grid) == layout
     found = config_of_weights(state, grid=grid)
-    unsaid = ("class_embedding_size", "attribute_hidden_size")
-    unsaid += ("num_classes", "rpn_channels") if grid else ()
+    unsaid = ["class_embedding_size", "attribute_hidden_size"]
+    unsaid += ["num_classes", "rpn_channels"] if grid else []
     assert dataclasses.replace(found, cell_anchors=None) == dataclasses.replace(
         config, **{name: getattr(found, name) for name in unsaid}
     )
@@ -167,3 +168,151 @@ def test_every_key_that_does_not_fit_is_named_as_in_the_file() -> None:
         "roi_heads.box_predictor.cls_embedding.weight is (3, 3), want (7, 3)",
     ):
         assert complaint in str(error.value)
+
+
+def test_a_file_of_vinvl_has_one_res5_under_two_names() -> None:
+    config = small("vinvl")
+    state = published(config)
+    head = "roi_heads.box.feature_extractor.head."
+    again = {
+        key.replace(head, "attribute.feature_extractor.head."): value.clone()
+        for key, value in state.items()
+        if key.startswith(head)
+    }
+    load_published(FasterRCNN(config_of_weights(state | again)), state | again)
+    again["attribute.feature_extractor.head.layer4.0.conv1.weight"][0] += 1
+    with pytest.raises(ValueError, match=r"layer4.0.conv1.weight differ; both are one"):
+        load_published(FasterRCNN(config), state | again)
+
+
+def test_vinvl_without_attributes_is_read_by_its_sizes() -> None:
+    config = dataclasses.replace(small("vinvl"), num_attributes=0)
+    assert config_of_weights(published(config)).num_attributes == 0
+
+
+def test_names_of_maskrcnn_benchmark() -> None:
+    names = {published_name(key, "vinvl") for key in FasterRCNN(small("vinvl")).state_dict()}
+    assert {
+        "backbone.body.stem.conv1.weight",
+        "backbone.body.stem.bn1.running_var",
+        "backbone.body.layer1.0.downsample.0.weight",
+        "backbone.body.layer3.5.bn3.bias",
+        "backbone.body.layer2.0.downsample.1.running_mean",
+        "roi_heads.box.feature_extractor.head.layer4.2.conv2.weight",
+        "roi_heads.box.predictor.bbox_pred.bias",
+        "rpn.head.cls_logits.weight",
+        "rpn.anchor_generator.cell_anchors.0",
+        "attribute.predictor.cls_embedding.weight",
+        "attribute.predictor.attr_score.bias",
+    } <= names
+    fpn = {
+        published_name(k, "vqa-maskrcnn") for k in FasterRCNN(small("vqa-maskrcnn")).state_dict()
+    }
+    assert {
+        "backbone.fpn.fpn_inner1.weight",
+        "backbone.fpn.fpn_layer4.bias",
+        "backbone.body.layer4.2.bn2.weight",
+        "rpn.anchor_generator.cell_anchors.4",
+        "roi_heads.box.feature_extractor.fc6.weight",
+        "roi_heads.box.feature_extractor.fc7.bias",
+    } <= fpn
+
+
+def test_heads_that_follow_the_detections_are_left_out() -> None:
+    masks = {"roi_heads.mask_head.deconv.weight": torch.zeros(2, 2)}
+    attributes = {"roi_heads.box.predictor.attr_linear2.weight": torch.zeros(4, 3)}
+    for layout, more in (
+        ("detectron2", masks),
+        ("detectron2-fpn", masks),
+        ("vqa-maskrcnn", attributes),
+    ):
+        state = published(small(layout)) | more
+        load_published(FasterRCNN(config_of_weights(state)), state)
+    with pytest.raises(ValueError, match=r"unexpected roi_heads.mask_head"):
+        load_published(FasterRCNN(small("airsplay")), published(small("airsplay")) | masks)
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "said"),
+    [
+        ("detectron2-fpn", {"roi_heads.box_head.0.fc1.weight": torch.zeros(2, 2)}, "a cascade"),
+        ("grid-feats", {}, r"grid features, whose regions are the cells of res5 .--grid"),
+    ],
+)
+def test_other_architectures_are_named(
+    layout: str, changes: Mapping[str, Tensor], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        config_of_weights(published(small(layout)) | dict(changes))
+
+
+@pytest.mark.parametrize(
+    ("layout", "part", "said"),
+    [
+        (
+            "detectron2-fpn",
+            "fpn_lateral2",
+            "missing backbone.fpn_lateral2.weight, which",
+        ),
+        ("vqa-maskrcnn", "fc6", "missing roi_heads.box.feature_extractor.fc6.weight, which vqa"),
+        ("vinvl", "head.layer4", "missing roi_heads.box.feature_extractor.head.layer4"),
+        ("vinvl", "cell_anchors", ""),
+    ],
+)
+def test_what_tells_a_layout_is_named(layout: str, part: str, said: str) -> None:
+    state = without(published(small(layout)), part)
+    if not said:  # the family's own anchors fit
+        assert config_of_weights(state).cell_anchors is None
+        return
+    with pytest.raises(ValueError, match=said):
+        config_of_weights(state)
+
+
+def test_groups_tell_the_conventions_of_what_was_published() -> None:
+    """ResNeXt's stride is in the 3x3; Detectron2's and the grid's X-101 alone have deviations."""
+    grouped: dict[str, Any] = {"groups": 2, "stride_in_1x1": False}
+    d2 = dataclasses.replace(small("detectron2-fpn"), **grouped)
+    found = config_of_weights(published(d2))
+    assert not found.stride_in_1x1 and found.pixel_std == (57.375, 57.12, 58.395)
+    for depth, std in ((50, 1.0), (101, 57.375), (152, 1.0)):
+        grid = dataclasses.replace(small("grid-feats"), depth=depth, **grouped)
+        assert config_of_weights(published(grid), grid=True).pixel_std[0] == std
+    port = config_of_weights(published(dataclasses.replace(small("milvlg-d2"), **grouped)))
+    assert (port.stride_in_1x1, port.pool_size, port.pixel_std[0]) == (False, 7, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups", "said"),
+    [
+        ("vinvl", 1, r"without groups: .* its stride .--config"),
+        ("vqa-maskrcnn", 1, "without groups"),
+        ("airsplay", 2, "2 groups, which no published file of airsplay has"),
+    ],
+)
+def test_what_was_never_published_needs_its_configuration(
+    layout: str, groups: int, said: str
+) -> None:
+    config = dataclasses.replace(small(layout), groups=groups)
+    with pytest.raises(ValueError, match=said):
+        config_of_weights(published(config))
+
+
+@pytest.mark.parametrize("layout", ["milvlg", "detectron2-fpn", "vqa-maskrcnn", "vinvl"])
+def test_a_grid_takes_the_body_of_any_detector(layout: str) -> None:
+    state = published(small(layout))
+    config = config_of_weights(state, grid=True)
+    assert config.regions == "grid" and config.family == small(layout).family
+    model = FasterRCNN(config)
+    load_published(model, state)
+    with torch.no_grad():
+        (cells,) = model.feature_maps(torch.randn(1, 3, 64, 96))
+    assert cells.shape == ((1, 64, 4, 6) if layout == "milvlg" else (1, 64, 2, 3))
+
+
+def test_deformable_stages_are_seen() -> None:
+    config = dataclasses.replace(small("grid-feats"), deformable_stages=(4, 5))
+    state = published(config)
+    assert state["backbone.res5.0.conv2_offset.weight"].shape[0] == 18
+    found = config_of_weights(state, grid=True)
+    assert found.deformable_stages == (4, 5)
+    load_published(FasterRCNN(found), state)
