@@ -55,8 +55,8 @@ class Tuning:
 
 
 HALF_TUNING = Tuning(
-    forward=Blocks(queries=128, keys=64, warps=8),
-    query=Blocks(queries=64, keys=64),
+    forward=Blocks(queries=128, keys=64, warps=8, stages=3),
+    query=Blocks(queries=64, keys=32, stages=3),
     key=Blocks(queries=64, keys=64),
     bias=Blocks(queries=64, keys=64),
 )
