@@ -8,14 +8,14 @@ import pytest
 import torch
 from benchmarks.gpu_check.training import prepared
 from tests.gpu.device import DEVICE, assert_near
-from tests.train.devices.test_graphs import gradients, step_of
 from tests.train.objectives.test_no_waits import RECIPES
+from tests.train.run.test_graphs import gradients, step_of
 from torch import Tensor
 
 from vlmill.train.devices.casts import WeightCasts
-from vlmill.train.devices.graphs import StepGraph
 from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.run.graphs import StepGraph
 
 pytestmark = pytest.mark.gpu
 # Of the largest value: eager steps have other shapes, whose sums of bfloat16 round otherwise.

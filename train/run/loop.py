@@ -21,7 +21,6 @@ from vlmill.runtime.console.log import Log
 from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.devices.casts import WeightCasts
-from vlmill.train.devices.graphs import StepGraph
 from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing, unwrapped
 from vlmill.train.devices.throughput import Throughput
@@ -32,6 +31,7 @@ from vlmill.train.optim.adam import BertAdam
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.run.diverged import explain
+from vlmill.train.run.graphs import StepGraph
 
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 

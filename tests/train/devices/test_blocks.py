@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
-from tests.train.devices.test_graphs import as_double, shares_of
+from tests.train.run.test_graphs import as_double, shares_of
 from tests.train.objectives.test_no_waits import prepared
 from benchmarks.gpu_check.training import CASES, recipe_of, table_sizes
 from vlmill.models import VARIANTS
