@@ -54,6 +54,7 @@ class Tuning:
     bias: Blocks
 
 
+# The best of 17 that were measured on an H200 (benchmarks/RESULTS.md).
 HALF_TUNING = Tuning(
     forward=Blocks(queries=128, keys=64, warps=8, stages=3),
     query=Blocks(queries=64, keys=32, stages=3),
