@@ -1,4 +1,5 @@
 """Devices and processes are set up, measured and brought together here.
 
-Reading order: ``setup``, ``gather`` (across processes), ``memory`` and ``throughput``.
+Reading order: ``setup``, ``casts`` (weights in half precision), ``gather`` (across processes),
+``memory`` and ``throughput``.
 """
