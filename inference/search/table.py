@@ -27,6 +27,7 @@ from vlmill.schemas.tables import VECTORS
 
 Matrix = NDArray[np.float32]
 NAMED = ("checkpoint", "weights_sha256", "variant", "way")  # of a shard's producer
+MAX_WIDTH = 1 << 20  # of a vector; models have some hundreds of numbers
 ABOUT = ("kind", "image_id", "pair_id", "text")
 
 
@@ -80,8 +81,11 @@ def read_origin(paths: list[Path], flag: str) -> tuple[dict[str, Any], int]:
         producer = read_producer(path)
         shard_origin = {name: producer.get(name) for name in NAMED}
         width = read_array_formats(path).get("vector", {}).get("dim")
-        if not isinstance(width, int) or width < 1:
-            raise InputError(f"{path}: the metadata lacks the vectors' width; embed again")
+        if not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
+            raise InputError(
+                f"{path}: the metadata has {width!r} as the vectors' width, want 1 to {MAX_WIDTH}; "
+                "embed again"
+            )
         if first is None:
             first = (shard_origin, width)
         hashes = (first[0]["weights_sha256"], shard_origin["weights_sha256"])

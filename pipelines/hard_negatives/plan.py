@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from vlmill.pipelines.hard_negatives.source import Source
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.shards import shard_name
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.tables import NEGATIVES, VOCABULARY
 
 
@@ -67,7 +67,7 @@ class Plan:
     def staged(self) -> Staged:
         """Returns what the first step has found. Raises FileNotFoundError before it is done."""
         text = (self.captions / "staged.json").read_text(encoding="utf-8")
-        return Staged(**json.loads(text))
+        return Staged(**parse_json(text))
 
     @property
     def producer(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ continues compares them, so that a damaged file, or one that another run has put
 and not passed on.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.files.written import WrittenFile, compute_sha256, record_files
 from vlmill.runtime.units.funnel import Tally
 from vlmill.runtime.units.numbers import Numbers
+from vlmill.schemas.plain_json import read_json
 
 
 class Job(Protocol):
@@ -106,7 +106,7 @@ def write_record(
 
 def read_record(path: Path) -> dict[str, Any]:
     """Returns the record of a unit that is done. Raises FileNotFoundError before."""
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    record: dict[str, Any] = read_json(path)
     return record
 
 

@@ -16,7 +16,6 @@ OWN = {
     "runtime/service/bodies.py",
     "pipelines/web/pages/metadata.py",
     "pipelines/web_pairs/rescoring.py",
-    "pipelines/web_pairs/units.py",
     "runtime/units/launch/flink_watch.py",
     "pipelines/manifest/sets/webdataset.py",
 }
