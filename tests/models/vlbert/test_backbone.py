@@ -234,7 +234,7 @@ def without(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         (
             lambda: published(detector(milvlg_r152(**SIZES | {"depth": 50}, num_attributes=3))),
             None,
-            "blocks VL-BERT's network has not",
+            "blocks VL-BERT's network does not have",
         ),
     ],
 )
