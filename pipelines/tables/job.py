@@ -147,14 +147,15 @@ def run_job(job: Job, run_steps: RunSteps) -> list[dict[str, Any]]:
         shards += result.shards
     funnel = []
     for name, entry in job.tables.items():
-        rows = entry.num_rows
+        num_rows = entry.num_rows
         dropped = {what: count for (table, what), count in tallies.items() if table == name}
         funnel.append(
-            {"stage": name, "unit": "rows", "in": rows, "out": rows - sum(dropped.values())}
+            {"stage": name, "unit": "rows", "in": num_rows, "out": num_rows - sum(dropped.values())}
             | {"rejects": dict(sorted(dropped.items()))}
         )
-    rejects = [row for path in _reject_paths(job) for row in read_table(path, REJECTS).to_pylist()]
-    shards.append(write_shard(job.output, REJECTS, rejects, producer=_producer(job)))
+    rejects = [read_table(path, REJECTS) for path in _reject_paths(job)]
+    rows = pa.concat_tables(rejects).combine_chunks() if rejects else []
+    shards.append(write_shard(job.output, REJECTS, rows, producer=_producer(job)))
     write_json(job.output / "funnel.json", funnel)
     if job.absent is not None:
         write_json(job.output / NOT_FOUND, job.absent)

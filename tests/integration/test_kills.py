@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 from tests.factories import NO_MODELS, Tables, caption, write_images
@@ -234,7 +233,7 @@ def test_a_killed_worker_is_replaced(
     """One of the two processes of a job, in the middle of a unit: the run itself goes on."""
     job, output = undisturbed("web_pairs"), tmp_path / "out"
     process = start(job.command, output)
-    kill_a_worker(process, wait_for=1 + moment % IMAGES, output=output)
+    kill_a_worker(process, wait_for=moment % IMAGES, output=output)
     said, _ = process.communicate()
     assert process.returncode == 0, said[-3000:]
     whole, again = content(job.whole), content(output)
@@ -243,18 +242,17 @@ def test_a_killed_worker_is_replaced(
 
 
 def kill_a_worker(process: "subprocess.Popen[str]", *, wait_for: int, output: Path) -> None:
-    """Kills the busiest of the job's processes once so many archives are mined."""
-    while len(list(output.glob("work/archives/*.json"))) < wait_for and process.poll() is None:
-        time.sleep(0.01)
-    with suppress(psutil.Error, ValueError):  # the job has ended before
-        forks = [p for p in psutil.Process(process.pid).children(recursive=True) if is_fork(p)]
-        max(forks, key=lambda p: sum(p.cpu_times()[:2])).kill()
-
-
-def is_fork(process: psutil.Process) -> bool:
-    """Says whether a process is a child of the server of forks, and not that server."""
-    command = " ".join(process.cmdline())
-    return "forkserver" in command and "forkserver" in " ".join(process.parent().cmdline())
+    """Kills the writer of an unfinished file, which has its process in its name, once so many
+    archives are mined.
+    """
+    while process.poll() is None:
+        names = [path.name.split("-") for path in output.glob("work/archives/.tmp-*")]
+        writers = {int(name[2]) for name in names} - {process.pid}
+        if writers and len(list(output.glob("work/archives/*.json"))) >= wait_for:
+            with suppress(ProcessLookupError):
+                os.kill(min(writers), signal.SIGKILL)
+            return
+        time.sleep(0.001)
 
 
 def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> None:
