@@ -51,7 +51,7 @@ from vlmill.schemas.rejects import Reason
 MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
 MOST_HOPS = 5
 SPOOLS = ("pages", "urls", "redirects", "inline")
-MEASURED_BYTES, MOST_MEASURED = 4 << 20, 32  # of images that are measured while reading goes on
+MEASURED_BYTES, MOST_MEASURED = 4 << 20, 96  # of images that are measured while reading goes on
 INLINE = ""  # the archive of images that stand in their page: their bytes are kept beside it
 
 

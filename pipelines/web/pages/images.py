@@ -55,7 +55,7 @@ class ArchivedImage:
 
 
 Outcomes = list["ImageFacts | Drop"]
-BATCH, BATCH_BYTES = 8, 1 << 20  # images and bytes that go to a process together
+BATCH, BATCH_BYTES = 32, 1 << 20  # images and bytes that go to a process together
 
 
 class ImageBatch:
@@ -127,6 +127,11 @@ class Examiner:
     def examine(self, data: bytes) -> ImageFacts | Drop:
         """Returns an image's facts, or why it is dropped."""
         return self.submit(data)()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Returns the ids of the processes that run."""
+        return self._pool.process_ids
 
     def _send(self, batch: ImageBatch) -> None:
         """Sends a batch that has not been sent."""

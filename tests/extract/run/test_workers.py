@@ -2,7 +2,7 @@
 
 import multiprocessing
 
-from tests.hostile_images import IMAGES, photograph
+from worlds.hostile_images import IMAGES, photograph
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.images.plan import HeldImage

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.hostile_images import IMAGES, photograph
+from worlds.hostile_images import IMAGES, photograph
 
 from vlmill.inference.service.decoding import PixelDecoder
 from vlmill.schemas.rejects import Reason

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.factories import NO_MODELS
-from tests.hostile_images import IMAGES
+from worlds.hostile_images import IMAGES
 
 from vlmill.pipelines.web_pairs import command
 from vlmill.runtime.files.reading import read_table

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
-from tests import hostile_images as hostile
 from tests.turned_images import encoded
+from worlds import hostile_images as hostile
 
 from vlmill.schemas.images.decode import Bounds, decode, open_image, upright_size
 from vlmill.schemas.images.formats import format_name

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from tests.hostile_images import IMAGES
+from worlds.hostile_images import IMAGES
 
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_image, open_examiner
 from vlmill.runtime.units.funnel import Drop

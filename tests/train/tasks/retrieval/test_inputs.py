@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.hostile_images import photograph
+from worlds.hostile_images import photograph
 
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.images import ImageReader

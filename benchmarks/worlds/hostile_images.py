@@ -260,6 +260,14 @@ def empty_boxes(number: int) -> bytes:
     return items(b"heic", 1) + struct.pack(">L4s", 8, b"free") * number
 
 
+def animation_frame() -> bytes:
+    """The chunks of an animation of one small frame."""
+    still = photograph("WEBP")[12:]
+    control = b"ANIM" + struct.pack("<L", 6) + bytes(6)
+    where = bytes(6) + (63).to_bytes(3, "little") * 2 + bytes(4)
+    return control + b"ANMF" + struct.pack("<L", len(where) + len(still)) + where + still
+
+
 IMAGES: Mapping[str, Hostile] = {
     "JPEG, 3,000 scans": Hostile(
         make=lambda: progressive(scan([1], 1, 63, 0, 1) + (scan([1], 1, 63, 1, 0) + RUNS) * 3_000),
@@ -400,9 +408,37 @@ IMAGES: Mapping[str, Hostile] = {
 }
 
 
-def animation_frame() -> bytes:
-    """The chunks of an animation of one small frame."""
-    still = photograph("WEBP")[12:]
-    control = b"ANIM" + struct.pack("<L", 6) + bytes(6)
-    where = bytes(6) + (63).to_bytes(3, "little") * 2 + bytes(4)
-    return control + b"ANMF" + struct.pack("<L", len(where) + len(still)) + where + still
+MOST = 7_000  # pixels a side, of an image just below 50 million
+AT_LIMITS: Mapping[str, Callable[[], bytes]] = {
+    "JPEG, 64 scans": lambda: (
+        b"\xff\xd8"
+        + TABLES
+        + frame(0xC2, MOST)
+        + PIXELS
+        + scan([1], 1, 63, 0, 1)
+        + (scan([1], 1, 63, 1, 0) + RUNS * 4) * 62
+        + b"\xff\xd9"
+    ),
+    "JPEG, 64 arithmetic scans": lambda: (
+        b"\xff\xd8"
+        + TABLES
+        + frame(0xCA, MOST)
+        + PIXELS
+        + scan([1], 1, 63, 0, 1) * 63
+        + b"\xff\xd9"
+    ),
+    "JPEG, 1,900 segments": lambda: with_header(segment(0xE0, bytes(30_000)) * 1_900),
+    "JPEG, 1 MiB of padding": lambda: with_header(b"\xff\0" * 520_000),
+    "JPEG, 32 segments of EXIF": lambda: with_header(exif_segments(overlapping(2, 2_000_000))),
+    "PNG, 49,000 chunks": lambda: png(before=chunk(b"abCd", bytes(100)) * 49_000),
+    "PNG, 16 bits, 49 million pixels": lambda: png(side=MOST, depth=16),
+    "TIFF, tags of twice the file": lambda: overlapping(2, 60_000_000),
+    "TIFF, 1,000,000 fractions": lambda: rationals(999_000),
+    "TIFF, 240,000 strips": lambda: strips(240_000, 1, compression=1, content=b"\0"),
+    "TIFF, tile of 5,792 pixels a side": partial(tile, 5_792),
+    "TIFF, 4,000 pages": partial(pages, 4_000, 20),
+    "GIF, 1 MiB of comments": lambda: gif(before=b"!\xfe" + (b"\xff" + bytes(255)) * 4_100 + b"\0"),
+    "GIF, 99,000 blocks": lambda: gif(before=b"!\xff" + b"\1a" * 99_000 + b"\0"),
+    "BMP, 4 MiB of runs": lambda: bmp(MOST, MOST, b"\1\1" * 2_097_000),
+    "BMP, 4 MiB of runs of no pixel": lambda: bmp(MOST, MOST, b"\0\2\0\0" * 1_048_000),
+}
