@@ -125,7 +125,11 @@ class BoundedPool(Generic[Task, Result]):
         worker.begin()
         call = self._next(block=True)
         while call is not None:
-            outcome = worker.compute(call)
+            try:
+                outcome = worker.compute(call)
+            except Exception as error:  # whoever waits for the call would else wait for ever
+                worker.end()
+                outcome = error
             following = self._next(block=False)
             if following is not None:
                 worker.send_ahead(following)
@@ -192,7 +196,7 @@ class _Worker:
         """Starts the process; where that fails, ``compute`` will try again."""
         try:
             self._launch()
-        except (OSError, InputError):
+        except Exception:  # the call's, then
             self.end()
 
     def compute(self, call: _Call) -> Outcome:
@@ -277,8 +281,12 @@ class _Worker:
         process = context.Process(
             target=_serve, args=(child_end, self._start, self._args, self._limits), daemon=True
         )
-        process.start()
-        child_end.close()
+        try:
+            process.start()
+        except EOFError:  # the server that forks processes was killed
+            raise ChildProcessError("the process that starts processes for images ended") from None
+        finally:
+            child_end.close()
         self.process, self.connection = process, parent_end
         if self._interrupted:  # just before: that it has to end was not seen
             process.kill()
@@ -286,7 +294,7 @@ class _Worker:
             if not parent_end.poll(START_SECONDS):
                 raise EOFError
             error = parent_end.recv()
-        except (EOFError, OSError):
+        except (EOFError, OSError, pickle.UnpicklingError):
             process.kill()
             process.join()
             raise ChildProcessError(

@@ -2,7 +2,7 @@
 
 Reading order: ``job`` (the command) and its two halves, ``own`` (the user's own captions) and
 ``published`` (data sets: ``entries`` defines what one is, ``sets`` has a file for each, ``listed``
-has their titles). Both take ``flags``, write ``part`` by part, on a runner from what is ``spooled``,
-read files by ``reading`` and ``layouts``, clean texts by ``cleaning``, ``titles``
-and ``labels``, and end with ``reject_counts``, ``report`` and ``cost``.
+has their titles). Both take ``flags``, write ``part`` by part, on a runner from what is
+``spooled``, read files by ``reading`` and ``layouts``, clean texts by ``cleaning``, ``titles`` and
+``labels``, and end with ``reject_counts``, ``report`` and ``cost``.
 """

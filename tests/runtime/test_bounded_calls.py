@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,27 @@ def test_closing_ends_what_is_computed() -> None:
     assert futures[2].cancelled()
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
+
+
+def test_no_call_waits_for_processes_that_were_killed_together() -> None:
+    """The server that forks them among them: a call has a result, or an error, never neither."""
+    with BoundedPool[str, object](1, calls.start, "a") as one:
+        assert one.call("echo b") == "a b"
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        for process in (server, *one.process_ids):
+            os.kill(process, signal.SIGKILL)
+        try:
+            assert one.submit("echo c").result(timeout=120) == "a c"
+        except OSError as error:
+            assert "processes" in str(error) or error.errno is not None
+
+
+def test_error_of_starting_a_process_is_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(worker: object) -> None:
+        raise RuntimeError("no process today")
+
+    monkeypatch.setattr("vlmill.runtime.bounded_calls._Worker._launch", fail)
+    one = BoundedPool[str, object](1, calls.start, "a")
+    with pytest.raises(RuntimeError, match="no process today"):
+        one.submit("echo b").result(timeout=120)
+    one.close()
