@@ -16,6 +16,9 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
 
+_OPEN = ExitStack()  # what stays open for as long as the process lives
+
+
 def open_engine(
     open_detector: Callable[[str], Detector], device: str, config: ExtractConfig, workers: int
 ) -> WorkerContext:
@@ -26,8 +29,7 @@ def open_engine(
     """
     detector = open_detector(device)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
-    # Open for as long as the process lives.
-    source = ExitStack().enter_context(
+    source = _OPEN.enter_context(
         open_source(
             detector.model.config,
             config.limits,
