@@ -15,7 +15,6 @@ from vlmill.runtime.service.workers import WorkerContext
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
-
 _OPEN = ExitStack()  # what stays open for as long as the process lives
 
 
