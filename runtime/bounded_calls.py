@@ -73,6 +73,8 @@ class BoundedPool(Generic[Task, Result]):
 
     def submit(self, task: Task) -> "Future[Result]":
         """Queues a call, and returns where its result will be."""
+        if self._closed.is_set():
+            raise RuntimeError("the pool of processes is closed")
         self.begin()
         call = _Call(pickle.dumps(task, pickle.HIGHEST_PROTOCOL), Future())
         self._calls.put(call)

@@ -15,6 +15,8 @@ from vlmill.runtime.service.workers import WorkerContext
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
+_OPEN = ExitStack()  # what stays open for as long as the process lives
+
 
 def open_engine(
     open_detector: Callable[[str], Detector], device: str, config: ExtractConfig, workers: int
@@ -26,8 +28,7 @@ def open_engine(
     """
     detector = open_detector(device)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
-    # Open for as long as the process lives.
-    source = ExitStack().enter_context(
+    source = _OPEN.enter_context(
         open_source(
             detector.model.config,
             config.limits,

@@ -37,6 +37,9 @@ SETTINGS = ("detector", "selection", "limits", "storage")  # of the regions' pro
 PARTS: dict[str, type[Any]] = {"selection": Selection, "limits": InputLimits, "storage": Storage}
 
 
+_OPEN = ExitStack()  # what stays open for as long as the process lives
+
+
 @dataclass(frozen=True, kw_only=True)
 class RegionDetector:
     """Holds the detector, and all else that decides the rows of regions."""
@@ -49,7 +52,7 @@ class RegionDetector:
     def engine(self) -> Engine:
         """Opens what extracts, for as long as the process lives."""
         settings = WorkerSettings(workers=self.workers)
-        return ExitStack().enter_context(start_engine(settings, self.detector, self.config, None))
+        return _OPEN.enter_context(start_engine(settings, self.detector, self.config, None))
 
     def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
         """Writes the regions of a table of images, as ``extract-rois run`` does; returns what
