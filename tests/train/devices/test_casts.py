@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vlmill.models.layers.blocks import post_norm_layers
+from vlmill.models.layers.operators import LayerNorm
 from vlmill.models.layers.packing import make_layout
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import recompute_activations, use_half_norms
@@ -19,11 +20,11 @@ from vlmill.train.objectives.pretraining import PretrainingStep
 WIDTH = 16
 
 
-class Casts(TorchDispatchMode):
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the tensors that are cast one by one, but for hidden states."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,11 +60,11 @@ def test_layers_have_the_same_losses_and_gradients(dtype: torch.dtype, recompute
     for _ in range(2):  # gradients of parts of a step add up
         with torch.autocast("cpu", dtype):
             loss = layers_step(plain, hidden)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         with casts.applied():
             with torch.autocast("cpu", dtype):
                 cast_loss = layers_step(cast, hidden)
-            cast_loss.backward()
+            cast_loss.backward()  # type: ignore[no-untyped-call]
         assert torch.equal(loss, cast_loss)
     expected = gradients(plain)
     assert gradients(cast).keys() == expected.keys()
@@ -78,6 +79,7 @@ def test_norms_in_half_precision_keep_statistics_in_float32() -> None:
     torch.manual_seed(0)
     layers = post_norm_layers(2, WIDTH, 2, 32, dropout=0.0, attention_dropout=0.0)
     hidden, norm = torch.randn(ROWS, WIDTH), layers[0].norm
+    assert isinstance(norm, LayerNorm)
     torch.nn.init.normal_(norm.weight)
     exact = norm(hidden + 100)
     use_half_norms(layers)
@@ -95,7 +97,7 @@ def test_norms_in_half_precision_keep_statistics_in_float32() -> None:
         with context:
             with torch.autocast("cpu", torch.bfloat16):
                 loss = layers_step(layers, hidden)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         results.append({name: value.clone() for name, value in gradients(layers).items()})
     assert results[0].keys() == results[1].keys()
     for name, gradient in results[1].items():
@@ -138,7 +140,7 @@ def test_no_weight_is_cast_by_itself() -> None:
         with casts.applied() if casts else torch.enable_grad(), Casts() as counted:
             with torch.autocast("cpu", torch.bfloat16):
                 loss = layers_step(layers, hidden)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         counts.append(counted.count)
     weights_and_gradients = 2 * 2 * 8  # two layers of four products with weight and bias
     assert counts == [weights_and_gradients, 0]
