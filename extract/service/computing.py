@@ -16,6 +16,10 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
 
+# Open for as long as the process lives: a stack that nobody holds closes what it has entered.
+OPEN = ExitStack()
+
+
 def open_engine(
     open_detector: Callable[[str], Detector], device: str, config: ExtractConfig, workers: int
 ) -> WorkerContext:
@@ -26,8 +30,7 @@ def open_engine(
     """
     detector = open_detector(device)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
-    # Open for as long as the process lives.
-    source = ExitStack().enter_context(
+    source = OPEN.enter_context(
         open_source(
             detector.model.config,
             config.limits,
