@@ -15,7 +15,6 @@ from vlmill.runtime.service.workers import WorkerContext
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
-
 # Open for as long as the process lives: a stack that nobody holds closes what it has entered.
 OPEN = ExitStack()
 
