@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from shell import parse_form, result_line
-from vlmill.pipelines.counting.funnel import Drop
 from worlds.hostile_images import AT_LIMITS, IMAGES, photograph
 
 from vlmill.pipelines.web.pages.images import Examiner, examine_image, open_examiner
 from vlmill.runtime.bounded_calls import BoundedPool
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.decode import Bounds, decode
 from vlmill.schemas.rejects import Rejected
 
