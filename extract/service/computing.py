@@ -1,5 +1,6 @@
 """A worker's network: images that were sent become rows by the code of ``extract-rois run``."""
 
+import atexit
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
 _OPEN = ExitStack()  # what stays open for as long as the process lives
+atexit.register(_OPEN.close)
 
 
 def open_engine(

@@ -1,5 +1,6 @@
 """The detector of a checkpoint's regions, found again from what these said of their making."""
 
+import atexit
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ PARTS: dict[str, type[Any]] = {"selection": Selection, "limits": InputLimits, "s
 
 
 _OPEN = ExitStack()  # what stays open for as long as the process lives
+atexit.register(_OPEN.close)
 
 
 @dataclass(frozen=True, kw_only=True)
