@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
 
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry
-from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob
+from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob, examining
 from vlmill.pipelines.manifest.published.parts import CHUNK as ENTRIES
 from vlmill.pipelines.manifest.published.parts import Job
 from vlmill.pipelines.manifest.reading.images import image_row
 from vlmill.pipelines.manifest.reading.rows import read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
+from vlmill.pipelines.web.pages.images import Examiner
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 from vlmill.runtime.units.funnel import Drop
 
@@ -22,7 +23,7 @@ class FirstRows:
         self.job, self.ledger = job, Ledger()
         self.rows = self.bytes = 0
 
-    def chunks(self, pool: ThreadPoolExecutor) -> Iterator[int]:
+    def chunks(self, pool: ThreadPoolExecutor, examiner: Examiner) -> Iterator[int]:
         """Goes on by some rows, and yields their number."""
         rows = read_rows(self.job.table, self.job.column_indices)
         while chunk := list(islice(rows, CHUNK)):
@@ -30,7 +31,7 @@ class FirstRows:
             self.bytes += sum(len(c.pair["text"].encode()) for c in captions)
             if self.job.image_root is not None:
                 names = [caption.pair["image_id"] for caption in captions if caption.first]
-                read = pool.map(image_row, repeat(self.job.image_root), names)
+                read = pool.map(image_row, repeat(self.job.image_root), names, repeat(examiner))
                 self.bytes += sum(len(row["bytes"]) for row in read if not isinstance(row, Drop))
             self.rows += len(chunk)
             yield len(chunk)
@@ -43,8 +44,8 @@ class FirstRows:
 def measure(job: OwnJob) -> tuple[Rate, int]:
     """Returns the rate of the first rows, and the bytes of their texts and images."""
     first = FirstRows(job)
-    with ThreadPoolExecutor(job.workers) as pool:
-        rate = measure_rate(first.chunks(pool), "rows", weight=float)
+    with ThreadPoolExecutor(job.workers) as pool, examining(job) as examiner:
+        rate = measure_rate(first.chunks(pool, examiner), "rows", weight=float)
     return rate, first.bytes
 
 

@@ -23,7 +23,8 @@ def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> Non
         type=int_at_least(1),
         default=min(MANY_WORKERS, all_cores()),
         metavar="N",
-        help="threads that read images; the rows stay the same (default: %(default)s)",
+        help="threads that read images, and processes that decode them; the rows stay the same "
+        "(default: %(default)s)",
     )
     add_fresh(p)
     add_dry_run(p)

@@ -8,6 +8,7 @@ on whether an image could be read: that is how a killed run knows all it needs f
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,17 +21,20 @@ from vlmill.pipelines.manifest.reading.rows import TableFile, compute_sha256, re
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.spooled import part_unit
+from vlmill.pipelines.web.pages.images import Examiner, open_examiner
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
 from vlmill.schemas.ids import compute_pair_id
+from vlmill.schemas.images.decode import FORMATS
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 
 JOB = "manifest own"
 ROWS, IMAGE_STAGE = "rows", "pictures"  # stages of the funnel
 CHUNK = 16  # rows whose images are in memory together
+MAX_PIXELS = 50_000_000  # what region extraction reads by default, too
 _WEB = ("http://", "https://")
 
 
@@ -165,8 +169,8 @@ def judge_rows(job: OwnJob, rows: Iterable[Row], ledger: Ledger) -> Iterator[Jud
 class Run:
     """Writes parts. Images that a row has named are not read again."""
 
-    def __init__(self, job: OwnJob, pool: ThreadPoolExecutor) -> None:
-        self.job, self._pool = job, pool
+    def __init__(self, job: OwnJob, pool: ThreadPoolExecutor, examiner: Examiner) -> None:
+        self.job, self._pool, self._examiner = job, pool, examiner
         self._verdicts: dict[bytes, Drop | None] = {}
 
     def make_part(self, index: int, judged: Iterator[Judged], progress: Progress) -> Result:
@@ -206,18 +210,30 @@ class Run:
         names = dict.fromkeys(c.pair["image_id"] for c in captions)
         new = [name for name in names if _key(name) not in self._verdicts]
         rows: dict[str, dict[str, Any]] = {}
-        for name, row in zip(new, self._pool.map(lambda n: image_row(root, n), new), strict=True):
+        read = self._pool.map(lambda name: image_row(root, name, self._examiner), new)
+        for name, row in zip(new, read, strict=True):
             self._verdicts[_key(name)] = row if isinstance(row, Drop) else None
             if not isinstance(row, Drop):
                 rows[name] = row
         return rows
 
 
+def examining(job: OwnJob) -> AbstractContextManager[Examiner]:
+    """Opens what examines the images of a run."""
+    return open_examiner(job.workers, min_side_px=0, max_pixels=MAX_PIXELS, formats=FORMATS)
+
+
+@contextmanager
+def open_run(job: OwnJob) -> Iterator[Run]:
+    """Gives a run, with the threads that read images and the processes that decode them."""
+    with ThreadPoolExecutor(job.workers) as pool, examining(job) as examiner:
+        yield Run(job, pool, examiner)
+
+
 def make_parts(job: OwnJob) -> list[Shard]:
     """Writes every part that is not there yet; returns all shards. OSError if the file changes."""
     rows, ledger = read_rows(job.table, job.column_indices), Ledger()
-    with ThreadPoolExecutor(job.workers) as pool, make_progress(job) as progress:
-        run = Run(job, pool)
+    with open_run(job) as run, make_progress(job) as progress:
         for index in range(job.num_parts):
             judged = judge_rows(job, islice(rows, job.rows_per_shard), ledger)
 

@@ -1,6 +1,5 @@
 """Parts of your own captions by the workers of a runner: one reads FILE once for all of them."""
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -9,10 +8,10 @@ from vlmill.pipelines.manifest.own.job import (
     Judged,
     Ledger,
     OwnJob,
-    Run,
     changed,
     collect_shards,
     judge_rows,
+    open_run,
 )
 from vlmill.pipelines.manifest.reading.rows import read_rows
 from vlmill.pipelines.manifest.spooled import part_unit, read_frames, spool_path, write_parts
@@ -45,10 +44,10 @@ def make_part(job: OwnJob, unit: Unit) -> Result:
     judged = map(unpack_row, read_frames(spool_path(job.output, "rows", unit.number)))
     label = f"part {unit.number}"
     with (
-        ThreadPoolExecutor(job.workers) as pool,
+        open_run(job) as run,
         Progress(total=None, unit="row", label=label, visible=False) as progress,
     ):
-        result = Run(job, pool).make_part(unit.number, judged, progress)
+        result = run.make_part(unit.number, judged, progress)
     result.numbers = Numbers(parts=1)
     return result
 

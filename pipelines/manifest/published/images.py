@@ -8,6 +8,8 @@ from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.published.placeholders import is_unavailable
 from vlmill.pipelines.manifest.reading.images import make_image_row
 from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.pipelines.web.pages.images import Examiner
+from vlmill.runtime.bounded_calls import CallLimits
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.downloads import FetchedImages
 
 MAX_PIXELS = 178_000_000  # a published image's: what pillow itself takes for no bomb
+LIMITS = CallLimits(more_bytes=11 << 29)  # as much a pixel as others have for 50 million
 # What reading an image says, in the words of published data sets.
 _REASONS = {
     Reason.MISSING_IMAGE: Reason.IMAGE_MISSING,
@@ -28,11 +31,11 @@ _REASONS = {
 
 
 def published_row(
-    folder: Folder, fetched: "FetchedImages | None", image: ListedImage, *, hashed: bool
+    folder: Folder, fetched: "FetchedImages | None", image: ListedImage, examiner: Examiner
 ) -> dict[str, Any] | Drop:
     """The row of ``images`` for an image of the data set; or why it has none.
 
-    ``hashed`` adds its perceptual hash as ``phash``, which is no column.
+    An examiner that hashes adds the perceptual hash as ``phash``, which is no column.
     """
     content = folder.image(image.paths) if image.content is None else image.content
     if isinstance(content, Drop):
@@ -43,7 +46,7 @@ def published_row(
             return _said(content, Reason.IMAGE_MISSING)
     if flickr_id(image.url) is not None and is_unavailable(content):
         return Drop(Reason.PLACEHOLDER, "Flickr's image of a photo that is no longer there")
-    row = make_image_row(content, image.image_id, max_pixels=MAX_PIXELS, hashed=hashed)
+    row = make_image_row(content, image.image_id, examiner)
     return (
         _said(row) if isinstance(row, Drop) else row | {"source_url": image.url, "uri": image.uri}
     )

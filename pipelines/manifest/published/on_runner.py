@@ -7,7 +7,6 @@ depend on images (``--require-images``, lists of images), all are judged before 
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +14,14 @@ from typing import Any
 
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
 from vlmill.pipelines.manifest.part import Part
-from vlmill.pipelines.manifest.published.parts import FirstImages, Job, Run, Tally, refuse_stale
+from vlmill.pipelines.manifest.published.parts import (
+    FirstImages,
+    Job,
+    Run,
+    Tally,
+    open_run,
+    refuse_stale,
+)
 from vlmill.pipelines.manifest.spooled import (
     part_unit,
     read_chunks,
@@ -85,8 +91,7 @@ def judge_images(run: PublishedRun, unit: Unit) -> Result:
     def note(key: int, drop: Drop) -> None:
         verdicts.append((key, drop.reason.value, drop.detail))
 
-    with ThreadPoolExecutor(run.job.workers) as pool:
-        judge = Run(fresh_job(run), pool, note)
+    with open_run(fresh_job(run), note) as judge:
         for _, firsts in read_entry_chunks(judge, unit.number):
             judge.read_images([image for images in firsts for image in images])
     write_frames(spool_path(run.output, "verdicts", unit.number), verdicts)
@@ -96,8 +101,7 @@ def judge_images(run: PublishedRun, unit: Unit) -> Result:
 def make_part(run: PublishedRun, unit: Unit) -> Result:
     """Writes a part's shards."""
     job = fresh_job(run)
-    with ThreadPoolExecutor(job.workers) as pool:
-        maker = Run(job, pool)
+    with open_run(job) as maker:
         if job.judges_images:
             for index in range(unit.number):
                 for key, reason, detail in read_frames(spool_path(run.output, "verdicts", index)):

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
-from vlmill.pipelines.web.pages.images import examine_image
+from vlmill.pipelines.manifest.published.images import LIMITS, MAX_PIXELS
+from vlmill.pipelines.web.pages.images import open_examiner
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import find_shards, iter_batches
 from vlmill.runtime.units.funnel import Drop
@@ -26,7 +27,6 @@ from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, IMAGES
 
 MAX_LIST_LINE = 4_096
-MAX_PIXELS = 178_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,20 +183,20 @@ def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
 
 
 def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashList:
-    """The images of a table of images by their content, decoded here. Raises InputError."""
+    """The images of a table of images by their content, decoded now. Raises InputError."""
     digests, hashes = set[str](), list[int]()
-    for batch in iter_batches(path, IMAGES, columns=["bytes"], batch_rows=64, flag=flag):
-        for content in batch.column(0).to_pylist():
-            facts = (
-                examine_image(content, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True)
-                if content is not None
-                else None
-            )
-            if facts is None or isinstance(facts, Drop):
-                continue  # an image that nobody can decode looks like no other
-            assert facts.phash is not None
-            digests.add(facts.image_id)
-            hashes.append(facts.phash)
+    with open_examiner(
+        limits=LIMITS, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True
+    ) as examiner:
+        for batch in iter_batches(path, IMAGES, columns=["bytes"], batch_rows=64, flag=flag):
+            contents = (content for content in batch.column(0).to_pylist() if content is not None)
+            for wait in [examiner.submit(content) for content in contents]:
+                facts = wait()
+                if isinstance(facts, Drop):
+                    continue  # an image that nobody can decode looks like no other
+                assert facts.phash is not None
+                digests.add(facts.image_id)
+                hashes.append(facts.phash)
     near = Neighbours(np.array(hashes, dtype=np.uint64), distance) if hashes else None
     return HashList(
         name=path.name,

@@ -7,8 +7,9 @@ shards written only for parts that are not there yet.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,17 +17,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, ListedImage, Reading, Rows
 from vlmill.pipelines.manifest.part import Part
-from vlmill.pipelines.manifest.published.images import published_row, write_image
+from vlmill.pipelines.manifest.published.images import (
+    LIMITS,
+    MAX_PIXELS,
+    published_row,
+    write_image,
+)
 from vlmill.pipelines.manifest.published.overlaps import Overlaps
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.spooled import part_unit
+from vlmill.pipelines.web.pages.images import Examiner, open_examiner
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.kept_values import NumberStore, ValueStore
 from vlmill.runtime.files.shards import Shard, shard_name
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
 from vlmill.schemas.ids import key64
+from vlmill.schemas.images.decode import FORMATS
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import IMAGES, REJECTS, Table
 
@@ -140,9 +148,13 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, pool: ThreadPoolExecutor, note: Callable[[int, Drop], None] | None = None
+        self,
+        job: Job,
+        pool: ThreadPoolExecutor,
+        examiner: Examiner,
+        note: Callable[[int, Drop], None] | None = None,
     ) -> None:
-        self.job, self._pool = job, pool
+        self.job, self._pool, self._examiner = job, pool, examiner
         self.tally = Tally()
         self._note = note or self.keep_verdict
         self._verdicts = ValueStore(_pack, _unpack)  # of images whose rows are dropped
@@ -255,11 +267,28 @@ class Run:
 
     def _read(self, image: ListedImage) -> dict[str, Any] | Drop:
         job = self.job
-        row = published_row(job.folder, job.fetched, image, hashed=job.overlaps.by_hash)
+        row = published_row(job.folder, job.fetched, image, self._examiner)
         if not isinstance(row, Drop) and row["sha256"] in job.placeholders:
             detail = f"the same bytes as under many other ids: {row['sha256']}"
             return Drop(Reason.PLACEHOLDER, detail)
         return row
+
+
+@contextmanager
+def open_run(job: Job, note: Callable[[int, Drop], None] | None = None) -> Iterator[Run]:
+    """Gives a run, with the threads that read images and the processes that decode them."""
+    with (
+        ThreadPoolExecutor(job.workers) as pool,
+        open_examiner(
+            job.workers,
+            LIMITS,
+            min_side_px=0,
+            max_pixels=MAX_PIXELS,
+            hashed=job.overlaps.by_hash,
+            formats=FORMATS,
+        ) as examiner,
+    ):
+        yield Run(job, pool, examiner, note)
 
 
 class Parts:
@@ -268,11 +297,11 @@ class Parts:
     Passing costs reading the entries, and their images where later entries depend on them.
     """
 
-    def __init__(self, job: Job, pool: ThreadPoolExecutor, progress: Progress) -> None:
-        self.job, self.run, self._progress = job, Run(job, pool), progress
+    def __init__(self, run: Run, progress: Progress) -> None:
+        self.job, self.run, self._progress = run.job, run, progress
         self._first = FirstImages()
-        self._entries = job.reading.entries()
-        self._head = list(islice(self._entries, job.chunk_size))
+        self._entries = run.job.reading.entries()
+        self._head = list(islice(self._entries, run.job.chunk_size))
         self.index = 0  # of the part that comes next
 
     @property
@@ -304,8 +333,8 @@ class Parts:
 def make_parts(job: Job) -> tuple[list[Shard], Tally]:
     """Writes every part that is not there yet; returns all shards, and what was counted."""
     shards: list[Shard] = []
-    with ThreadPoolExecutor(job.workers) as pool, make_progress(job) as progress:
-        parts = Parts(job, pool, progress)
+    with open_run(job) as run, make_progress(job) as progress:
+        parts = Parts(run, progress)
         while not parts.ended:
             unit = part_unit(parts.index)
             if run_unit(job, work_folder(job), unit, parts.make) is None:

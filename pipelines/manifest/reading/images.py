@@ -6,15 +6,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.web.pages.images import examine_image
+from vlmill.pipelines.web.pages.images import Examiner
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.runtime.units.funnel import Drop
-from vlmill.schemas.images.decode import FORMATS
 from vlmill.schemas.names import IMAGE_ENDINGS, spellings
 from vlmill.schemas.rejects import Reason
 
 MAX_BYTES = 64 * 2**20
-MAX_PIXELS = 50_000_000  # what region extraction reads by default, too
 _FIRST = (".jpg", ".jpeg", ".png", ".webp", ".gif")
 _LOWER = (*_FIRST, *(ending for ending in IMAGE_ENDINGS if ending not in _FIRST))
 ENDINGS = ("", *_LOWER, *(ending.upper() for ending in _LOWER))
@@ -49,7 +47,7 @@ def image_path(root: Path, name: str) -> Path | Drop:
     return missing
 
 
-def image_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
+def image_row(root: Path, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
     """The row of ``images`` for an image under ``root``, decoded once; or why it has none."""
     path = image_path(root, _below(root, image_id))
     if isinstance(path, Drop):
@@ -57,7 +55,7 @@ def image_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
     content = _content(path)
     if isinstance(content, Drop):
         return content
-    return make_image_row(content, image_id, max_pixels=MAX_PIXELS)
+    return make_image_row(content, image_id, examiner)
 
 
 def _below(root: Path, name: str) -> str:
@@ -72,19 +70,15 @@ def _below(root: Path, name: str) -> str:
     return name if inside is None else os.path.relpath(path, inside)
 
 
-def make_image_row(
-    content: bytes, image_id: str, *, max_pixels: int, hashed: bool = False
-) -> dict[str, Any] | Drop:
+def make_image_row(content: bytes, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
     """The row of ``images`` for an image's bytes, decoded once; or why it has none.
 
-    ``hashed`` adds its perceptual hash as ``phash``, which is no column.
+    An examiner that hashes adds the perceptual hash as ``phash``, which is no column.
     """
-    facts = examine_image(
-        content, min_side_px=0, max_pixels=max_pixels, hashed=hashed, formats=FORMATS
-    )
+    facts = examiner.examine(content)
     if isinstance(facts, Drop):
         return facts
-    extra = {"phash": facts.phash} if hashed else {}
+    extra = {} if facts.phash is None else {"phash": facts.phash}
     return {
         "image_id": image_id,
         "bytes": content,

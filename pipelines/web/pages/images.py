@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlmill.runtime.bounded_calls import BoundedPool
+from vlmill.runtime.bounded_calls import BoundedPool, CallLimits
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
@@ -141,12 +141,16 @@ class Examiner:
 
 
 @contextmanager
-def open_examiner(workers: int = 1, **settings: Any) -> Iterator[Examiner]:
+def open_examiner(
+    workers: int = 1, limits: CallLimits | None = None, **settings: Any
+) -> Iterator[Examiner]:
     """Gives an examiner with the settings of :func:`examine_image`.
 
     Its processes start with the first image.
     """
-    with BoundedPool[list[bytes], Outcomes](workers, start_examining, settings) as pool:
+    with BoundedPool[list[bytes], Outcomes](
+        workers, start_examining, settings, limits=limits
+    ) as pool:
         yield Examiner(pool)
 
 

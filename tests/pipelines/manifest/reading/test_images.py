@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vlmill.pipelines.manifest.reading.images import image_path, image_row
+from vlmill.pipelines.web.pages.images import open_examiner
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
@@ -26,6 +27,7 @@ def test_endings_that_a_name_may_lack(tmp_path: Path, ending: str) -> None:
 
 def test_a_format_that_is_not_decoded_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jxl").write_bytes(b"\xff\x0a\xfa\x7f")
-    row = image_row(tmp_path, "a.jxl")
+    with open_examiner(min_side_px=0, max_pixels=10**6) as examiner:
+        row = image_row(tmp_path, "a.jxl", examiner)
     assert isinstance(row, Drop)
     assert row.reason is Reason.UNSUPPORTED_FORMAT and str(row.detail).startswith("JPEG XL")
