@@ -55,6 +55,7 @@ SEARCH = ["faiss-cpu>=1.12"]
 SERVICE = [
     *HTTP,
     "fastapi>=0.115",
+    "h11>=0.14",
     "prometheus-client>=0.21",
     "python-multipart>=0.0.20",
     "uvicorn>=0.34",

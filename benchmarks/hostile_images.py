@@ -33,6 +33,8 @@ SETTINGS: dict[str, Any] = {"min_side_px": 50, "max_pixels": 50_000_000, "hashed
 AHEAD = 32  # images that wait for their outcome
 MOST_BYTES = 200_000  # of a hostile image among the thousands
 MIB = 1 << 20
+SHORT = {"kinds": 1_000, "bad": 400, "rounds": 1}
+FULL = {"kinds": 1_000, "bad": 5_000, "rounds": 5}
 
 
 def start_decoding() -> Callable[[bytes], str]:
@@ -169,15 +171,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--kinds", type=int, help="kinds of hostile images, at most all")
     parser.add_argument("--bad", type=int, help="bad images")
     parser.add_argument("--rounds", type=int, help="turns of the photographs")
-    options = parse_form(
-        parser, argv, short={"bad": 400, "rounds": 1}, full={"bad": 5_000, "rounds": 5}
-    )
+    options = parse_form(parser, argv, short=SHORT, full=FULL)
     photographs = [photograph("JPEG", side) for side in range(400, 1_000, 5)]
     for lines in (
-        hostile_lines("rejected", {name: image.make for name, image in IMAGES.items()}),
-        hostile_lines("at_the_limits", dict(AT_LIMITS)),
+        hostile_lines(
+            "rejected", {name: image.make for name, image in list(IMAGES.items())[: options.kinds]}
+        ),
+        hostile_lines("at_the_limits", dict(list(AT_LIMITS.items())[: options.kinds])),
         bad_image_lines(options.bad),
         photograph_lines(photographs, options.rounds),
     ):

@@ -22,7 +22,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "beam": ("apache_beam", "google.protobuf", "grpc"),
     "service": (
         *("certifi", "fastapi", "idna", "prometheus_client", "pycares", "pycurl"),
-        *("python_multipart", "starlette", "uvicorn"),
+        *("h11", "python_multipart", "starlette", "uvicorn"),
     ),
     "search": ("faiss",),
     "safety": ("sklearn", "torchvision"),

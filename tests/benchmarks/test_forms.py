@@ -26,6 +26,7 @@ TRAINING = {
     "learning_tasks",
     "reproduce",
     "detector_world",
+    "hostile_images",
 }  # which have tests of their own
 # Less than even the short form.
 SMALLEST = {
