@@ -202,7 +202,7 @@ def test_an_output_is_new_then_partial_then_finished(bucket: str) -> None:
     with pytest.raises(InputError, match="a was 1 and is 2"):
         state(a=2)
     write_json(to_path(url) / "work" / "x.json", {})
-    write_json(to_path(url) / "_manifest.json", {})
+    write_json(to_path(url) / "_manifest.json", {"shards": []})
     assert state(a=1) is State.FINISHED
     assert prepare_output(to_path(url), job="job", settings={}, fresh=True) is State.NEW
     assert names_below(url) == ["_plan.json"]
