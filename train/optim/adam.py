@@ -31,13 +31,13 @@ def gradient_norms(gradients: Sequence[Tensor], joins: Sequence[int]) -> Float[T
     pairs = list(zip(gradients, joins, strict=True))
     local = [part for g, count in pairs if not isinstance(g, DTensor) for part in _parts(g, count)]
     norms = iter(torch._foreach_norm(local, dtype=torch.float32) if local else ())
-    rows = []
+    every: list[Tensor] = []
     for gradient, count in pairs:
         if isinstance(gradient, DTensor):
-            rows.append(_divided_norms(gradient, count))
+            every += _divided_norms(gradient, count).unbind()
         else:
-            rows.append(torch.stack([next(norms) for _ in range(count)]))
-    return torch.cat(rows)
+            every += [next(norms) for _ in range(count)]
+    return torch.stack(every)
 
 
 def _parts(gradient: Tensor, count: int) -> Sequence[Tensor]:
