@@ -25,13 +25,13 @@ from vlmill.extract.from_flags import (
     make_limits,
     warn_of_random_weights,
 )
-from vlmill.extract.run.share import Share
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.runtime.console.command import Parser, int_at_least, path_or_url, run_command
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local, to_path
+from vlmill.runtime.units.share import Share
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.train.detector.command import add_train, command_train

@@ -13,7 +13,6 @@ from vlmill.extract.from_flags import (
     make_config,
     warn_of_random_weights,
 )
-from vlmill.extract.run.share import Share, share
 from vlmill.runtime.console.command import (
     add_lock_seconds,
     int_at_least,
@@ -22,6 +21,7 @@ from vlmill.runtime.console.command import (
     print_status,
 )
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
+from vlmill.runtime.units.share import Share, parse_share
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -66,7 +66,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
     run.add_argument(
         "--part",
-        type=share,
+        type=parse_share,
         metavar="i/n",
         help="make only the i-th of n shares of the shards, from 1, beside processes that make the "
         "others with the same flags, here or elsewhere; the last to finish writes the manifest",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
-from vlmill.runtime.files.lock import LOCK
+from vlmill.runtime.files.lock import LOCK, wait_for_turn
 from vlmill.runtime.files.manifest import MANIFEST, WARCS, read_manifest
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
@@ -58,7 +58,8 @@ def prepare_output(
 
     Who calls has locked the folder (:mod:`vlmill.runtime.files.lock`), so that temporary files are
     leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
-    wrote. ``shared`` may be at work there on their parts: their temporary files stay. A plan alone
+    wrote. ``shared``: others may be at work there on their parts; one after the other comes here,
+    and their temporary files stay. A plan alone
     is of a run that was refused before it had made anything: it gives way to this one's. Raises
     InputError if the folder holds another run's output or a stranger's files, or a finished run's
     output of which a shard is missing or cut.
@@ -68,10 +69,17 @@ def prepare_output(
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if not shared:
-        remove_leftovers(folder)
+    if shared:
+        with wait_for_turn(folder):
+            return _compare_plan(folder, plan, shared=True)
+    remove_leftovers(folder)
     if fresh:
         remove_output(folder)
+    return _compare_plan(folder, plan, shared=False)
+
+
+def _compare_plan(folder: Path, plan: Mapping[str, Any], *, shared: bool) -> State:
+    """Says what a folder holds; writes the plan of a new run."""
     entries = sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK))
     if PLAN not in entries:
         if entries:
