@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmill.runtime.bounded_calls import BoundedPool
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.cores import all_cores
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
 from vlmill.train.tasks.retrieval.vectors import MOST_THREADS

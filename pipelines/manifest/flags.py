@@ -4,7 +4,7 @@ import argparse
 
 from vlmill.runtime.console.command import add_fresh, add_lock_seconds, int_at_least
 from vlmill.runtime.console.cost import add_dry_run
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.units.flags import add_part
 
 MANY_WORKERS = 8

@@ -11,8 +11,8 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.console.cost import add_cost_arguments
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.processes import all_cores
 from vlmill.runtime.units.flags import add_part, part_name, require_part
 from vlmill.schemas.errors import InputError
 

@@ -80,6 +80,10 @@ _manifest.json.
 """
 
 
+# Of all inputs: to start a second process takes half a second, as long as such tables do.
+ONE_PROCESS_BYTES = 32 << 20
+
+
 def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
     p.add_argument(
@@ -221,6 +225,8 @@ def run(arguments: Sequence[str]) -> int:
         tables, inputs = open_inputs(args.inputs)
         if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
             raise InputError(f"--output {args.output} is an IN; give another folder")
+        if args.workers is None and sum(entry.bytes for entry in inputs) < ONE_PROCESS_BYTES:
+            workers = 1
         inputs += _lists(args)
         paths = [path for entry in tables.values() for path in entry.paths]
         run_steps = select_runner(

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.runtime.console.command import int_at_least
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.units.launch.loading import require_flags
 from vlmill.runtime.units.share import parse_share
 from vlmill.schemas.errors import InputError

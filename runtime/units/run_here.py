@@ -2,15 +2,20 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.lock import parts_at_work
 from vlmill.runtime.files.remote_lock import require_held
 from vlmill.runtime.units.numbers import Numbers, UnitProgress
-from vlmill.runtime.units.pool import open_workers
 from vlmill.runtime.units.share import POLL_S, Share
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import AnyJob, Unit, is_finished, record_path
+
+if TYPE_CHECKING:
+    from vlmill.runtime.units.pool import Workers
 
 START_S = 30.0  # in which the other parts of a job may begin
 
@@ -31,7 +36,10 @@ def run_here(
     only its units are done; the others' are awaited, those of the last step by the first share
     alone. Raises StoreFailed where another run has taken over an output in a store.
     """
-    with open_workers(workers, (job, steps), module) as pool:
+    with ExitStack() as stack:
+        pool = (
+            None if workers == 1 else stack.enter_context(_open_pool(workers, job, steps, module))
+        )
         for number, step in enumerate(steps):
             all_units = units = step.units(job)
             if share is not None:
@@ -39,7 +47,7 @@ def run_here(
             with UnitProgress(total=len(units), label=step.name) as progress:
                 numbered = [(number, unit) for unit in units]
                 done: Iterable[Numbers | None]
-                if step.threads:
+                if pool is None or step.threads:
                     done = map(partial(_do, (job, steps)), numbered)
                 else:
                     done = pool.map_units(_do, numbered, partial(_wait, job, progress))
@@ -47,6 +55,14 @@ def run_here(
                     progress.add(numbers)
             if share is not None and (share.number == 1 or step is not steps[-1]):
                 wait_for_others(job, step, all_units, share)
+
+
+def _open_pool(
+    workers: int, shared: Shared[AnyJob], module: str
+) -> "AbstractContextManager[Workers[Any]]":
+    from vlmill.runtime.units.pool import open_workers  # multiprocessing takes its time
+
+    return open_workers(workers, shared, module)
 
 
 def _wait(job: AnyJob, progress: UnitProgress) -> None:
@@ -71,13 +87,17 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
         for other in share.select_others()
         for number in other.select_shards(len(units))
     ]
-    begin = time.monotonic()
+    begin, told = time.monotonic(), False
     while True:
         # In this order: a part may end its last unit, and itself, between the two.
         working = parts_at_work(job.output, {other.name for other, _ in waiting})
         waiting = [(other, unit) for other, unit in waiting if not _is_done(job, step, unit)]
         if not waiting:
             return
+        if not told:
+            parts = ", ".join(sorted({str(other.number) for other, _ in waiting}))
+            print_status(f"{step.name}: waiting for {len(waiting)} units of --part {parts}")
+            told = True
         if not working and time.monotonic() - begin >= START_S:
             parts = sorted({other.number for other, _ in waiting})
             names = ", ".join(f"{number}/{share.count}" for number in parts)
