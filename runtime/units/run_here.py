@@ -37,9 +37,9 @@ def run_here(
     alone. Raises StoreFailed where another run has taken over an output in a store.
     """
     with ExitStack() as stack:
-        pool = (
-            None if workers == 1 else stack.enter_context(_open_pool(workers, job, steps, module))
-        )
+        shared, pool = (job, steps), None
+        if workers > 1:
+            pool = stack.enter_context(_open_pool(workers, shared, module))
         for number, step in enumerate(steps):
             all_units = units = step.units(job)
             if share is not None:
@@ -48,7 +48,7 @@ def run_here(
                 numbered = [(number, unit) for unit in units]
                 done: Iterable[Numbers | None]
                 if pool is None or step.threads:
-                    done = map(partial(_do, (job, steps)), numbered)
+                    done = map(partial(_do, shared), numbered)
                 else:
                     done = pool.map_units(_do, numbered, partial(_wait, job, progress))
                 for numbers in done:
