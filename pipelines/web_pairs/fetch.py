@@ -43,6 +43,7 @@ from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.listed import ListedFile, file_problems, parse_listed
 from vlmill.runtime.files.outputs import WORK, remove_work
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.units.runner import RunSteps
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
@@ -95,7 +96,8 @@ def _list_fetched(folder: Path) -> list[tuple[str, int]]:
         listed = []
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{folder / DONE} is damaged; give --fresh to begin again") from None
-    if problems := file_problems(folder, listed):
+    # A store keeps checksums itself, and a hash would have to fetch all bytes.
+    if problems := file_problems(folder, listed, hashes=not is_remote(folder)):
         raise InputError(f"{problems[0]}; give --fresh to fetch and mine again")
     return [(str(path), path.stat().st_size) for path in sorted(folder.glob(PARTS))]
 
