@@ -4,15 +4,13 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.inference.convert.arguments import check_arguments
-from vlmill.models import PRESETS
+from vlmill.models.registry import FAMILY_NAMES, PRESETS
 from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
-# The names of `vlmill.models.published.FAMILIES`, which loads every model.
-FAMILIES = ("beit", "bert", "dvae", "interbert", "vilbert", "vl-bert", "vlmo")
-# And a network that only starts one of ours.
-SOURCES = tuple(sorted((*FAMILIES, "vit")))
+# The published families, and a network that only starts one of ours.
+SOURCES = tuple(sorted((*FAMILY_NAMES, "vit")))
 
 CONVERT_HELP = """\
 Turn a published checkpoint into one of vlmill's, or back, or start a model from BERT, BEiT or ViT.
@@ -60,7 +58,7 @@ experts=image (the default) starts VLMo's vision experts from BEiT or the ViT, e
 language and vision-language experts too. A ViT has the names of DeiT and timm, or of transformers'
 ViT and DeiT; only presets with absolute positions (vlmo-*-paper, vlmo-base-plus) take its own.
 
-families: {", ".join(FAMILIES)}; with --as also vit
+families: {", ".join(FAMILY_NAMES)}; with --as also vit
 presets: {", ".join(sorted(PRESETS))}
 
 Memory: the checkpoint's size and about twice the model's.

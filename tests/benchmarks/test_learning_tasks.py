@@ -19,7 +19,7 @@ from proof.task_runs import Line, finished, results
 from proof.task_summary import lines_of
 from shell import KEYS
 
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 
 # Without pretraining on images, in as many steps as ViLBERT learns them in: RESULTS.md says so.
 NOT_LEARNT = {"learning_tasks/nlvr2/vilbert-from-bert/seed-0/accuracy"}

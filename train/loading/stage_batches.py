@@ -29,7 +29,7 @@ from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
 from vlmill.train.loading.visited_pairs import StagePairs, stage_rows
-from vlmill.train.recipes.spec import TrainingStage
+from vlmill.train.settings.spec import TrainingStage
 
 PATCH_SIZE = 16
 Rows = tuple[Sample, ...]  # of one visit, in a batch one after the other

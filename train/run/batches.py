@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from accelerate import Accelerator
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.checkpoints.trained_on import NO_KEYS
 from vlmill.train.loading.arrays import Keys
@@ -22,7 +23,6 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.recipes import RunSettings
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Learning
 from vlmill.train.run.loop import StageRun
@@ -90,7 +90,7 @@ class RunBatches:
     def _make_batches(
         self, run: StageRun, folder: str, splits: Sequence[Splits], *, training: bool
     ) -> StageBatches:
-        body = get_training(self.recipe.variant).get_body(self.recipe.model)
+        body = get_variant(self.recipe.variant).get_body(self.recipe.model)
         return self.learning.batches(
             run,
             training=training,

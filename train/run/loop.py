@@ -29,9 +29,9 @@ from vlmill.train.objectives.cached_contrast import cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.adam import BertAdam
 from vlmill.train.optim.schedule import learning_rate
-from vlmill.train.recipes.spec import TrainingStage
 from vlmill.train.run.diverged import explain
 from vlmill.train.run.graphs import StepGraph
+from vlmill.train.settings.spec import TrainingStage
 
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 
