@@ -120,7 +120,8 @@ def test_divided_layers_are_gathered_in_bfloat16(
 def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_images(
     tables: Tables, tmp_path: Path
 ) -> None:
-    """However many parts each process computes: the contrast is of all pairs of the step.
+    """However many parts each process computes: the contrast is of all pairs of the step. So it is
+    where the model is divided, but for the contrast's scale.
 
     AdamW's epsilon is above the gradients' rounding. Without that a weight with a gradient near 0
     moves by a share of the rate that depends on the order of sums; computed in float64, the runs
@@ -137,13 +138,15 @@ def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_images(
     parts = change_recipe(recipe, ["accumulation=2"])
     runs = [one, train(tmp_path, tables, recipe, 2, images)]
     runs += [train(tmp_path / make(tmp_path, "parts"), tables, parts, 2, images)]
+    divided = change_recipe(parts, ["shard=true"])
+    runs += [train(tmp_path / make(tmp_path, "divided"), tables, divided, 2, images)]
     for run in runs[1:]:
         assert_same(one, run)
     rejects = [read_table(run, REJECTS).to_pylist() for run in runs]
-    assert rejects[0] == rejects[1] == rejects[2]
+    assert rejects == [rejects[0]] * 4
     assert {reject["reason"] for reject in rejects[0]} == {"unreadable_image"}
     counts = [[line.get("undecodable_pictures") for line in read_log(r / LOG)] for r in runs]
-    assert counts[0] == counts[1] == counts[2] and counts[0][-1] == 2
+    assert counts == [counts[0]] * 4 and counts[0][-1] == 2
 
 
 @pytest.mark.slow
