@@ -26,7 +26,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", type=path_or_url, metavar="DIR", help="a run, a checkpoint, or a table"
     )
     parser.add_argument(
-        "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
+        "--lineage",
+        action="store_true",
+        help="also show how the inputs were made, and which inputs have changed since",
     )
 
 
