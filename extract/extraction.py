@@ -5,7 +5,7 @@ import functools
 from pathlib import Path
 
 from vlmill.extract.config import IDS
-from vlmill.extract.flags import add_engine
+from vlmill.extract.flags import add_engine, add_names
 from vlmill.extract.from_flags import (
     check_detector,
     detector_inputs,
@@ -22,6 +22,7 @@ from vlmill.runtime.console.command import (
     print_status,
 )
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -76,6 +77,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     add_cost_arguments(run)
     add_lock_seconds(run)
+    add_allow_address(run)
     which = run.add_argument_group("which images")
     which.add_argument(
         "--ids",
@@ -109,6 +111,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "(default: %(default)s: the main process does it)",
     )
     add_engine(run)
+    add_names(run)
 
 
 def command_run(arguments: argparse.Namespace) -> int:

@@ -5,8 +5,11 @@ from dataclasses import fields
 
 from vlmill.runtime.console.command import add_lock_seconds, int_at_least, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
 EMBED_HELP = """\
 Write the vectors of a checkpoint as a table, `vectors`.
@@ -48,6 +51,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl embed``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
+<<<<<<< HEAD
     add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
     add("--pairs", metavar="TABLE", help="table of texts, or of image-text pairs")
     add(
@@ -57,6 +61,16 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
     add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
     add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
+=======
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
+    add("--pairs", metavar="TABLE", help="texts, or image-text pairs")
+    add("--regions", metavar="TABLE", help="regions of their images, for models that read them")
+    add("--images", metavar="TABLE", help="images, for VLMo")
+    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder to write")
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
+    add("--batch-size", type=int, default=64, help="embedded at once (default: 64)")
+>>>>>>> w/weights
     add(
         "--vectors-per-shard",
         type=int,
@@ -149,7 +163,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--checkpoint",
-        type=path_or_url,
+        type=path_or_name,
         metavar="DIR",
         help="checkpoint that encodes --text and --image (default: that of the vectors)",
     )
@@ -160,6 +174,12 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of FAISS threads (default: one per core)",
     )
+<<<<<<< HEAD
+=======
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
+    add("--threads", type=int_at_least(1), metavar="N", help="of FAISS (default: all cores)")
+    add_allow_address(parser)
+>>>>>>> w/weights
 
 
 def run_search(args: argparse.Namespace) -> int:

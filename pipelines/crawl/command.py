@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags, build_policy
+from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -14,6 +14,7 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.schemas.errors import InputError

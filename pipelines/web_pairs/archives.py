@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.paths import is_web, to_path
 from vlmill.runtime.files.paths import matches as files_matching
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.net.remote_file import open_web, web_url
 from vlmill.schemas.errors import InputError
 
