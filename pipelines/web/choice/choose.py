@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.candidates import SOURCES, find_candidates
@@ -52,6 +54,7 @@ def _choice(
         return Drop(Reason.SHARED_TEXT, caption)
     scored = [(probability(total(features(c, scene), weights)), c) for c in scene.candidates]
     scored.sort(key=lambda one: (-one[0], one[1].text))
+    short_rules = _for_surrounding(rules)
     texts: dict[str, ScoredText] = {}
     faults: list[Drop] = []
     for score, candidate in scored:
@@ -59,7 +62,12 @@ def _choice(
         if score < rules.min_score:
             faults.append(Drop(Reason.LOW_SCORE, f"{score:.3f} {source}: {candidate.text}"))
             break
-        text = extract_caption(candidate.text, rules, scene.page.language or None, lists)
+        text = extract_caption(
+            candidate.text,
+            rules if candidate.kind in EXPLICIT else short_rules,
+            scene.page.language or None,
+            lists,
+        )
         if isinstance(text, Drop):
             faults.append(text)
         else:
@@ -67,6 +75,13 @@ def _choice(
     if not texts:
         return faults[0] if faults else Drop(Reason.NO_TEXT)
     return Choice(scene.image.order, dominance, tuple(texts.values()))
+
+
+@cache
+def _for_surrounding(rules: WebPairRules) -> WebPairRules:
+    """Returns the rules for texts that are not marked as an image's own."""
+    most = min(rules.max_words, max(rules.max_surrounding_words, rules.min_words))
+    return replace(rules, max_words=most)
 
 
 def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:

@@ -5,9 +5,9 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
-from vlmill.pipelines.web.texts.words import split_words, word_set
+from vlmill.pipelines.web.texts.words import DENSE_LETTERS, split_words, word_set
 
-_DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f\uac00-\ud7af]+")
+_DENSE = re.compile(f"[{DENSE_LETTERS}]+")
 # What says nothing of a subject, in the languages that pages at hand were in.
 _EMPTY = word_set(
     "a an the of in on at with by from to and or for near as is are was were be this that these "
