@@ -18,23 +18,21 @@ ANY = "any"
 
 _CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{4})?")
 # Old codes, and those of ISO 639-2 and 639-3 whose language has two letters in what detectors say.
-_OTHER_CODES = dict(
-    pair.split("=")
-    for pair in (
-        "iw=he in=id ji=yi jw=jv mo=ro nb=no nob=no nor=no nno=nn sh=sr fil=tl tgl=tl cmn=zh "
-        "zho=zh chi=zh eng=en deu=de ger=de fra=fr fre=fr spa=es ita=it por=pt rus=ru jpn=ja "
-        "kor=ko ara=ar arb=ar hin=hi ben=bn tam=ta tel=te mar=mr guj=gu kan=kn mal=ml pan=pa "
-        "urd=ur fas=fa per=fa pes=fa prs=fa tha=th vie=vi ind=id msa=ms may=ms zsm=ms tur=tr "
-        "pol=pl ukr=uk ces=cs cze=cs slk=sk slo=sk hun=hu ron=ro rum=ro bul=bg srp=sr hrv=hr "
-        "bos=bs slv=sl mkd=mk mac=mk ell=el gre=el heb=he nld=nl dut=nl swe=sv dan=da fin=fi "
-        "isl=is ice=is est=et ekk=et lav=lv lvs=lv lit=lt cat=ca glg=gl eus=eu baq=eu gle=ga "
-        "cym=cy wel=cy sqi=sq alb=sq hye=hy arm=hy kat=ka geo=ka aze=az azj=az kaz=kk kir=ky "
-        "uzb=uz uzn=uz mon=mn khk=mn nep=ne npi=ne sin=si mya=my bur=my khm=km lao=lo amh=am "
-        "swa=sw swh=sw afr=af lat=la epo=eo ory=or ori=or kur=ku bel=be"
-    ).split()
+_CODE_PAIRS = (
+    "iw=he in=id ji=yi jw=jv mo=ro nb=no nob=no nor=no nno=nn sh=sr fil=tl tgl=tl cmn=zh "
+    "zho=zh chi=zh eng=en deu=de ger=de fra=fr fre=fr spa=es ita=it por=pt rus=ru jpn=ja "
+    "kor=ko ara=ar arb=ar hin=hi ben=bn tam=ta tel=te mar=mr guj=gu kan=kn mal=ml pan=pa "
+    "urd=ur fas=fa per=fa pes=fa prs=fa tha=th vie=vi ind=id msa=ms may=ms zsm=ms tur=tr "
+    "pol=pl ukr=uk ces=cs cze=cs slk=sk slo=sk hun=hu ron=ro rum=ro bul=bg srp=sr hrv=hr "
+    "bos=bs slv=sl mkd=mk mac=mk ell=el gre=el heb=he nld=nl dut=nl swe=sv dan=da fin=fi "
+    "isl=is ice=is est=et ekk=et lav=lv lvs=lv lit=lt cat=ca glg=gl eus=eu baq=eu gle=ga "
+    "cym=cy wel=cy sqi=sq alb=sq hye=hy arm=hy kat=ka geo=ka aze=az azj=az kaz=kk kir=ky "
+    "uzb=uz uzn=uz mon=mn khk=mn nep=ne npi=ne sin=si mya=my bur=my khm=km lao=lo amh=am "
+    "swa=sw swh=sw afr=af lat=la epo=eo ory=or ori=or kur=ku bel=be"
 )
+_OTHER_CODES = dict(pair.split("=") for pair in _CODE_PAIRS.split())
 # A macrolanguage asks for its members, too.
-_MEMBERS = {"no": ("nn",)}
+_MEMBERS = {"no": ("nn",), "nor": ("nn",)}
 _SCRIPTS = {
     "latn": re.compile(r"[A-Za-z\u00c0-\u024f]"),
     "cyrl": re.compile(r"[\u0400-\u052f]"),
@@ -162,7 +160,8 @@ def parse_languages(text: str) -> frozenset[str] | None:
         raise InputError(
             f"--language {text}: {wrong[0]!r} is no language; give codes like en,de, or {ANY}"
         )
-    return frozenset(member for code in codes for member in (code, *_MEMBERS.get(code, ())))
+    members = (one for code in text.split(",") for one in _MEMBERS.get(code.strip().lower(), ()))
+    return frozenset((*codes, *members))
 
 
 def page_language(
