@@ -1,12 +1,12 @@
 """Chooses a page's content images and the texts that describe them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.choice.candidates import SOURCES, find_candidates
+from vlmill.pipelines.web.choice.candidates import SOURCES, Candidate, find_candidates
 from vlmill.pipelines.web.choice.dominance import judge_images
 from vlmill.pipelines.web.choice.features import EXPLICIT, Scene, features, total
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
@@ -52,7 +52,8 @@ def _choice(
     caption = scene.image.caption
     if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
         return Drop(Reason.SHARED_TEXT, caption)
-    scored = [(probability(total(features(c, scene), weights)), c) for c in scene.candidates]
+    candidates = _own_texts(scene, rules, lists)
+    scored = [(probability(total(features(c, scene), weights)), c) for c in candidates]
     scored.sort(key=lambda one: (-one[0], one[1].text))
     short_rules = _for_surrounding(rules)
     texts: dict[str, ScoredText] = {}
@@ -75,6 +76,21 @@ def _choice(
     if not texts:
         return faults[0] if faults else Drop(Reason.NO_TEXT)
     return Choice(scene.image.order, dominance, tuple(texts.values()))
+
+
+def _own_texts(scene: Scene, rules: WebPairRules, lists: TextLists) -> Sequence[Candidate]:
+    """Returns the image's own texts alone where it has a caption that passes, else all candidates.
+
+    What stands around an image with a caption is about something else, or less precise.
+    """
+    own = [c for c in scene.candidates if c.kind in EXPLICIT]
+    language = scene.page.language or None
+    captioned = any(
+        c.kind == "caption"
+        and not isinstance(extract_caption(c.text, rules, language, lists), Drop)
+        for c in own
+    )
+    return own if captioned else scene.candidates
 
 
 @cache
