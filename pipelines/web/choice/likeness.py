@@ -58,11 +58,12 @@ def _latin(word: str) -> str:
 def name_subject(url: str) -> frozenset[str]:
     """The same of a URL's file name: ``/a/Mona_Lisa-2.jpg`` names mona and lisa."""
     name = unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
-    name = _HUMP.sub(r"\1 \2", name[:300])
+    name = _NUMBERED.sub(r"\1", _HUMP.sub(r"\1 \2", name[:300]))
     return frozenset(unit for unit in subject(_APART.sub(" ", name)) if not _CODE.search(unit))
 
 
 _HUMP = re.compile(r"([a-z])([A-Z])")
+_NUMBERED = re.compile(r"([^\W\d_]{4,})\d{1,2}(?![^\W_])")  # the third of several images
 _APART = re.compile(r"[\W_]+")
 _CODE = re.compile(r"\d")
 
