@@ -226,7 +226,7 @@ def training_of(
 
     Without ``casts`` autocast casts each weight where it is used.
     """
-    stage = recipe.stages[0]
+    stage, dtype = recipe.stages[0], devices.COMPUTED_IN.get(recipe.precision)
     model.train()
     step = PretrainingStep(model, stage.objectives, pack=pack)
     module = devices.wrapped(step, accelerator, shard=False)
@@ -239,7 +239,7 @@ def training_of(
         optimizer=optimizer,
         accelerator=accelerator,
         seed=recipe.seed,
-        casts=WeightCasts(module, torch.bfloat16) if casts else None,
+        casts=WeightCasts(module, dtype) if casts and dtype is not None else None,
     )
 
 

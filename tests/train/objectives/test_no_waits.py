@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from benchmarks.gpu_check.tables import TableSizes
 from benchmarks.gpu_check.training import CASES, TINY_MODEL, Work, prepared, recipe_of, table_sizes
 from tests.behaviour.test_end_to_end import tiny as end_to_end
+from tests.forked import run_script
 from torch import nn
 
 from vlmill.models import VARIANTS, preset
@@ -23,7 +22,6 @@ from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 META = torch.device("meta")
 SIZES = table_sizes(CASES["imagebert"], tiny=True)
 TEXTS = dataclasses.replace(SIZES, texts=24)
-ROOT = Path(__file__).parents[3]
 MOST_GRAPHS = 2  # a size of 1, or that of a weight, by chance in the first batch costs a second one
 
 
@@ -167,8 +165,7 @@ def outcomes(
     nothing that can be traced.
     """
     names = (*TRACED, *LONGER) if pytestconfig.getoption("--long") else TRACED
-    command = [sys.executable, "-c", COMPILED, str(tmp_path_factory.mktemp("compiled")), *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = run_script(COMPILED, tmp_path_factory.mktemp("compiled"), *names)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return {(line["name"], line["pack"]): line for line in lines}
