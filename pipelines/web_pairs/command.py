@@ -101,6 +101,19 @@ def _add_rules(p: Parser) -> None:
         help=f"drop images with a side of PX pixels or less (default: {rules.min_side_px})",
     )
     group.add_argument(
+        "--min-words",
+        type=int,
+        metavar="N",
+        help=f"fewest words of a text ({rules.min_words})",
+    )
+    group.add_argument(
+        "--max-words",
+        type=int,
+        metavar="N",
+        help=f"most words of an image's own text: alt text, caption, title ({rules.max_words}); "
+        f"sentences of the surrounding text have at most {rules.max_surrounding_words}",
+    )
+    group.add_argument(
         "--max-images-per-text",
         type=int,
         metavar="N",

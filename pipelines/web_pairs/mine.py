@@ -186,20 +186,21 @@ class Miner:
         self._targets.clear()
 
 
-def decode_source(record: Record, rules: WebPairRules) -> str | Drop:
+def decode_source(record: Record, rules: WebPairRules) -> markup.Source | Drop:
     """Decodes a page's bytes, or says why it is dropped."""
-    if len(record.body) > rules.max_page_bytes:
-        return Drop(Reason.TOO_LARGE, f"{len(record.body)} bytes")
     if not markup.mentions_image(record.body):
         return Drop(Reason.NO_IMAGES)
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         return Drop(why)
-    return markup.decode(record.body, record.charset)
+    source = markup.take_out_data(markup.decode(record.body, record.charset))
+    if len(source.text) > rules.max_page_bytes:
+        return Drop(Reason.TOO_LARGE, f"{len(source.text)} characters without data: URIs")
+    return source
 
 
-def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
+def read_page(source: markup.Source, url: str, rules: WebPairRules) -> html.Page | Drop:
     """Parses the page at ``url``, or says why it is dropped."""
-    tree = markup.parse(source, max_nesting=rules.max_nesting)
+    tree = markup.parse(source.text, max_nesting=rules.max_nesting)
     if isinstance(tree, Drop):
         return tree
     return html.read_page(
@@ -208,11 +209,12 @@ def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
         max_text_chars=rules.max_text_chars,
         max_images=rules.max_images_per_page,
         ignore_opt_outs=rules.ignore_opt_outs,
+        data_images=source.data_images,
     )
 
 
 def detect_language(
-    source: str,
+    source: markup.Source,
     detector: LanguageDetector,
     rules: WebPairRules,
     languages: frozenset[str] | None,
@@ -223,8 +225,8 @@ def detect_language(
     """
     language = page_language(
         detector,
-        markup.quick_text(source, rules.max_language_chars),
-        markup.declared_language(source),
+        markup.quick_text(source.text, rules.max_language_chars),
+        markup.declared_language(source.text),
         languages=languages,
         min_probability=rules.min_language_probability,
         min_chars=rules.min_language_chars,

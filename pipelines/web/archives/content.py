@@ -25,6 +25,7 @@ CONTENT_TYPES = WarcRecordType.response | WarcRecordType.resource | WarcRecordTy
 REDIRECTS = (301, 302, 303, 307, 308)
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE)
+_RANGE = re.compile(r"bytes 0-(\d{1,12})/(\d{1,12})")
 _DIGESTS = ("sha1", "sha256", "sha512", "md5")
 _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _PAGE_START = re.compile(
@@ -86,6 +87,8 @@ def extract_content(
         status, headers, body = split_http(block)
         if status in REDIRECTS and (target := resolve(url, _location(headers))):
             return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+        if status == 206 and _is_all(headers.get("content-range", ""), len(body)):
+            status = 200  # a browser asked for a range, and got everything
         if status != 200:
             return Drop(Reason.BAD_STATUS, str(status))
     decoded = decode_body(body, headers, max_bytes)
@@ -108,6 +111,12 @@ def extract_content(
         opt_outs=header_opt_outs(headers),
         wrong_digest=check_digest and is_wrong(record.headers.get("WARC-Block-Digest"), block),
     )
+
+
+def _is_all(content_range: str, num_bytes: int) -> bool:
+    """Returns whether a partial response holds all bytes, by its ``Content-Range``."""
+    parts = _RANGE.fullmatch(content_range.strip().lower())
+    return parts is not None and int(parts[1]) + 1 == int(parts[2]) == num_bytes
 
 
 def parse_charset(declared: str) -> str | None:
