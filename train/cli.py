@@ -199,15 +199,10 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         default="skip",
         help="pairs without their image: error, or skip and list them in `rejects` (default: skip)",
     )
-<<<<<<< HEAD
     parser.add_argument("--negatives", metavar="TABLE", help="table of the pairs' hard negatives")
-    parser.add_argument("--init", metavar="DIR", help="start from this checkpoint's weights")
-=======
-    parser.add_argument("--negatives", metavar="TABLE", help="hard negatives of the pairs")
     parser.add_argument(
         "--init", metavar="DIR", help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}"
     )
->>>>>>> w/weights
     parser.add_argument(
         "--vocab",
         metavar="FILE",

@@ -118,12 +118,8 @@ def add_convert_arguments(parser: Parser) -> None:
     )
     add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
     add_lock_seconds(parser)
-<<<<<<< HEAD
-    add("--explain", action="store_true", help="print the source of each parameter")
-=======
     add_allow_address(parser)
-    add("--explain", action="store_true", help="print where each parameter comes from")
->>>>>>> w/weights
+    add("--explain", action="store_true", help="print the source of each parameter")
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -51,8 +51,8 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl embed``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-<<<<<<< HEAD
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
     add("--pairs", metavar="TABLE", help="table of texts, or of image-text pairs")
     add(
         "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
@@ -61,16 +61,6 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
     add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
     add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
-=======
-    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
-    add_allow_address(parser)
-    add("--pairs", metavar="TABLE", help="texts, or image-text pairs")
-    add("--regions", metavar="TABLE", help="regions of their images, for models that read them")
-    add("--images", metavar="TABLE", help="images, for VLMo")
-    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder to write")
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--batch-size", type=int, default=64, help="embedded at once (default: 64)")
->>>>>>> w/weights
     add(
         "--vectors-per-shard",
         type=int,
@@ -174,12 +164,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of FAISS threads (default: one per core)",
     )
-<<<<<<< HEAD
-=======
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--threads", type=int_at_least(1), metavar="N", help="of FAISS (default: all cores)")
     add_allow_address(parser)
->>>>>>> w/weights
 
 
 def run_search(args: argparse.Namespace) -> int:

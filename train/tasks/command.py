@@ -45,18 +45,11 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-<<<<<<< HEAD
     add("task", choices=TASKS, help="task to evaluate")
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
-    add("--pairs", help="retrieval: table of image-text pairs: a folder, a file or a glob")
-    add("--examples", help="other tasks: table of examples, the output of `manifest`")
-=======
-    add("task", choices=TASKS, help="what to evaluate")
     add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
     add_allow_address(parser)
-    add("--pairs", help="retrieval: image-text pairs: folder, file or glob")
-    add("--examples", help="other tasks: their table, as `manifest` wrote it")
->>>>>>> w/weights
+    add("--pairs", help="retrieval: table of image-text pairs: a folder, a file or a glob")
+    add("--examples", help="other tasks: table of examples, the output of `manifest`")
     add(
         "--labels",
         type=path_or_url,
