@@ -6,7 +6,7 @@ the true boxes.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,12 +73,11 @@ class Evaluation:
 
 
 def evaluate_detector(
-    model: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
+    network: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
 ) -> Evaluation:
     """Detects in the images of the examples and scores it; images that cannot be read are
-    counted.
+    counted. ``network`` is one that :func:`for_inference` gives.
     """
-    network = for_inference(model)
     findings = Findings()
     with Progress(
         total=len(examples), unit="image", label="validation", visible=visible
@@ -98,16 +97,17 @@ def evaluate_detector(
     )
 
 
-def for_inference(model: FasterRCNN) -> FasterRCNN:
-    """Returns a copy that refines boxes, with constant normalisations."""
+def for_inference(
+    config: DetectorConfig, weights: Mapping[str, Tensor], device: torch.device
+) -> FasterRCNN:
+    """Returns a network with the weights that refines boxes, with constant normalisations."""
     config = dataclasses.replace(
-        model.config, written_boxes="refined", batch_norm="frozen", frozen_stages=0
+        config, written_boxes="refined", batch_norm="frozen", frozen_stages=0
     )
     network = FasterRCNN(config)
     network.load_state_dict(
-        {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+        {k: v for k, v in weights.items() if not k.endswith("num_batches_tracked")}
     )
-    device = next(model.parameters()).device
     return network.requires_grad_(False).eval().to(device)
 
 

@@ -16,6 +16,7 @@ from torch.fx.experimental import _config as fx_config
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from vlmill.models.detector.resnet import Bottleneck, PreActivationBottleneck
 from vlmill.models.gpu_compiler import can_compile
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.blocks import PostNormBlock
@@ -26,7 +27,10 @@ from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RunSettings
 
-BLOCKS = (PostNormBlock, CoAttentionBlock, PreNormBlock)
+BLOCKS = (
+    *(PostNormBlock, CoAttentionBlock, PreNormBlock),
+    *(Bottleneck, PreActivationBottleneck),
+)
 GRAPHS_OF_BLOCKS = 32  # VLMo has 14
 COMPUTED_IN = {"bf16": torch.bfloat16, "fp16": torch.float16}  # float32 where it is neither
 

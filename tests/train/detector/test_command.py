@@ -15,10 +15,10 @@ from vlmill.extract import cli
 from vlmill.extract.config import saved_steps
 from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector import loop
 from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.recipes import RECIPES, find_recipe
 from vlmill.train.detector.run import say_sizes
+from vlmill.train.run import loop
 
 
 @pytest.fixture(scope="module")
