@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from vlmill.inference.convert.arguments import check_arguments
 from vlmill.models import PRESETS
 from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
@@ -71,49 +73,60 @@ def add_convert_arguments(parser: Parser) -> None:
     """Declare the arguments of ``convert``."""
     parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
     add = parser.add_argument
-    add("words", nargs="*", metavar="field=value", help="changes to the preset's fields")
+    add("words", nargs="*", metavar="field=value", help="changes to fields of the preset")
     add("--family", required=True, choices=SOURCES, metavar="FAMILY")
-    add("--checkpoint", required=True, type=path_or_url, metavar="FILE", help="what is converted")
+    add(
+        "--checkpoint",
+        required=True,
+        type=path_or_name,
+        metavar="FILE",
+        help="what is converted: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
+        "https://... (`train-vl weights` lists what was published)",
+    )
     add(
         "--config",
         type=path_or_url,
         metavar="FILE|PRESET|DIR",
-        help="the published configuration (JSON or YAML), the preset that it is, or a "
-        "checkpoint of ours of the same sizes; with --as: the source's, which must have the heads "
-        "and the activation of the preset",
+        help="published configuration (JSON or YAML), name of a preset, or a vlmill "
+        "checkpoint of the same sizes; with --as: the source's configuration, whose "
+        "heads and activation must equal the preset's",
     )
-    add("--vocab", type=path_or_url, metavar="FILE", help="the published vocab.txt")
+    add("--vocab", type=path_or_url, metavar="FILE", help="published vocab.txt")
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
     add(
         "--backbone",
-        type=path_or_url,
+        type=path_or_name,
         metavar="FILE",
-        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, which its region network "
-        "starts from",
+        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, or a name of one as "
+        "--checkpoint takes it, from which its region network starts",
     )
     add(
         "--backbone-conventions",
         choices=CONVENTIONS,
-        help="how that ResNet was trained (default: released, VL-BERT's own; a detector and MSRA's "
-        "files say it themselves)",
+        help="how that ResNet was trained (default: released, as VL-BERT's own; a detector "
+        "and MSRA's files state it themselves)",
     )
-    add("--seed", type=int, metavar="N", help="with --as: of new weights (default: 0)")
-    add("--to", choices=("vlmill", "reference"), default="vlmill", help="whose layout to write")
+    add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
+    add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")
     add(
         "--without",
         action="append",
         default=[],
         metavar="NAME",
-        help="with --to reference: a tensor of ours that stays behind, as their layout has no "
-        "place for it; may come again",
+        help="with --to reference: name of a vlmill tensor to omit because the other "
+        "format lacks it (repeatable)",
     )
     add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
     add_lock_seconds(parser)
-    add("--explain", action="store_true", help="print where each parameter comes from")
+    add_allow_address(parser)
+    add("--explain", action="store_true", help="print the source of each parameter")
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Do what the arguments say; the exit status."""
+    from vlmill.inference.convert.named import resolve_sources
+
+    resolve_sources(args)
     check_arguments(args, words)
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.inference.convert.conversion import convert

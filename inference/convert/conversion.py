@@ -33,6 +33,7 @@ from vlmill.models.beit.published import BEIT
 from vlmill.models.bert.published import BERT, DECODER_BIAS
 from vlmill.models.config_checks import nearest
 from vlmill.models.convert.files import INDEX, shard_files
+from vlmill.models.convert.foreign import describe_foreign
 from vlmill.models.convert.names import DECODER
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
@@ -98,7 +99,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     except CheckpointMismatch as error:
         if args.explain:
             print(error.table)
-        raise InputError(_in_one_line(args.checkpoint, error)) from None
+        raise InputError(_in_one_line(args, error)) from None
     if args.explain:
         print("\n".join(explain(converted)))
     keeps_vocabulary = (
@@ -138,7 +139,8 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         where = f"--checkpoint {weights}" if path is None else f"--config {path}"
-        raise InputError(f"{where}: {error}") from None
+        foreign = describe_foreign(state, args.family)
+        raise InputError(f"{where}: {error}{foreign}") from None
     links = FAMILIES[args.family].links(model)
     return Converted(model, loaded_origins(model, links, table), table.unexpected)
 
@@ -173,7 +175,8 @@ def _start(
     except CheckpointMismatch:
         raise
     except ValueError as error:
-        raise InputError(f"--as {args.preset}: {error}") from None
+        foreign = describe_foreign(published, args.family)
+        raise InputError(f"--as {args.preset}: {error}{foreign}") from None
     check_source(find_companion_file(args.config, weights, CONFIGS), config)
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
     for warning in start_warnings(state, origins, unused):
@@ -191,12 +194,14 @@ def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokeni
     return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
 
 
-def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
+def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
     """What does not fit, with both shapes of the first tensor; the whole table is for --explain."""
     reason = str(error).splitlines()[0]
     for name, (expected, actual) in sorted(error.table.mismatched.items())[:1]:
         reason += f" ({name} is {list(expected)} here, {list(actual)} in the file)"
-    return f"--checkpoint {checkpoint}: {reason}; --explain lists all"
+    names = [name for loaded in error.table.loaded.values() for name in loaded]
+    foreign = describe_foreign([*names, *error.table.unexpected], args.family)
+    return f"--checkpoint {args.checkpoint}: {reason}{foreign}; --explain lists all"
 
 
 def _ours(args: argparse.Namespace) -> nn.Module:

@@ -2,7 +2,8 @@
 
 import argparse
 
-from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 
 EPILOG = """\
 examples:
@@ -23,10 +24,16 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
     parser.add_argument(
-        "folder", type=path_or_url, metavar="DIR", help="a run, a checkpoint, or a table"
+        "folder",
+        type=path_or_name,
+        metavar="DIR",
+        help="a run, a checkpoint (hf://OWNER/NAME too), or a table",
     )
+    add_allow_address(parser)
     parser.add_argument(
-        "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
+        "--lineage",
+        action="store_true",
+        help="also show how the inputs were made, and which inputs have changed since",
     )
 
 

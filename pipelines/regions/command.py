@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.extract.flags import add_engine
+from vlmill.extract.flags import add_engine, add_names
 from vlmill.extract.from_flags import check_detector, make_config
 from vlmill.runtime.console.command import (
     Parser,
@@ -13,6 +13,7 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
@@ -37,11 +38,13 @@ def parser() -> Parser:
         "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
     )
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_fresh(p)
     add_lock_seconds(p)
+    add_allow_address(p)
     add_engine(p)
+    add_names(p)
     return p
 
 

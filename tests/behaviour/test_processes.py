@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.factories import write_photographs
+from tests.forked import run_script
 from tests.train.tasks.questions import tiny, world
 
 from vlmill.runtime.console.log import read_log
@@ -61,15 +60,12 @@ print(finetune_seeds(recipe, inputs, Path(output), fresh=False, force=False))
 def launch(
     folder: Path, script: str, recipe: RunSettings, tables: Sequence[str], processes: int
 ) -> Path:
-    """Runs a script's recipe on its tables under torchrun; returns the output folder."""
+    """Runs a script's recipe on its tables in ranks, which ``test_machines`` has torchrun start;
+    returns the output folder.
+    """
     output = folder / f"of-{processes}"
-    (folder / "train.py").write_text(script)
     (folder / "recipe.yaml").write_text(to_yaml(recipe))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(processes), str(folder / "train.py")]
-    command += [str(folder / "recipe.yaml"), *tables, str(output)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_script(script, folder / "recipe.yaml", *tables, output, ranks=processes)
     assert done.returncode == 0, done.stderr[-9000:]
     sys.stderr.write(done.stderr)
     return output

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.config import DETECTOR, require_weights
+from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.readers.class_names import read_lines
 from vlmill.runtime.settings.plain_fields import from_plain, override, read_yaml
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
 from vlmill.train.detector.settings import TrainingSettings
@@ -39,39 +42,45 @@ cost, and writes nothing. An --output in a store is filled at each checkpoint, f
 def add_train(train: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois train``."""
     train.description = "Trains a Faster R-CNN with attributes on annotated boxes."
-    train.add_argument("assignments", nargs="*", metavar="field=value", help="of the recipe")
     train.add_argument(
-        "--boxes", required=True, metavar="TABLE", help="the boxes that `manifest` wrote"
+        "assignments", nargs="*", metavar="field=value", help="changes to fields of the recipe"
     )
     train.add_argument(
-        "--images", required=True, metavar="TABLE", help="the images, a table of images"
+        "--boxes", required=True, metavar="TABLE", help="table of boxes, the output of `manifest`"
     )
+    train.add_argument("--images", required=True, metavar="TABLE", help="table of images")
     train.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     train.add_argument(
         "--recipe",
         choices=RECIPES,
-        help="vg-r101-c4: Visual Genome as MILVLG trains it; vg-r101-caffe: by the original's "
-        "rules; coco-r101-c4: Detectron2's; tao-r101: 33 classes of goods; small: minutes on a CPU "
-        f"(default: {DEFAULT_RECIPE}; `extract-rois recipes` says more)",
+        help="recipe: vg-r101-c4 (Visual Genome with MILVLG's settings), vg-r101-caffe "
+        "(the original's settings), coco-r101-c4 (Detectron2's), tao-r101 (33 classes "
+        f"of goods), small (minutes on a CPU) (default: {DEFAULT_RECIPE}); "
+        "`extract-rois recipes` has details",
     )
-    train.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of --recipe")
+    train.add_argument(
+        "--config", metavar="FILE", help="recipe in a YAML file, instead of --recipe"
+    )
     train.add_argument(
         "--init",
-        type=Path,
+        type=path_or_name,
         metavar="FILE",
         help="what it starts from: an ImageNet ResNet in torchvision's, Detectron2's or MSRA's "
-        "layout, a published detector, or the --output of another training; rows of classes are "
-        "taken by their names where both are known",
+        "layout, a published detector, the --output of another training, or a name of one as "
+        "--weights of run takes it; rows of classes are taken by their names where both are known",
     )
+    add_allow_address(train)
     for flag, names in (("--classes", CLASSES), ("--attributes", ATTRIBUTES)):
         train.add_argument(
             flag,
             type=Path,
             metavar="FILE",
-            help="their names, one a line or a JSON list (default: "
-            f"{names} beside --boxes, else numbers)",
+            help=f"file of names, one per line or a JSON list (default: {names} in the folder "
+            "of --boxes, else numbers)",
         )
-    train.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    train.add_argument(
+        "--fresh", action="store_true", help="delete the output of an earlier run first"
+    )
     add_lock_seconds(train)
     add_cost_arguments(train)
 
@@ -81,6 +90,9 @@ def command_train(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments.recipe, arguments.config, arguments.assignments)
     require_one_process(arguments.output)
     if arguments.init is not None:
+        arguments.init = resolve_weights(
+            arguments.init, allow_addresses=arguments.allow_address, flag="--init"
+        ).weights
         require_weights(arguments.init, "--init")
     classes = read_vocabulary(arguments.classes, arguments.boxes, CLASSES, "--classes")
     attributes = read_vocabulary(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")

@@ -7,7 +7,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from vlmill.extract.config import MODEL, saved_folder
+from vlmill.extract.detect.checkpoint import weights_files
 from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.runtime.files.digests import file_input, table_input
 from vlmill.runtime.files.inputs import Input
@@ -38,8 +38,7 @@ class TrainJob:
             table_input("--images", self.images, IMAGES),
         ]
         if self.init is not None:
-            folder = saved_folder(self.init)
-            inputs.append(file_input("--init", self.init if folder is None else folder / MODEL))
+            inputs += [file_input("--init", file) for file in weights_files(self.init)]
         return inputs
 
     def plan(self, inputs: Sequence[Input]) -> dict[str, Any]:
@@ -51,7 +50,10 @@ class TrainJob:
             if k.split(".")[0] not in NO_EFFECT and not (k in ADDED and v == ADDED[k])
         }
         return fields | {
-            "inputs": {item.flag: item.digest for item in inputs},
+            "inputs": {
+                item.flag: ", ".join(str(i.digest) for i in inputs if i.flag == item.flag)
+                for item in inputs
+            },
             "classes": list(self.names.classes),
             "attributes": list(self.names.attributes),
         }

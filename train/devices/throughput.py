@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +58,12 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
         wait_for(device)
         best = max(best, 2 * rows * inner * columns / (time.perf_counter() - begun))
     return best
+
+
+@cache
+def _device_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Returns :func:`product_rate`, measured once a process: its runs have one device."""
+    return product_rate(device, dtype)
 
 
 def wait_for(device: torch.device) -> None:
@@ -123,7 +129,7 @@ class Throughput:
         self._operations = sum(
             count_operations(partial(run_without_values, step, part)) for part in parts
         )
-        self._rate = product_rate(self._device, self._dtype)
+        self._rate = _device_rate(self._device, self._dtype)
         self._step = None
 
     def utilisation(self, steps_per_second: float) -> dict[str, float]:

@@ -20,12 +20,12 @@ from tests.train.tasks.retrieval.test_matching import TOKENIZER, VOCABULARY
 import vlmill
 from vlmill.extract.config import ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import open_detector
-from vlmill.inference.hub.download import FILES
-from vlmill.inference.hub.repository import parse_hub_location
 from vlmill.inference.load.detector import open_recorded_detector
 from vlmill.models.detector.config import ARCHITECTURES
+from vlmill.runtime.weights.names import parse_hub_location
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.named import FILES
 from vlmill.train.cli import main
 
 PLACE = "hf://me/kites"
@@ -233,9 +233,11 @@ def test_what_is_no_checkpoint_is_refused(
         vlmill.load(PLACE)
 
 
-@pytest.mark.parametrize("text", ["hf://me", "hf://me/../x", "hf://a/b/c", "hf://me/x@", "hf:///x"])
+@pytest.mark.parametrize(
+    "text", ["hf://me", "hf://me/../x", "hf://a/b/../c", "hf://me/x@", "hf:///x"]
+)
 def test_names_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="want hf://owner/name"):
+    with pytest.raises(InputError, match="expected hf://OWNER/NAME"):
         parse_hub_location(text)
 
 
