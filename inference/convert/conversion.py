@@ -54,6 +54,7 @@ from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.settings.plain_fields import override
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
     TrainingRecord,
     load_checkpoint,
     read_model_config,
@@ -249,11 +250,13 @@ def _write(
     tokenizer = fitting_vocabulary(args, model, tokenizer)
     save_checkpoint(
         output,
-        variant=variant,
-        model=model,
-        tokenizer=tokenizer,
-        training=TrainingRecord(
-            recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
+        model,
+        CheckpointRecord(
+            variant=variant,
+            tokenizer=tokenizer,
+            training=TrainingRecord(
+                recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
+            ),
         ),
         inputs=inputs,
     )
