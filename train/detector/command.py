@@ -99,10 +99,10 @@ def command_train(arguments: argparse.Namespace) -> int:
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.train.detector.examples import count_classes
     from vlmill.train.detector.job import TrainJob
-    from vlmill.train.detector.loop import NonFiniteLoss
-    from vlmill.train.detector.run import train
+    from vlmill.train.detector.run import estimate_run, train
     from vlmill.train.detector.settings import for_classes
     from vlmill.train.detector.start import Names
+    from vlmill.train.run.loop import NonFiniteLoss
 
     num_classes, num_attributes = count_classes(arguments.boxes)
     if not settings.detector.num_attributes:
@@ -117,8 +117,6 @@ def command_train(arguments: argparse.Namespace) -> int:
         init=arguments.init,
     )
     if arguments.dry_run:
-        from vlmill.train.detector.cost import estimate_run
-
         return print_estimate(estimate_run(job), arguments.output)
     try:
         with mirror_output(arguments.output, last=DETECTOR) as output:

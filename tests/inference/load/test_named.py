@@ -24,7 +24,12 @@ from vlmill.inference.load.detector import open_recorded_detector
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.runtime.weights.names import parse_hub_location
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.checkpoints.named import FILES
 from vlmill.train.cli import main
 
@@ -49,13 +54,15 @@ def vlmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vlmo") / "run"
     save_checkpoint(
         folder,
-        variant="vlmo",
-        model=tiny_model("vlmo", VOCABULARY),
-        tokenizer=TOKENIZER,
-        training=TrainingRecord(
-            recipe="vlmo-small", stage="pairs", step=7, num_pairs=12, validation_loss=0.25
+        tiny_model("vlmo", VOCABULARY),
+        CheckpointRecord(
+            variant="vlmo",
+            tokenizer=TOKENIZER,
+            training=TrainingRecord(
+                recipe="vlmo-small", stage="pairs", step=7, num_pairs=12, validation_loss=0.25
+            ),
+            feeding=RANKED["vlmo"].feeding,
         ),
-        feeding=RANKED["vlmo"].feeding,
     )
     settings = json.loads((folder / "checkpoint.json").read_text())
     path = "/home/me/secret/kites"
@@ -258,15 +265,15 @@ def reads_regions(folder: Path, weights: str, seed: int) -> Path:
     record = {"detector": dataclasses.asdict(ARCHITECTURES["tiny"]), "weights": weights}
     save_checkpoint(
         folder,
-        variant="imagebert",
-        model=tiny_model(
-            "imagebert", VOCABULARY, region_width=ARCHITECTURES["tiny"].res2_channels * 8
+        tiny_model("imagebert", VOCABULARY, region_width=ARCHITECTURES["tiny"].res2_channels * 8),
+        CheckpointRecord(
+            variant="imagebert",
+            tokenizer=TOKENIZER,
+            training=TrainingRecord(recipe="imagebert", stage="pairs", step=1, num_pairs=0),
+            feeding=RANKED["imagebert"].feeding,
+            detector_fingerprint=detector.fingerprint,
+            detector=record | config.settings(),
         ),
-        tokenizer=TOKENIZER,
-        training=TrainingRecord(recipe="imagebert", stage="pairs", step=1, num_pairs=0),
-        feeding=RANKED["imagebert"].feeding,
-        detector_fingerprint=detector.fingerprint,
-        detector=record | config.settings(),
     )
     return folder
 
