@@ -38,20 +38,22 @@ RUN_EXAMPLES = """examples:
       --global-cnn densenet121,resnet152,googlenet \\
       --global-weights densenet121.pth resnet152.pth googlenet.pth
 
---dry-run tells images, bytes and hours, and writes nothing. The third takes a table of images
-(the folder that the web_pairs job wrote), without weights.
-Images are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
-dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
-of another format is rejected with its reason (docs/regions.md).
+The third example reads a table of images (the output of web_pairs) and uses random weights.
+
 The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
-on the same --output continues what a killed run left. Every file is counted: it has a row of
-regions or of rejects, or the last line counts it as skipped, with the reason. Memory does not grow
-with the images: about 1.5 GB with r101 at 600/1000, 0.5 GB with tiny, the images of
---batch-size, and 400 bytes for each image of the plan."""
+on the same --output continues a killed run. Every file is counted: it gets a row of regions or of
+rejects, or the last line counts it as skipped, with the reason.
+
+Images are rotated according to EXIF. Grey, palette, CMYK and 16-bit images are converted, alpha is
+dropped, and the first frame of an animation is used. Empty, cut, damaged, too large, too thin and
+unsupported images are rejected with a reason (docs/regions.md).
+
+Memory does not grow with the number of images: about 1.5 GB with r101 at 600/1000 pixels, 0.5 GB
+with tiny, the images of --batch-size, and 400 bytes per planned image."""
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois run``."""
+    """Adds the arguments of ``extract-rois run``."""
     run.description = "Detects regions in images and writes their features."
     run.add_argument(
         "inputs",
