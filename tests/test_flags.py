@@ -100,8 +100,7 @@ def test_a_lock_of_less_than_no_time_is_refused(
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "inf", "1e3"])
 def test_a_count_is_a_whole_number_from_its_least(text: str) -> None:
     assert int_at_least(0)("0") == 0 and int_at_least(1)("1000000") == 1_000_000
-    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': expected a whole number from
-1"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': expected a whole number"):
         int_at_least(1)(text)
 
 
