@@ -88,7 +88,7 @@ def parser() -> Parser:
         help="check rows and checksums of the output of any command",
         epilog=VERIFY_EXAMPLES,
     )
-    verify.description = "Checks every row and checksum of what any command wrote."
+    verify.description = "Checks every row and checksum of the output of any command."
     verify.add_argument(
         "folder", metavar="DIR", help="output folder of a run, or the file of a fitted model"
     )
@@ -123,7 +123,7 @@ def parser() -> Parser:
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
-    compare.description = "Prints how far our network is from Detectron2, stage by stage."
+    compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     compare.add_argument(
         "--weights", required=True, type=Path, metavar="FILE", help="as --weights of run"
@@ -241,7 +241,7 @@ def command_verify(arguments: argparse.Namespace) -> int:
         problems = verify(arguments.folder)
     for problem in problems:
         print(problem, file=sys.stderr)
-    verdict = f"{len(problems)} problems" if problems else "every row and checksum holds"
+    verdict = f"{len(problems)} problems" if problems else "every row and checksum is correct"
     print(f"{arguments.folder}: {verdict}")
     return 1 if problems else 0
 
@@ -261,7 +261,7 @@ def command_show(arguments: argparse.Namespace) -> int:
 
         return serve_table(arguments.regions, arguments.images, names, arguments.port)
     if not arguments.images:
-        raise InputError("--images is missing: the images that --output draws on")
+        raise InputError("--images is missing; give the images to draw on, or --serve")
     drawn, summary = show(
         arguments.regions,
         arguments.images,

@@ -119,8 +119,8 @@ def command_run(arguments: argparse.Namespace) -> int:
     check_detector(arguments)
     if arguments.part is not None and arguments.fresh:
         raise InputError(
-            "--fresh would delete what the others of --part make; leave it out, and delete "
-            f"{arguments.output} before all of them"
+            "--fresh would delete the output of the other parts; remove it, and delete "
+            f"{arguments.output} before you start any part"
         )
     # A help text does without pyarrow.
     from vlmill.extract.images.choosing import only_of_pairs, require_ids, with_missing_boxes

@@ -20,7 +20,7 @@ def warn_faults(what: str, faults: dict[int, Reason]) -> None:
     counts = reason_counts(Counter(faults.values()))
     first = ", ".join(map(str, sorted(faults)[:5]))
     warn(
-        f"{len(faults)} {what} have no numbers ({counts}), NaN stands for them: {first}"
+        f"{len(faults)} {what} have no result ({counts}), their values are NaN: {first}"
         f"{' and others' if len(faults) > 5 else ''}"
     )
 

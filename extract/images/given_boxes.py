@@ -76,7 +76,7 @@ def read_boxes(path: Path) -> GivenBoxes:
     try:
         for name, boxes in box_entries(path) if table is None else read_rows(path, table):
             if name in entries:
-                raise InputError(f"--boxes {path}: {name} has two entries; leave one")
+                raise InputError(f"--boxes {path}: {name} has two entries; remove one")
             entries[name] = parse_boxes(boxes)
             digest.update(f"{name}\0{boxes!r}\n".encode("utf-8", "replace"))
     except OSError as error:

@@ -128,7 +128,7 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
     if path is None and FAMILIES[args.family].sizes is None:
         raise InputError(
             f"--config: none was given and {weights.parent} has no {' or '.join(CONFIGS)}; give "
-            "the file that was published with the checkpoint, or the preset that it is"
+            "the file published with the checkpoint, or the name of a preset"
         )
     config = None if path is None else _configuration(path, words)
     state = read_weights(weights)

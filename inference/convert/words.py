@@ -37,8 +37,9 @@ def fitting_vocabulary(
     if tokenizer is None:
         which = "that was published with it" if sizes else "of the texts to come"
         raise InputError(
-            f"--vocab: none was given and none is beside {args.checkpoint}; give the vocab.txt "
-            f"{which}, or --output FILE{SUFFIX} for the weights alone"
+            f"--vocab: none was given and the folder of {args.checkpoint} has none; give the "
+            f"vocab.txt "
+            f"{which}, or --output FILE{SUFFIX} for the weights only"
         )
     tokens = tokenizer.get_vocab_size()
     size = next(iter(sizes.values()), tokens)

@@ -112,7 +112,7 @@ class Pretrained:
         elif self.detector is not None:
             raise InputError(
                 f"detector {self.detector}: {self.loaded.path} is "
-                f"{with_article(self.loaded.variant)}, which reads no regions; leave it away"
+                f"{with_article(self.loaded.variant)}, which reads no regions; remove detector"
             )
 
     def score(self, images: Sequence[ImageLike], texts: Sequence[str]) -> Floats:
@@ -246,7 +246,7 @@ class Pretrained:
         for name in names:
             if name not in results:
                 why = faults.get(name, "nothing is known of it")
-                unread = f"nothing can be said of the image: {why}; give another"
+                unread = f"the image has no result: {why}; give another image"
                 errors[int(name)] = InputError(unread)
         return [
             errors[index] if index in errors else results[str(index)]
@@ -391,7 +391,7 @@ def load_pretrained(
     Raises InputError for what cannot be used.
     """
     if batch_size < 1:
-        raise InputError(f"batch_size={batch_size}: want at least 1")
+        raise InputError(f"batch_size={batch_size}: expected at least 1")
     if is_hub(checkpoint):
         checkpoint = fetch_checkpoint(parse_hub_location(str(checkpoint)))
     loaded = load_checkpoint(checkpoint, "checkpoint", trust=trust)

@@ -67,7 +67,9 @@ def push(options: PushOptions) -> int:
     if location.revision != "main":
         raise InputError(f"--to {options.to}: a commit goes to main; leave the revision out")
     if options.license is not None and not LICENSE.fullmatch(options.license):
-        raise InputError(f"--license {options.license}: want an ID as apache-2.0 or cc-by-4.0")
+        raise InputError(
+            f"--license {options.license}: expected an ID such as apache-2.0 or cc-by-4.0"
+        )
     loaded = load_checkpoint(options.checkpoint)
     summary = read_folder(options.checkpoint)
     with temporary_folder() as folder:
@@ -110,9 +112,7 @@ def collect_files(
     reads_regions = call is not None and find_input_kind(loaded, call) == "regions"
     if options.with_detector is not None:
         if not reads_regions:
-            raise InputError(
-                f"--with-detector: checkpoint {where} is asked nothing of regions; leave it out"
-            )
+            raise InputError(f"--with-detector: checkpoint {where} reads no regions; remove it")
         write_detector(loaded, options.with_detector, folder / DETECTOR)
         files[DETECTOR] = folder / DETECTOR
     facts = CardFacts(

@@ -172,7 +172,7 @@ def run_search(args: argparse.Namespace) -> int:
     if args.images is not None and (args.output is None or not has_queries):
         raise InputError("--images needs --output DIR and a query: the page is written there")
     if args.save_index is not None and args.save_index.exists():
-        raise InputError(f"--save-index {args.save_index} is there already; give a new folder")
+        raise InputError(f"--save-index {args.save_index} exists already; give a new folder")
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import VECTORS

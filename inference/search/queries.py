@@ -141,7 +141,7 @@ def load_query_encoder(
     if checkpoint is None:
         checkpoint_name = index.settings["checkpoint"]
         if checkpoint_name is None:
-            raise InputError("--checkpoint is missing: the vectors do not say which one made them")
+            raise InputError("--checkpoint is missing: the vectors do not record it")
         try:
             checkpoint = find_checkpoint(checkpoint_name)
         except InputError:
@@ -202,7 +202,10 @@ def require_same(vectors: Vectors, index: SearchIndex) -> None:
     """Raises InputError for vectors that are not of the index's checkpoint and width."""
     width = vectors.matrix.shape[1]
     if width != index.width:
-        raise InputError(f"--queries are {width} wide, the index {index.width}; embed them alike")
+        raise InputError(
+            f"--queries are {width} wide, the index {index.width}; embed both with the same "
+            f"checkpoint"
+        )
     index_digest, query_digest = index.settings["weights_sha256"], vectors.origin["weights_sha256"]
     if index_digest != query_digest:
         raise InputError(

@@ -81,7 +81,7 @@ def data_lines(summary: FolderSummary, training: Mapping[str, Any]) -> list[str]
     count = training.get("num_pairs")
     pairs = f"{count:,} pairs" if isinstance(count, int) and count else "unknown"
     rejected = summary.rows.get("rejects")
-    return [pairs if rejected is None else f"{pairs}, {rejected:,} left out"]
+    return [pairs if rejected is None else f"{pairs}, {rejected:,} rejected"]
 
 
 def input_lines(inputs: Sequence[Input] | None) -> list[str]:
@@ -102,7 +102,7 @@ def detector_lines(settings: Mapping[str, Any]) -> list[str]:
     fingerprint = settings.get("detector_fingerprint")
     words = detector_words(_part(settings, "detector"))
     if fingerprint is None and not words:
-        return ["none, or unknown"]
+        return ["none, or not recorded"]
     return [line for line in (words, fingerprint and f"fingerprint {fingerprint}") if line]
 
 

@@ -122,7 +122,7 @@ def test_a_bad_image_and_an_empty_text_leave_the_others(photographs: Path, tmp_p
         scores = model.score(images, [TEXTS[0], " ", TEXTS[1]])
     words = [str(one.message) for one in said]
     assert {one.filename for one in said} == {__file__}  # where a user can do something
-    assert "1 texts have no numbers (1 no_text), NaN stands for them: 1" in words
+    assert "1 text has no result (1 no_text), its values are NaN: 1" in words
     assert f"image {tmp_path / 'nowhere.jpg'}: No such file or directory" in words
     assert any(
         word.startswith("2 images have no numbers (1 ") and word.endswith(": 2, 3")
@@ -200,7 +200,7 @@ def test_a_detector_comes_from_its_file(photographs: Path, weights: Path, tmp_pa
     with pytest.raises(InputError, match=r"none\.pth"):  # when it is opened, not with an image
         vlmill.load(named, detector=tmp_path / "none.pth")
     pixels = save(tmp_path / "pixels", "vlmo", photographs)
-    with pytest.raises(InputError, match="reads no regions; leave it away"):
+    with pytest.raises(InputError, match="reads no regions; remove detector"):
         vlmill.load(pixels, detector=weights)
     assert repr(vlmill.load(pixels)) == f"<vlmo of {pixels} on cpu>"
 
@@ -215,7 +215,7 @@ def test_a_converted_checkpoint_takes_its_papers_regions(
         assert np.isfinite(model.score(images, ["dog"])).all()
     words = " ".join(str(one.message) for one in said)
     assert "regions are chosen as vilbert's paper says" in words
-    assert "that it is detector.safetensors is unchecked" in words
+    assert "it is not checked that this is detector.safetensors" in words
     with pytest.raises(InputError, match="detector=FILE"):
         vlmill.load(checkpoint).score(images, ["dog"])
 
