@@ -23,6 +23,7 @@ from vlmill.runtime.console.command import (
 )
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
 
 RUN_EXAMPLES = """examples:
@@ -174,13 +175,14 @@ def command_run(arguments: argparse.Namespace) -> int:
     left = list_remaining(job, shard_indices) if not arguments.fresh else job.plan
     require_disk_space(estimate_cost(job, left).min_bytes, job.output, force=arguments.force)
     regions, rejects = run(job, fresh=arguments.fresh, worker_settings=worker_settings, share=part)
+    rows = format_count(regions, "row of regions", "rows of regions")
     if part is not None and not (arguments.output / MANIFEST).exists():
-        counts = f"{regions} rows of regions, {rejects} rejects"
+        counts = f"{rows}, {format_count(rejects, 'reject')}"
         print(f"{arguments.output}: part {part.name}, {counts}{also}")
         return 0
     note = f" ({detector.weights})" if arguments.weights is None else ""
     print_reading_hint(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
-    counts = f"{len(plan)} images, {regions} rows of regions, {reasons}"
+    counts = f"{format_count(len(plan), 'image')}, {rows}, {reasons}"
     print(f"{arguments.output}: {counts}{also}{note}")
     return 0 if regions or not rejects else 1

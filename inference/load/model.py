@@ -144,7 +144,7 @@ class Pretrained:
         positions = list[tuple[int, int]]()  # of each image: whose, and which row of theirs
         for members, request_texts in zip(images, texts, strict=True):
             every, good = self.tokens(request_texts)
-            warn_faults("texts", without_words(len(request_texts), good))
+            warn_faults("text", without_words(len(request_texts), good))
             positions += [(len(scores), row) for row in range(len(members))]
             tokens.append(([every[index] for index in good], good))
             scores.append(np.full((len(members), len(request_texts)), np.nan, dtype=np.float32))
@@ -167,7 +167,7 @@ class Pretrained:
                     )
                     scores[request][np.ix_(rows, tokens[request][1])] = logits
                 faults |= {start + int(name): why for name, why in tables.faults.items()}
-        warn_faults("images", faults)
+        warn_faults("image", faults)
         return scores
 
     def encode_images(self, images: Sequence[ImageLike]) -> Floats:
@@ -181,7 +181,7 @@ class Pretrained:
         self._require_dual("encode_texts")
         texts = require_list(texts, "texts")
         tokens, good = self.tokens(texts)
-        warn_faults("texts", without_words(len(texts), good))
+        warn_faults("text", without_words(len(texts), good))
         vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
         vectors[good] = text_vectors(
             self.loaded.model,
@@ -310,7 +310,7 @@ class Pretrained:
             for name, vector in embedded.vectors.items():
                 vectors[start + int(name)] = vector
             faults |= {start + int(name): why for name, why in embedded.faults.items()}
-        warn_faults("images", faults)
+        warn_faults("image", faults)
         return vectors
 
     @contextmanager

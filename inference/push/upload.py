@@ -31,6 +31,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
@@ -86,7 +87,8 @@ def push(options: PushOptions) -> int:
             return 0
         message = f"{loaded.variant}, {loaded.training.recipe}, step {loaded.training.step}"
         commit = commit_files(location, files, message, public=options.public)
-    print(f"{location}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
+    count = format_count(len(files), "file")
+    print(f"{location}@{commit}: {count}, {size_words(sum(sizes.values()))}")
     return 0
 
 

@@ -31,6 +31,7 @@ from vlmill.runtime.console.threads import faiss_threads
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 
 ANSWERS, PAGE = "answers.jsonl", "report.html"
 
@@ -85,7 +86,8 @@ def _search(options: SearchOptions) -> int:
                 first_answers.append(answered)
     if options.images is not None and options.output is not None:
         write_answers_page(options.output / PAGE, first_answers, index, options.images, num_queries)
-    print_status(f"{num_queries - num_errors} queries answered, {num_errors} could not be read")
+    answered_count = format_count(num_queries - num_errors, "query", "queries")
+    print_status(f"{answered_count} answered, {num_errors} could not be read")
     return 1 if num_errors == num_queries else 0
 
 

@@ -14,6 +14,7 @@ from vlmill.runtime.console.report import (
     thumbnail_uri,
     write_page,
 )
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.report import CARD_PX, read_thumbnails
 
@@ -43,7 +44,12 @@ def write_answers_page(
         if len(answered_queries) < num_queries
         else "all"
     )
-    write_page(path, "Search", sections, subtitle=f"{num_queries} queries, {extent} shown")
+    write_page(
+        path,
+        "Search",
+        sections,
+        subtitle=f"{format_count(num_queries, 'query', 'queries')}, {extent} shown",
+    )
 
 
 def make_file_thumbnails(answered_queries: Sequence[AnsweredQuery]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from vlmill.runtime.files.atomic import temporary_folder
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
@@ -84,7 +85,7 @@ class QueryEncoder:
             if len(tokens) <= SPECIALS:
                 raise InputError(f"--text {text!r} has no word; give one")
         if encoded.cut:
-            print_status(f"note: {encoded.cut} texts are longer than {longest} tokens: cut")
+            print_status(f"note: cut {format_count(encoded.cut, 'text')} to {longest} tokens")
         vectors = text_vectors(
             self.loaded.model,
             encoded.tokens,

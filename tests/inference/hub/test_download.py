@@ -277,7 +277,9 @@ def test_a_detector_goes_along(
     assert 'detector="FILE"' in hub.head("me/kites")["README.md"].decode()
     assert push(folder, "--with-detector") == 0
     files = hub.head("me/kites")
-    assert "detector.safetensors" in files and b"the detector in this repository" in files["README.md"]
+    assert (
+        "detector.safetensors" in files and b"the detector in this repository" in files["README.md"]
+    )
     model = vlmill.load(PLACE)
     assert model.detector is not None and model.detector.name == "detector.safetensors"
     with pytest.warns(UserWarning, match="random weights"):

@@ -122,10 +122,10 @@ def test_a_bad_image_and_an_empty_text_leave_the_others(photographs: Path, tmp_p
         scores = model.score(images, [TEXTS[0], " ", TEXTS[1]])
     words = [str(one.message) for one in said]
     assert {one.filename for one in said} == {__file__}  # where a user can do something
-    assert "1 text has no result (1 no_text), its values are NaN: 1" in words
+    assert "1 text without a result (1 no_text), NaN instead: 1" in words
     assert f"image {tmp_path / 'nowhere.jpg'}: No such file or directory" in words
     assert any(
-        word.startswith("2 images have no numbers (1 ") and word.endswith(": 2, 3")
+        word.startswith("2 images without a result (1 ") and word.endswith(": 2, 3")
         for word in words
     )
     assert np.isnan(scores).tolist() == [[False, True, False]] * 2 + [[True] * 3] * 2
@@ -141,7 +141,7 @@ def test_a_dual_encoder_gives_unit_vectors(photographs: Path, tmp_path: Path) ->
     for vectors in (image_vectors, texts):
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     np.testing.assert_allclose(image_vectors @ texts.T, model.score(images, TEXTS[:3]), atol=1e-6)
-    with pytest.warns(UserWarning, match="1 images have no numbers"):
+    with pytest.warns(UserWarning, match="1 image without a result"):
         broken = model.encode_images([images[0], b"no picture"])
     np.testing.assert_allclose(broken[0], image_vectors[0], atol=1e-5)
     assert np.isnan(broken[1]).all()
