@@ -36,22 +36,30 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
-        description="Image-text pairs from the pages and images in WARC files: pages in "
-        "given languages, their dominant images of more than 300 pixels a side, the best text of "
-        "each.",
-        epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
-        "--output out/pairs --safety-model none --realism-model none\n"
-        "Common Crawl's own list of archives, or the records of an index alone:\n"
-        "  --warc @warc.paths.gz\n  --index cdx-00000.gz\n\n"
+        description="Mines image-text pairs from the pages and images in WARC files: pages in the "
+        "given languages, their dominant images of more than 300 pixels a side, and "
+        "the best text of each image.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' --output out/pairs "
+        "--safety-model none --realism-model none\n"
+        "From Common Crawl's list of archives, or from the records of an index only:\n"
+        "  --warc @warc.paths.gz\n"
+        "  --index cdx-00000.gz\n"
+        "\n"
         "Writes the tables pairs, images and rejects, funnel.json (in = out + rejects for each "
-        "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
-        "give the same bytes.\nA killed job goes on where it was; archives "
-        "that are added to a finished output are mined alone\n(--output keeps what that "
-        "needs in work/, small beside the archives; remove it when no more will come)."
-        "\nImages are taken from the same archives; --fetch gets those that they lack. Other "
-        "flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
-        "most), one decoded image and 150 MB of rows a worker; to find images that look alike "
-        "once 100 bytes a pair, for --index 20 bytes a record.",
+        "stage),\n"
+        "metrics.json, report.html and _manifest.json. The same archives and settings give the "
+        "same bytes.\n"
+        "The same command continues a killed job. If you add archives to a finished output, only "
+        "these are\n"
+        "mined; this needs work/ in --output, which is small: remove it when you will not add "
+        "more.\n"
+        "Images come from the same archives; --fetch downloads missing ones. Other flags "
+        "(--runner, ...) go\n"
+        "to Apache Beam.\n"
+        "Memory of a worker: one record (32 MiB at most), one decoded image and 150 MB of rows; "
+        "in addition\n"
+        "100 bytes per pair to find similar images, and 20 bytes per record for --index.",
         allow_abbrev=False,
     )
     add_archive_arguments(p)
