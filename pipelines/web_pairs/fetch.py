@@ -141,7 +141,7 @@ def _assumed(url: str) -> ArchivedImage:
         width=ASSUMED_SIDE_PX,
         height=ASSUMED_SIDE_PX,
         format="jpeg",
-        phash=0,
+        phash=None,
         archive=ASSUMED.path,
         offset=0,
     )

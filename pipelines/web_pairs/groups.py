@@ -87,6 +87,7 @@ class Groups:
 
     def find_membership(self, image: ArchivedImage) -> Membership:
         """The group of an image; one that is alone has a group of its own."""
+        assert image.phash is not None, "an image that has not been decoded"
         index = int(np.searchsorted(self._hashes, np.uint64(image.phash)))
         if index == len(self._hashes) or int(self._hashes[index]) != image.phash:
             return Membership(group=image.phash, leads=True)

@@ -87,6 +87,7 @@ def bytes_key(pair: Pair) -> bytes:
 
 def hash_row(image: ArchivedImage, image_key: bytes) -> tuple[int, bytes]:
     """Slice and key of an image by its perceptual hash: of one hash the largest comes first."""
+    assert image.phash is not None, "an image that has not been decoded"
     phash = number_key(image.phash)
     return phash[0], phash + number_key(MOST_PIXELS - image.width * image.height) + image_key
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.decode import DecodedPairs, place_key
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
@@ -138,30 +139,30 @@ class SharedTexts:
 
 
 def settle(job: Job, unit: Unit) -> Result:
-    """Drops pairs of shared texts; leaves the others by shards, and their hashes for the groups."""
+    """Drops pairs of shared texts; leaves the others by the places of their images.
+
+    Images of pages' data: URIs have been decoded with their pages.
+    """
     paths, shared = job.spools("best"), SharedTexts(job)
     with ExitStack() as stack:
-        counts = stack.enter_context(open_counts(job, job.joins / f"{unit.name}.rejects.spool"))
-        hashes = stack.enter_context(spool(job.joins / f"{unit.name}.hashes.spool"))
-        pairs = stack.enter_context(spool(job.joins / f"{unit.name}.pairs.spool"))
-        images = stack.enter_context(spool(job.joins / f"{unit.name}.images.spool"))
+        decoded = DecodedPairs(job, unit.name, stack)
+        undecoded = stack.enter_context(spool(job.joins / f"{unit.name}.undecoded.spool"))
         for slice_ in unit.slices:
-            for key, value in sorted_rows(paths, slice_):
+            for _, value in sorted_rows(paths, slice_):
                 pair = rows.pair(value)
-                pair_id = compute_pair_id(pair.image.image_id, pair.text)
                 if rows.shared_key(pair.text) in shared:
                     detail = f"{pair.image.url} {pair.text}"
-                    counts.dropped(SHARED_TEXT, pair_id, Drop(Reason.SHARED_TEXT, detail))
+                    pair_id = compute_pair_id(pair.image.image_id, pair.text)
+                    drop = Drop(Reason.SHARED_TEXT, detail)
+                    decoded.counts.dropped(SHARED_TEXT, pair_id, drop)
                     continue
-                counts.passed(SHARED_TEXT)
-                pairs.add(rows.assign_shard(pair_id, job.shards), pair_id.encode(), value)
-                images.add(
-                    rows.assign_shard(pair.image.image_id, job.shards),
-                    rows.bytes_key(pair),
-                    value,
-                )
-                hashes.add(*rows.hash_row(pair.image, key))
-    return Result(tallies=counts.tallies)
+                decoded.counts.passed(SHARED_TEXT)
+                if pair.image.phash is not None:
+                    decoded.add(pair)
+                else:
+                    key = place_key(pair.image)
+                    undecoded.add(key[0], key, value)
+    return Result(tallies=decoded.counts.tallies)
 
 
 def group_images(job: Job, unit: Unit) -> Result:
