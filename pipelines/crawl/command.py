@@ -99,9 +99,10 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--addresses",
         type=int_at_least(0),
-        default=2,
+        default=4,
         metavar="N",
-        help="of an image, the first that its page names: often its sizes (2); 0: no images",
+        help="addresses of an image that are tried, the largest first, until one of them gives the "
+        "image (default: 4; 0: no images)",
     )
 
 

@@ -39,7 +39,7 @@ def write_shard(job: Job, unit: Unit) -> Result:
         def settled(kind: str) -> Iterator[tuple[Pair, str | Drop]]:
             for _, value in ordered_rows(job, kind, unit.number):
                 pair = rows.pair(value)
-                yield pair, assign_split(pair.image, groups, job.rules)
+                yield pair, assign_split(pair.image, pair.page_url, groups, job.rules)
 
         def pair_rows() -> Iterator[dict[str, Any]]:
             for pair, split in settled("pairs"):
