@@ -18,7 +18,12 @@ from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.pipelines.web.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
-from vlmill.pipelines.web_pairs.archives import add_sizes, find_archives, indexed_archives
+from vlmill.pipelines.web_pairs.archives import (
+    add_sizes,
+    find_archives,
+    indexed_archives,
+    refuse_derived,
+)
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
@@ -95,7 +100,9 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
 def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
     """The index if one is given, and (path, bytes) of the archives. Raises InputError."""
     if args.index is None:
-        return None, find_archives(args.warc, base=args.base, allowed=args.allow_address)
+        archives = find_archives(args.warc, base=args.base, allowed=args.allow_address)
+        refuse_derived(f"--warc {args.warc}", [path for path, _ in archives])
+        return None, archives
     index = indexed_archives(args.index, args.base)
     argument = f"--index {args.index}"
     return index, add_sizes(argument, list(index.ranges), args.allow_address)

@@ -42,7 +42,8 @@ from vlmill.pipelines.web_pairs.stages import (
     RECORDS,
 )
 from vlmill.pipelines.web_pairs.units import Archive, Job, describe, open_counts
-from vlmill.runtime.net.opt_outs import first_opt_out
+from vlmill.runtime.net.opt_outs import first_opt_out, robots_signals
+from vlmill.runtime.net.robots import MAX_BYTES
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import IN, Drop, Stage
 from vlmill.runtime.units.numbers import BYTES, Numbers
@@ -93,7 +94,10 @@ class Miner:
             return
         if record.digest or record.target is not None:
             self._links.add(key, record)
-        if record.kind not in ("page", "picture"):
+        if record.kind not in ("page", "picture", "robots"):
+            return
+        if record.kind == "robots":
+            self._take_robots(key, record)
             return
         self._counts.passed(RECORDS)
         self.wrong_digests += record.wrong_digest
@@ -135,6 +139,14 @@ class Miner:
                 key = rows.url_key(url)
                 row = key + rows.REQUEST + page_key + order + bytes((number,))
                 self._spools["urls"].add(key[0], row)
+
+    def _take_robots(self, key: str, record: Record) -> None:
+        """Keeps what a site's robots.txt in the archive says of training, for its pages."""
+        text = record.body[:MAX_BYTES].decode("utf-8-sig", "replace")
+        if signals := robots_signals(text):
+            host = rows.page_key(record.url, self._archive, record.offset)
+            self._spools["pages"].add(host[0], host + rows.ROBOTS, rows.encode(signals))
+        self._counts.dropped(RECORDS, key, Drop(Reason.OTHER_TYPE, "robots.txt"))
 
     def _take_inline(self, url: str, data: bytes) -> None:
         record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)

@@ -19,7 +19,7 @@ KEY = 16  # bytes of a hashed key
 PLACE = KEY + 16  # bytes that name a page: its host, its archive, its record's offset
 MOST_PIXELS = 1 << 62  # more than any image has
 FACT, REQUEST = b"\0", b"\1"
-PAGE, MATCH = b"\0", b"\1"
+PAGE, MATCH, ROBOTS = b"\0", b"\1", b"\2"
 
 
 class Fact(msgspec.Struct, array_like=True, frozen=True):
@@ -40,6 +40,7 @@ encode = msgspec.msgpack.Encoder().encode
 page = msgspec.msgpack.Decoder(Page).decode
 fact = msgspec.msgpack.Decoder(Fact).decode
 pair = msgspec.msgpack.Decoder(Pair).decode
+signals = msgspec.msgpack.Decoder(list[tuple[str, bool]]).decode
 number = msgspec.msgpack.Decoder(int).decode
 
 
