@@ -10,12 +10,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 
+from vlmill.pipelines.filters.scorer import PairFacts, Scorer, look_at
+from vlmill.pipelines.filters.statistics import MAX_PIXELS
 from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web.pages.images import BATCH, ArchivedImage, Examiner, ImageFacts
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.image_bytes import check_unchanged
 from vlmill.pipelines.web_pairs.mine import examining
-from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
+from vlmill.pipelines.web_pairs.shared import SharedTexts
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, sorted_rows, spool
 from vlmill.pipelines.web_pairs.stages import DECODE
 from vlmill.pipelines.web_pairs.units import Archive, Job, archive_units, open_counts
@@ -35,7 +38,8 @@ class DecodedPairs:
         def open_spool(kind: str) -> SpoolWriter:
             return stack.enter_context(spool(job.joins / f"{name}.{kind}.spool"))
 
-        self._shards, self._excluded = job.shards, job.excluded
+        self._shards, self._excluded, self._scorer = job.shards, job.excluded, job.scorer
+        self._shared = SharedTexts(job)
         self._counts: Counts = stack.enter_context(
             open_counts(job, job.joins / f"{name}.rejects.spool")
         )
@@ -47,12 +51,24 @@ class DecodedPairs:
         """Returns the counts of the unit."""
         return self._counts
 
-    def add(self, pair: Pair) -> None:
-        """Adds a pair unless its image looks like an excluded one."""
+    def add(self, pair: Pair, body: bytes | None = None) -> None:
+        """Adds a pair unless its image looks like an excluded one, or no text of it suits.
+
+        ``body`` is the image, if it is at hand: a scorer looks at it.
+        """
         image = pair.image
         if (why := self._excluded.why_looks(image)) is not None:
             self._counts.dropped(DECODE, image.url, Drop(Reason.EXCLUDED, why))
             return
+        if self._scorer is not None:
+            best = choose_scored(pair, body, self._scorer)
+            if isinstance(best, Drop):
+                self._counts.dropped(DECODE, image.url, best)
+                return
+            if rows.shared_key(best.text) in self._shared:
+                self._counts.dropped(DECODE, image.url, Drop(Reason.SHARED_TEXT, best.text))
+                return
+            pair = best
         self._counts.passed(DECODE)
         pair_id, value = compute_pair_id(image.image_id, pair.text), rows.encode(pair)
         self._pairs.add(rows.assign_shard(pair_id, self._shards), pair_id.encode(), value)
@@ -63,6 +79,44 @@ class DecodedPairs:
     def drop(self, pair: Pair, drop: Drop) -> None:
         """Counts a pair whose image is dropped."""
         self._counts.dropped(DECODE, pair.image.url, drop)
+
+
+def choose_scored(pair: Pair, body: bytes | None, scorer: Scorer) -> Pair | Drop:
+    """Returns the pair with the text that suits its image best by the scorer, and the others.
+
+    In LAIT's order (ImageBERT, arXiv:2001.07966, section 3): each text is scored with the image,
+    those below the threshold go, and of the others the best is kept.
+    """
+    texts = [pair.as_other(), *pair.others]
+    look = None if body is None else look_at(body, max_pixels=MAX_PIXELS)
+    facts = [PairFacts(pair=_scored_row(pair, text), image=look) for text in texts]
+    scores = [round(score, 6) for score in scorer.score(facts).tolist()]
+    scored = [replace(text, score=score) for text, score in zip(texts, scores, strict=True)]
+    best = max(scored, key=lambda text: (text.score, text.text))
+    if best.score < scorer.threshold:
+        return Drop(Reason.LOW_SCORE, f"{best.score:.3f} {best.text_source}: {best.text}")
+    chosen = replace(
+        pair,
+        text=best.text,
+        text_source=best.text_source,
+        score=best.score,
+        language=best.language,
+        page_url=best.page_url,
+        license=best.license,
+        features=best.features,
+    )
+    return with_others(chosen, (text for text in scored if text is not best), len(pair.others))
+
+
+def _scored_row(pair: Pair, text: OtherText) -> dict[str, str | None]:
+    """Returns what a scorer reads of a row of ``pairs``."""
+    return {
+        "text": text.text,
+        "language": text.language or None,
+        "text_source": text.text_source,
+        "page_url": text.page_url,
+        "image_url": pair.image.url,
+    }
 
 
 def place_key(image: ArchivedImage) -> bytes:
@@ -100,7 +154,7 @@ def decode_images(job: Job, unit: Unit) -> Result:
             while batch := [*batch, *islice(pairs, READ_AHEAD - len(batch))]:
                 offsets = [pair.image.offset for pair in batch]
                 bodies = read_bodies(file, offsets, max_bytes=job.rules.max_record_bytes)
-                for pair, outcome in _examined(zip(batch, bodies, strict=True), examiner):
+                for pair, body, outcome in _examined(zip(batch, bodies, strict=True), examiner):
                     if isinstance(outcome, Drop):
                         decoded.drop(pair, outcome)
                     else:
@@ -110,20 +164,21 @@ def decode_images(job: Job, unit: Unit) -> Result:
                             height=outcome.height,
                             phash=outcome.phash,
                         )
-                        decoded.add(replace(pair, image=image))
+                        decoded.add(replace(pair, image=image), body)
                 batch = []
     return Result(tallies=decoded.counts.tallies)
 
 
 def _examined(
     bodies: Iterator[tuple[Pair, bytes | Drop]], examiner: Examiner
-) -> Iterator[tuple[Pair, ImageFacts | Drop]]:
-    """Yields pairs with what decoding their images has shown; some are read ahead."""
-    waiting: deque[tuple[Pair, Callable[[], ImageFacts | Drop]]] = deque()
-    for pair, body in bodies:
-        waiting.append((pair, examiner.submit(check_unchanged(pair.image, body))))
+) -> Iterator[tuple[Pair, bytes, ImageFacts | Drop]]:
+    """Yields pairs with their images, and what decoding these has shown; some are read ahead."""
+    waiting: deque[tuple[Pair, bytes, Callable[[], ImageFacts | Drop]]] = deque()
+    for pair, stored in bodies:
+        body = check_unchanged(pair.image, stored)
+        waiting.append((pair, body, examiner.submit(body)))
         if len(waiting) == READ_AHEAD:
-            first, wait = waiting.popleft()
-            yield first, wait()
-    for first, wait in waiting:
-        yield first, wait()
+            first, data, wait = waiting.popleft()
+            yield first, data, wait()
+    for first, data, wait in waiting:
+        yield first, data, wait()

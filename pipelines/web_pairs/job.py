@@ -12,6 +12,7 @@ from typing import Any
 
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.image import ImageFilters
+from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
@@ -126,6 +127,7 @@ def read_settings(
             flag.strip("-"): path and file_input(flag, path).digest
             for flag, path in filter_files(args).items()
         },
+        **({} if args.scorer is None else {"scorer": file_input("", args.scorer).digest}),
         **filters.settings(),
         **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
         **({"fetch": build_policy(args).as_settings()} if args.fetch else {}),
@@ -157,6 +159,7 @@ def build_job(
         webdataset=args.format == "webdataset",
         indexed=args.index is not None,
         allowed=tuple(args.allow_address),
+        scorer=None if args.scorer is None else Scorer.load(args.scorer),
     )
 
 
@@ -203,6 +206,7 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
         **{flag: [path] if path else [] for flag, path in filter_files(args).items()},
         "--blocked-words": args.blocked_words,
         "--vocabulary": [args.vocabulary] if args.vocabulary else [],
+        "--scorer": [args.scorer] if args.scorer else [],
         "--exclude": [path for path in args.exclude if Path(path).is_file()],
     }
     read = [file_input(flag, path) for flag, paths in files.items() for path in paths]

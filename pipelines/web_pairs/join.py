@@ -14,7 +14,7 @@ from vlmill.pipelines.web.pages.page import Page
 from vlmill.pipelines.web.texts.language import LanguageDetector, caption_language
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.exclude import Exclusions
-from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.pair import Pair, with_others
 from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter, Tape, sorted_rows, spool
 from vlmill.pipelines.web_pairs.stages import DOMINANT, JOIN, TEXTS
 from vlmill.pipelines.web_pairs.units import Job, open_counts
@@ -233,33 +233,46 @@ class Chooser:
             assert isinstance(archived, ArchivedImage), "a choice without its image"
             for stage in (JOIN, DOMINANT, TEXTS):
                 self._counts.passed(stage)
-            best = self._in_language(choice, joined.page.language)
-            if isinstance(best, Drop):
-                self._drop(f"{joined.page.url} {image.src}", best)
+            texts = self._in_language(choice, joined.page.language)
+            if isinstance(texts, Drop):
+                self._drop(f"{joined.page.url} {image.src}", texts)
                 continue
-            candidate = Pair(
-                image=archived,
-                text=best.text,
-                text_source=best.source,
-                score=best.score,
-                language=joined.page.language,
-                page_url=joined.page.url,
-                license=joined.page.license,
-            )
+            pairs = [
+                Pair(
+                    image=archived,
+                    text=text.text,
+                    text_source=text.source,
+                    score=text.score,
+                    language=joined.page.language,
+                    page_url=joined.page.url,
+                    license=joined.page.license,
+                    features=None if text.features is None else dict(text.features),
+                )
+                for text in texts
+            ]
+            others = (pair.as_other() for pair in pairs[1:])
+            candidate = with_others(pairs[0], others, self.rules.keep_texts - 1)
             rank = rows.candidate_key(candidate)
             self._candidates.add(rank[0], rank, rows.encode(candidate))
 
-    def _in_language(self, choice: Choice, language: str) -> ScoredText | Drop:
-        """The best text in the page's language, or why the best of all is in none such."""
+    def _in_language(self, choice: Choice, language: str) -> list[ScoredText] | Drop:
+        """Returns the texts in the page's language, as many as are kept, the best first.
+
+        Without one, why the best of all is in another language.
+        """
         if not language:
-            return choice.texts[0]
-        drops = []
+            return list(choice.texts[: self.rules.keep_texts])
+        texts: list[ScoredText] = []
+        drops: list[Drop] = []
         for text in choice.texts:
             drop = caption_language(self._detector, text.text, language=language)
             if drop is None:
-                return text
-            drops.append(drop)
-        return drops[0]
+                texts.append(text)
+            else:
+                drops.append(drop)
+            if len(texts) == self.rules.keep_texts:
+                break
+        return texts or drops[0]
 
     def _drop(self, key: str, drop: Drop) -> None:
         for stage in stages_before(drop.reason):

@@ -4,19 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.decode import DecodedPairs, place_key
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
-from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
+from vlmill.pipelines.web_pairs.shared import SharedTexts, shared_path
 from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
 from vlmill.pipelines.web_pairs.stages import BEST_TEXT, EXCLUDE, SHARED_TEXT
-from vlmill.pipelines.web_pairs.units import Job, open_counts, range_units
+from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import Drop
@@ -25,9 +24,8 @@ from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 
 IMAGE_KEY = 32  # bytes of an image_id
+MOST_OTHERS = 1_000  # further texts of one image that are compared, the best of many pages
 COUNTED_TEXTS = 100_000  # kept in memory before their counts are written
-
-Keys = npt.NDArray[np.bytes_]
 
 
 def best_texts(job: Job, unit: Unit) -> Result:
@@ -42,7 +40,7 @@ def best_texts(job: Job, unit: Unit) -> Result:
         for slice_ in unit.slices:
             stream = sorted_rows(paths, slice_)
             for key, group in groupby(stream, key=lambda row: row[0][:IMAGE_KEY]):
-                pair = select_best(group, excluded, counts)
+                pair = select_best(group, excluded, counts, job.rules.keep_texts)
                 if pair is not None:
                     counter.add(rows.shared_key(pair.text))
                     best.add(slice_, key, rows.encode(pair))
@@ -62,10 +60,17 @@ def excluder(job: Job) -> Callable[[ArchivedImage], str | None]:
 
 
 def select_best(
-    group: Iterable[Row], excluded: Callable[[ArchivedImage], str | None], counts: Counts
+    group: Iterable[Row],
+    excluded: Callable[[ArchivedImage], str | None],
+    counts: Counts,
+    keep_texts: int,
 ) -> Pair | None:
-    """The first candidate of an image, which is its best, unless the image is excluded."""
+    """The first candidate of an image, which is its best, unless the image is excluded.
+
+    It gets the image's further texts, so that ``keep_texts`` are kept in all.
+    """
     best: Pair | None = None
+    others: list[OtherText] = []
     for _, value in group:
         candidate = rows.pair(value)
         if (why := excluded(candidate.image)) is not None:
@@ -79,7 +84,9 @@ def select_best(
             detail = f"{candidate.score:.3f} {candidate.text_source}: {candidate.text}"
             drop = Drop(Reason.NOT_BEST_TEXT, detail)
             counts.dropped(BEST_TEXT, candidate.image.image_id, drop)
-    return best
+            if keep_texts > 1 and len(others) < MOST_OTHERS:
+                others += (candidate.as_other(), *candidate.others)
+    return with_others(best, (*best.others, *others), keep_texts - 1) if best and others else best
 
 
 class TextCounter:
@@ -111,31 +118,6 @@ def shared_texts(job: Job, unit: Unit) -> Result:
                 if sum(rows.number(value) for _, value in group) > job.rules.max_images_per_text:
                     file.write(key)
     return Result()
-
-
-def shared_path(job: Job, unit: Unit) -> Path:
-    """Where the keys of shared texts of a range lie."""
-    return job.joins / f"{unit.name}.shared"
-
-
-class SharedTexts:
-    """Tells which texts are shared, from mapped files of sorted keys."""
-
-    def __init__(self, job: Job) -> None:
-        self._parts: dict[int, Keys] = {}
-        for unit in range_units("shared", job):
-            path = shared_path(job, unit)
-            if path.stat().st_size:
-                keys: Keys = np.memmap(path, dtype=f"S{rows.KEY}", mode="r")
-                self._parts |= dict.fromkeys(unit.slices, keys)
-
-    def __contains__(self, key: bytes) -> bool:
-        keys = self._parts.get(key[0])
-        if keys is None:
-            return False
-        value = np.array(key, dtype=keys.dtype)
-        index = int(np.searchsorted(keys, value))
-        return index < len(keys) and bool(keys[index] == value)
 
 
 def settle(job: Job, unit: Unit) -> Result:
