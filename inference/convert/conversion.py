@@ -101,7 +101,7 @@ def read_published_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"--config {path} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
-        raise InputError(f"--config {path} holds no fields; give the published configuration")
+        raise InputError(f"--config {path} has no fields; give the published configuration")
     return config
 
 

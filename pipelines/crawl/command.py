@@ -111,10 +111,10 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--addresses",
         type=int_at_least(0),
-        default=2,
+        default=4,
         metavar="N",
-        help="number of addresses to download per image, in the order of the page, often "
-        "different sizes (default: 2; 0: no images)",
+        help="number of addresses to try per image, the largest first, until one of them gives the "
+        "image (default: 4; 0: no images)",
     )
 
 
