@@ -12,7 +12,11 @@ from vlmill.models import MODELS
 from vlmill.models.bert.config import bert_small
 from vlmill.models.registry import get_variant
 from vlmill.runtime.console.log import read_log
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.loading.vocabulary import train_vocabulary
 
 if TYPE_CHECKING:
@@ -54,9 +58,11 @@ def save_random(folder: Path, variant: str, config: Any, words: Tokenizer) -> Pa
     torch.manual_seed(3)
     save_checkpoint(
         folder,
-        variant=variant,
-        model=MODELS[variant].model(config),
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        MODELS[variant].model(config),
+        CheckpointRecord(
+            variant=variant,
+            tokenizer=words,
+            training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        ),
     )
     return folder
