@@ -13,7 +13,6 @@ from vlmill.models.interbert.config import (
     interbert_paper,
     interbert_released,
 )
-from vlmill.train.recipes.feeding import interbert_feeding
 from vlmill.train.recipes.fine_tuning import (
     INTERBERT_AVERAGE,
     from_bert,
@@ -21,6 +20,7 @@ from vlmill.train.recipes.fine_tuning import (
     interbert_task_optimizer,
     task_recipe,
 )
+from vlmill.train.recipes.interbert import interbert_feeding
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe

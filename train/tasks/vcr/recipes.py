@@ -23,7 +23,6 @@ from vlmill.models.vlbert.config import (
     vlbert_paper,
     vlbert_small,
 )
-from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding, vlbert_paper_masks
 from vlmill.train.recipes.fine_tuning import (
     for_trials,
     from_bert,
@@ -34,6 +33,8 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_paper,
     vilbert_task_optimizer,
 )
+from vlmill.train.recipes.vilbert import vilbert_feeding
+from vlmill.train.recipes.vlbert import vlbert_feeding, vlbert_paper_masks
 from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
