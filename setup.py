@@ -152,5 +152,5 @@ setup(
     },
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
-    package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.toml", "*.txt"]},
+    package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"]},
 )

@@ -42,11 +42,11 @@ from vlmill.train.recipes import (
     require_sources,
 )
 from vlmill.train.recipes.describe import HEAD, describe
-from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 from vlmill.train.recipes.without_effect import without_effect
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
 from vlmill.train.tasks.finetuning.command import HELP as FINETUNE_HELP
 from vlmill.train.tasks.finetuning.command import add_finetune_arguments, run_finetune
+from vlmill.train.tasks.registry import task_recipe_named, task_recipes
 
 PRETRAIN_HELP = """\
 Pretrain a model on image-text pairs and the regions of their images.

@@ -14,7 +14,7 @@ from vlmill.train.loading.random import Uniforms, streams
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.visited_pairs import StagePairs, stage_rows
-from vlmill.train.recipes.spec import TrainingStage
+from vlmill.train.settings.spec import TrainingStage
 
 
 @dataclass(kw_only=True)

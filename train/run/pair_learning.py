@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import nn
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.checkpoints.files import TaskRecord
@@ -30,7 +31,6 @@ from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.optim.groups import make_optimizer, names_from_bert, settings_of_start
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes import RunSettings
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Criterion
@@ -180,7 +180,7 @@ class PairLearning:
     def _make_batches(
         self, run: StageRun, folder: str, splits: Sequence[Splits], *, training: bool
     ) -> StageBatches:
-        body = get_training(self.recipe.variant).get_body(self.recipe.model)
+        body = get_variant(self.recipe.variant).get_body(self.recipe.model)
         return self.objective.batches(
             run,
             training=training,

@@ -46,7 +46,7 @@ L = TypeVar("L", bound=Learning)
 class LoopOptions:
     """The fields of a recipe that every run has; a detector's has none of those with defaults.
 
-    `vlmill.train.recipes.spec.RunSettings` says what they mean.
+    `vlmill.train.settings.spec.RunSettings` says what they mean.
     """
 
     command: str
