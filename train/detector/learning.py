@@ -38,7 +38,7 @@ NAMED = 16  # images that a message names
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorStage:
-    """The only stage of a detector's training; a `LoopStage`."""
+    """The only stage of a detector's training, for `StageRun`."""
 
     batch_size: int
     accumulation: int
