@@ -26,6 +26,7 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
 
 if TYPE_CHECKING:
@@ -45,20 +46,22 @@ RUN_EXAMPLES = """examples:
       --global-cnn densenet121,resnet152,googlenet \\
       --global-weights densenet121.pth resnet152.pth googlenet.pth
 
---dry-run tells images, bytes and hours, and writes nothing. The third takes a table of images
-(the folder that the web_pairs job wrote), without weights.
-Images are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
-dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
-of another format is rejected with its reason (docs/regions.md).
+The third example reads a table of images (the output of web_pairs) and uses random weights.
+
 The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
-on the same --output continues what a killed run left. Every file is counted: it has a row of
-regions or of rejects, or the last line counts it as skipped, with the reason. Memory does not grow
-with the images: about 1.5 GB with r101 at 600/1000, 0.5 GB with tiny, the images of
---batch-size, and 400 bytes for each image of the plan."""
+on the same --output continues a killed run. Every file is counted: it gets a row of regions or of
+rejects, or the last line counts it as skipped, with the reason.
+
+Images are rotated according to EXIF. Grey, palette, CMYK and 16-bit images are converted, alpha is
+dropped, and the first frame of an animation is used. Empty, cut, damaged, too large, too thin and
+unsupported images are rejected with a reason (docs/regions.md).
+
+Memory does not grow with the number of images: about 1.5 GB with r101 at 600/1000 pixels, 0.5 GB
+with tiny, the images of --batch-size, and 400 bytes per planned image."""
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois run``."""
+    """Adds the arguments of ``extract-rois run``."""
     run.description = "Detects regions in images and writes their features."
     run.add_argument(
         "inputs",
@@ -126,8 +129,8 @@ def command_run(arguments: argparse.Namespace) -> int:
     check_detector(arguments)
     if arguments.part is not None and arguments.fresh:
         raise InputError(
-            "--fresh would delete what the others of --part make; leave it out, and delete "
-            f"{arguments.output} before all of them"
+            "--fresh would delete the output of the other parts; remove it, and delete "
+            f"{arguments.output} before you start any part"
         )
     work = plan_run(arguments)
     # torch takes seconds to load: not before the arguments are known to be good.
@@ -207,13 +210,14 @@ def print_result(
     from vlmill.runtime.files.reading import reject_counts
 
     regions, rejects = made
+    rows = format_count(regions, "row of regions", "rows of regions")
     also = f"; {work.skipped}" if work.skipped else ""
     if arguments.part is not None and not (arguments.output / MANIFEST).exists():
-        counts = f"{regions} rows of regions, {rejects} rejects"
+        counts = f"{rows}, {format_count(rejects, 'reject')}"
         print(f"{arguments.output}: part {arguments.part.name}, {counts}{also}")
         return 0
     print_reading_hint(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
-    counts = f"{len(work.plan)} images, {regions} rows of regions, {reasons}"
+    counts = f"{format_count(len(work.plan), 'image')}, {rows}, {reasons}"
     print(f"{arguments.output}: {counts}{also}{weights}")
     return 0 if regions or not rejects else 1

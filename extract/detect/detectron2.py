@@ -210,7 +210,7 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
     except Exception as error:  # yacs's own, assertions among them
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"--config {file.path} is no configuration of Detectron2 ({reason}); give one of its "
+            f"--config {file.path} is not a Detectron2 configuration ({reason}); give one of its "
             "model zoo's, or one made from them"
         ) from None
     model = cfg.MODEL

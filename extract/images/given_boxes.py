@@ -37,8 +37,8 @@ _COCO = (
 )
 _COCO_RESULTS = f"is a list of COCO's results, a bbox x, y, width, height each; give {FORMS}"
 _NPZ = (
-    "holds .npz files of bottom-up-attention.pytorch; make a table of them with `extract-rois "
-    "import FOLDER --output REGIONS`, and give --boxes REGIONS; where they have boxes and no "
+    "has .npz files of bottom-up-attention.pytorch; make a table of them with `extract-rois "
+    "import FOLDER --output REGIONS`, and give --boxes REGIONS; if they have boxes but no "
     f"features, give {FORMS}"
 )
 
@@ -109,7 +109,9 @@ def _entries_in(value: Any, path: Path) -> Iterator[tuple[str, Any]]:
             if isinstance(entry, dict) and "bbox" in entry and "boxes" not in entry:
                 raise InputError(f"--boxes {path} {_COCO_RESULTS}")
             if not isinstance(entry, dict):
-                raise InputError(f"--boxes {location} is no JSON object; give image_id and boxes")
+                raise InputError(
+                    f"--boxes {location} is not a JSON object; give image_id and boxes"
+                )
             yield _parse_entry(entry, location)
     elif not isinstance(value, dict):
         raise InputError(f"--boxes {path}: no JSON object; give {FORMS}")
@@ -215,7 +217,7 @@ def read_boxes(path: Path) -> GivenBoxes:
     try:
         for name, boxes in box_entries(path) if table is None else read_rows(path, table):
             if name in entries:
-                raise InputError(f"--boxes {path}: {name} has two entries; leave one")
+                raise InputError(f"--boxes {path}: {name} has two entries; remove one")
             entries[name] = parse_boxes(boxes)
             digest.update(f"{name}\0{boxes!r}\n".encode("utf-8", "replace"))
     except OSError as error:

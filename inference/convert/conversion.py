@@ -101,7 +101,7 @@ def read_published_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"--config {path} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
-        raise InputError(f"--config {path} holds no fields; give the published configuration")
+        raise InputError(f"--config {path} has no fields; give the published configuration")
     return config
 
 
@@ -161,8 +161,8 @@ def fitting_vocabulary(
     if tokenizer is None:
         which = "that was published with it" if sizes else "of the texts to come"
         raise InputError(
-            f"--vocab: none was given and none is beside {args.checkpoint}; give the vocab.txt "
-            f"{which}, or --output FILE{SUFFIX} for the weights alone"
+            f"--vocab: none was given and the folder of {args.checkpoint} has none; give the "
+            f"vocab.txt {which}, or --output FILE{SUFFIX} for the weights only"
         )
     tokens = tokenizer.get_vocab_size()
     size = next(iter(sizes.values()), tokens)
@@ -255,7 +255,7 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
     if path is None and FAMILIES[args.family].sizes is None:
         raise InputError(
             f"--config: none was given and {weights.parent} has no {' or '.join(CONFIGS)}; give "
-            "the file that was published with the checkpoint, or the preset that it is"
+            "the file published with the checkpoint, or the name of a preset"
         )
     config = None if path is None else _configuration(path, words)
     state = read_weights(weights)

@@ -41,6 +41,7 @@ from vlmill.runtime.console.threads import faiss_threads
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.report import CARD_PX, read_thumbnails
 
@@ -70,7 +71,8 @@ def write_answers_page(
         if len(answered_queries) < num_queries
         else "all"
     )
-    write_page(path, "Search", sections, subtitle=f"{num_queries} queries, {extent} shown")
+    counts = format_count(num_queries, "query", "queries")
+    write_page(path, "Search", sections, subtitle=f"{counts}, {extent} shown")
 
 
 def make_file_thumbnails(answered_queries: Sequence[AnsweredQuery]) -> dict[str, str]:
@@ -157,7 +159,8 @@ def _search(options: SearchOptions) -> int:
                 first_answers.append(answered)
     if options.images is not None and options.output is not None:
         write_answers_page(options.output / PAGE, first_answers, index, options.images, num_queries)
-    print_status(f"{num_queries - num_errors} queries answered, {num_errors} could not be read")
+    answered_count = format_count(num_queries - num_errors, "query", "queries")
+    print_status(f"{answered_count} answered, {num_errors} could not be read")
     return 1 if num_errors == num_queries else 0
 
 

@@ -54,7 +54,7 @@ def failure_line(error: Exception) -> str | None:
         return _os_line(error)
     if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
         return (
-            f"{error.object[error.start : error.end]!r} has no place in the encoding "
+            f"{error.object[error.start : error.end]!r} cannot be written in the encoding "
             f"{error.encoding} of this locale; set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
         )
     if isinstance(error, RuntimeError) and (worker := _WORKER.match(text)):

@@ -239,7 +239,10 @@ def run_service(
     is_open = shell.settings.token is None
     application.is_local = is_open and ip_address(host).is_loopback
     if is_open and not application.is_local:
-        print_status(f"WARNING: {host} is reached from other machines, and no token is asked for")
+        print_status(
+            f"WARNING: {host} can be reached from other machines, and no token is required; give "
+            f"--token-file"
+        )
     try:
         shell.start(plans)
         check()

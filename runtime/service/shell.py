@@ -96,11 +96,15 @@ class Shell:
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetching")
         self._parser = BodyParser(self.settings.max_images)
         watch = self.metrics.watch
-        watch("queue_items", "Images or questions that wait.", lambda: len(self.queue))
-        watch("queue_limit", "How many may wait.", lambda: self.settings.queue)
+        watch("queue_items", "Waiting images or questions.", lambda: len(self.queue))
+        watch(
+            "queue_limit",
+            "Largest number of waiting images or questions.",
+            lambda: self.settings.queue,
+        )
         watch("log_lines_dropped", "Log lines dropped.", lambda: WRITER.num_dropped)
         watch("workers", "Workers.", lambda: len(self.workers))
-        watch("workers_ready", "Workers that can compute.", lambda: self.num_ready)
+        watch("workers_ready", "Workers that are ready.", lambda: self.num_ready)
         watch(
             "resident_bytes",
             "Memory of all processes.",
@@ -221,7 +225,7 @@ class Shell:
             raise RequestRefused(
                 429,
                 "busy",
-                "too much is waiting; come again later",
+                "the queue is full; retry later",
                 retry_after=self.forecast().retry_after(self.queue.weight, 0.0),
             )
         loop = asyncio.get_running_loop()
@@ -236,11 +240,11 @@ class Shell:
             if results.done():
                 return list(results.result())
             if gone.done():
-                raise RequestRefused(503, "gone", "the client has hung up")
+                raise RequestRefused(503, "gone", "the client has disconnected")
             raise RequestRefused(
                 503,
                 "too_slow",
-                f"not computed within {self.settings.seconds:g} seconds; come again later",
+                f"not computed within {self.settings.seconds:g} seconds; retry later",
                 retry_after=self.forecast().retry_after(self.queue.weight, 0.0),
             )
         finally:
@@ -279,7 +283,7 @@ def require_query(request: Request, known: Sequence[str]) -> None:
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known or names.count(name) > 1:
-            there = f"there are {', '.join(known)}" if known else "there is none"
+            there = f"known are {', '.join(known)}" if known else "none is known"
             raise bad_request(f"unknown or repeated parameter {name[:80]!r}; {there}")
 
 
@@ -306,8 +310,8 @@ def new_application(
     @application.exception_handler(HTTPException)
     async def other(request: Request, why: Exception) -> Response:
         assert isinstance(why, HTTPException)
-        messages = {404: "there is no such path", 405: "this path takes another method"}
-        message = messages.get(why.status_code, "the request cannot be answered")
+        messages = {404: "no such path", 405: "this path needs another method"}
+        message = messages.get(why.status_code, "the request cannot be processed")
         refusal = RequestRefused(why.status_code, "bad_request", message)
         content = refusal.content(request.scope["vlmill.id"])
         return JSONResponse(content, status_code=why.status_code, headers=why.headers)
@@ -338,7 +342,7 @@ def new_application(
     async def metrics() -> Response:
         return Response(shell.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @application.get("/v1/about", summary="What is served")
+    @application.get("/v1/about", summary="The served model")
     async def served() -> dict[str, Any]:
         return dict(about())
 

@@ -29,14 +29,14 @@ EXAMPLES = """examples:
       --init R-101.pkl --output detector/ precision=bf16
   extract-rois run images/ --weights detector/ --output regions/
 
-The output is DIR/model.safetensors with DIR/detector.json, which --weights of `run` takes as they
-are, DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html of the rows of the split
-`val`, and DIR/rejects-*.parquet. The same command on the same --output goes on after a kill, with
-the same losses bit for bit on the same machine. Boxes outside their image are cut, those without
-an area, of an unknown class or around a crowd are left out; each is counted. An image without a
-box is a negative. A loss that is not finite stops the run with its step and images.
-The rows of --boxes are kept in memory, the images are not. With --dry-run it tells what it would
-cost, and writes nothing. An --output in a store is filled at each checkpoint, from one process."""
+The output is DIR/model.safetensors with DIR/detector.json (DIR can be used as --weights of
+`run`), DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html for the split `val`,
+and DIR/rejects-*.parquet. The same command on the same --output continues a killed run, with the
+same losses bit for bit on the same machine. Boxes that extend beyond their image are cut. Boxes
+without an area, of an unknown class or around a crowd are omitted and counted. An image without a
+box is a negative. A loss that is not finite stops the run; the error names its step and images.
+The rows of --boxes are kept in memory, the images are not. An --output in a store is updated at
+each checkpoint, by one process."""
 
 
 def add_train(train: argparse.ArgumentParser) -> None:

@@ -178,7 +178,7 @@ def test_a_dry_run_prints_the_card(
     said = capsys.readouterr()
     assert said.out.startswith("---\nlibrary_name: vlmill\n") and "nothing was sent" in said.err
     assert push(vlmo, "--dry-run", "--with-detector") == 2
-    assert "leave it out" in capsys.readouterr().err
+    assert "remove it" in capsys.readouterr().err
     assert push(vlmo, "--dry-run", "--license", "all mine") == 2
     assert "--license all mine" in capsys.readouterr().err
     assert not hub.asked
@@ -286,7 +286,9 @@ def test_a_detector_goes_along(
     assert 'detector="FILE"' in hub.head("me/kites")["README.md"].decode()
     assert push(folder, "--with-detector") == 0
     files = hub.head("me/kites")
-    assert "detector.safetensors" in files and b"the detector beside it" in files["README.md"]
+    assert (
+        "detector.safetensors" in files and b"the detector in this repository" in files["README.md"]
+    )
     model = vlmill.load(PLACE)
     assert model.detector is not None and model.detector.name == "detector.safetensors"
     with pytest.warns(UserWarning, match="random weights"):

@@ -55,7 +55,7 @@ def test_every_pair_has_a_row_and_repeats_are_rejected(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(pairs, tmp_path / "out", "--pairs-per-shard", "2") == 0
-    assert "negatives of 5 pairs, 1 rejects" in capsys.readouterr().out
+    assert "negatives of 5 pairs, 1 reject" in capsys.readouterr().out
     table = read_table(tmp_path / "out", NEGATIVES)
     ids = sorted(set(read_table(pairs, PAIRS).column("pair_id").to_pylist()))
     assert table.column("pair_id").to_pylist() == ids

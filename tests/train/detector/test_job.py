@@ -215,7 +215,7 @@ def test_bad_boxes_and_images_are_counted(
     ):
         assert words in said.err
     assert "classes with a single box: " in said.err
-    assert "1 rejects (1 no_picture)" in said.out
+    assert "1 reject (1 no_picture)" in said.out
     assert rejected(tmp_path / "out") == [("shapes/missing", "no_picture")]
 
 
@@ -334,7 +334,7 @@ def test_an_undecodable_image_is_left_out_of_its_step(
     folder = broken_images(shapes, tmp_path / "images", 1)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
     assert cli.command(["train", *tables, *TINY, "recipe=small"]) == 0
-    assert "1 rejects" in capsys.readouterr().out
+    assert "1 reject (" in capsys.readouterr().out
     assert [key for key, _ in rejected(tmp_path / "out")] == ["shapes/00000"]
     assert read_log(tmp_path / "out" / "log.jsonl")[-1]["undecodable_pictures"] == 1
 
