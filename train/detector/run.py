@@ -156,7 +156,7 @@ def estimate_min_bytes(runner: DetectorRunner) -> int:
     """
     settings, trained = runner.learning.job.settings, runner.model.parameters()
     copies = 2 if settings.average else 1
-    state_bytes = sum(tensor.nbytes for tensor in runner.model.state_dict().values())
+    state_bytes: int = sum(tensor.nbytes for tensor in runner.model.state_dict().values())
     state_bytes += copies * sum(p.nbytes for p in trained if p.requires_grad)
     saves = max(1, -(-settings.steps // settings.save_every))
     there = len(saved_steps(runner.output))

@@ -38,7 +38,7 @@ class DetectorSaving:
         self.job, self.accelerator = job, accelerator
         name = f"validation/{CRITERION.name}"
         log = read_log(job.output / LOG)
-        self.measured = {line["step"]: line[name] for line in log if name in line}
+        self.measured: dict[int, float] = {line["step"]: line[name] for line in log if name in line}
 
     def last(self) -> Resumed | None:
         """Reads the last checkpoint; None for a new run. Raises InputError for one that is
