@@ -45,7 +45,7 @@ DetectorRunner = Runner[DetectorLearning, DetectorSaving]
 
 
 def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
-    """Trains, or goes on; returns what to say at the end.
+    """Trains a detector, or continues; returns a line that describes the result.
 
     Raises InputError, for a disk that is too small unless ``force`` is set, and ArithmeticError.
     """
@@ -215,7 +215,7 @@ def make_rejects(runner: DetectorRunner) -> list[dict[str, object]]:
 
 
 def format_summary(runner: DetectorRunner) -> str:
-    """Returns what was used and left out, in a line."""
+    """Returns a line with the numbers of images and rejects, and the first metrics."""
     count = len(runner.learning.examples.examples)
     rejects = rejects_said(Counter(str(row["reason"]) for row in make_rejects(runner)))
     metrics = runner.learning.metrics

@@ -89,8 +89,8 @@ class DetectorSaving:
                 training={"recipe": job.settings.name, "step": step},
                 also=(STATE,),
             )
-        kept = job.settings.keep_checkpoints
-        keep_last(saved_steps(job.output), kept, also=self.chosen(step))
+        count = job.settings.keep_checkpoints
+        keep_last(saved_steps(job.output), count, also=self.chosen(step))
         push(job.output)
 
     def chosen(self, last: int) -> int:
