@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.weights.published import known_digest
 from vlmill.schemas.errors import InputError
 
 HUB, WEB = "hf://", ("https://", "http://")
@@ -92,7 +93,8 @@ def parse_repository(text: str) -> HubLocation:
 def parse_web_location(text: str) -> WebLocation:
     """Parses the address of a file.
 
-    Raises InputError for an address without a host and a path, and for ``http://`` without a
+    Its SHA-256 is that of the text, else that of the table of published weights. Raises InputError
+    for an address without a host and a path, and for ``http://`` without a
     SHA-256: anybody on the way could put another file in its place.
     """
     url, sha256 = _split_digest(text)
@@ -104,7 +106,7 @@ def parse_web_location(text: str) -> WebLocation:
             f"{text}: http:// does not protect a file on its way; give https://, or add "
             "#sha256= and the 64 digits that it must have"
         )
-    return WebLocation(url=url, sha256=sha256)
+    return WebLocation(url=url, sha256=sha256 or known_digest(url))
 
 
 def _split_digest(text: str) -> tuple[str, str | None]:
