@@ -83,38 +83,48 @@ def parser() -> Parser:
         epilog=EXAMPLES,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_run(commands.add_parser("run", help="extract regions", epilog=RUN_EXAMPLES))
-    serve = commands.add_parser("serve", help="answer requests over HTTP", epilog=SERVE_EXAMPLES)
+    add_run(commands.add_parser("run", help="extract the regions of images", epilog=RUN_EXAMPLES))
+    serve = commands.add_parser("serve", help="serve regions over HTTP", epilog=SERVE_EXAMPLES)
     add_serve(serve)
     add_engine(serve)
     verify = commands.add_parser(
-        "verify", help="check rows and checksums of what any command wrote", epilog=VERIFY_EXAMPLES
+        "verify",
+        help="check rows and checksums of the output of any command",
+        epilog=VERIFY_EXAMPLES,
     )
     verify.description = "Checks every row and checksum of what any command wrote."
-    verify.add_argument("folder", metavar="DIR", help="output of a run, or a fitted model's file")
+    verify.add_argument(
+        "folder", metavar="DIR", help="output folder of a run, or the file of a fitted model"
+    )
     add_import(
         commands.add_parser(
-            "import", help="feature files of other projects to tables", epilog=IMPORT_EXAMPLES
+            "import",
+            help="convert feature files of other projects to tables",
+            epilog=IMPORT_EXAMPLES,
         )
     )
     add_export(
         commands.add_parser(
-            "export", help="tables to feature files of other projects", epilog=EXPORT_EXAMPLES
+            "export",
+            help="convert tables to feature files of other projects",
+            epilog=EXPORT_EXAMPLES,
         )
     )
     add_compare(
         commands.add_parser(
-            "compare", help="our network beside Detectron2's own", epilog=COMPARE_EXAMPLES
+            "compare", help="compare the detector with Detectron2", epilog=COMPARE_EXAMPLES
         )
     )
     add_train(commands.add_parser("train", help="train a detector on boxes", epilog=TRAIN_EXAMPLES))
     add_recipes(
-        commands.add_parser("recipes", help="list and show what `train` knows", epilog=RECIPES_HELP)
+        commands.add_parser(
+            "recipes", help="list and show the recipes of `train`", epilog=RECIPES_HELP
+        )
     )
     add_weights_arguments(
         commands.add_parser("weights", help="list published detectors and where they are")
     )
-    add_show(commands.add_parser("show", help="draw regions on the images", epilog=SHOW_EXAMPLES))
+    add_show(commands.add_parser("show", help="draw regions on their images", epilog=SHOW_EXAMPLES))
     return top
 
 
@@ -129,55 +139,66 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="FILE",
-        help="a .yaml file of a C4 or FPN model",
+        help=".yaml file of a C4 or FPN model",
     )
-    compare.add_argument("--device", default="cpu", help="default: %(default)s")
+    compare.add_argument(
+        "--device", default="cpu", help="device, such as cpu or cuda (default: %(default)s)"
+    )
     add_sizes(compare.add_argument_group("images"), InputLimits())
 
 
 def add_show(show: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois show``."""
     show.description = "Draws the highest-scoring regions on their images."
-    show.add_argument("regions", metavar="REGIONS", help="a table of regions: folder, file or glob")
+    show.add_argument(
+        "regions", metavar="REGIONS", help="table of regions: a folder, a file or a glob"
+    )
     show.add_argument(
         "--images",
         nargs="+",
         default=[],
         metavar="INPUT",
-        help="as the INPUT of run; without, boxes are shown alone (--serve)",
+        help="images, as the INPUT of `run`; with --serve optional: without them the boxes "
+        "are shown alone",
     )
     where = show.add_mutually_exclusive_group(required=True)
     where.add_argument(
         "--output",
         type=path_or_url,
         metavar="PATH",
-        help="one .html file with the images inside, or a folder of PNGs",
+        help="one .html file that contains the images, or a folder for PNGs",
     )
     where.add_argument(
-        "--serve", action="store_true", help="a page of all rows, in the browser (docs/serving.md)"
+        "--serve",
+        action="store_true",
+        help="serve a page with all rows, for the browser (docs/serving.md)",
     )
     show.add_argument(
         "--port",
         type=int_at_least(0),
         default=0,
         metavar="N",
-        help="of --serve (default: a free one)",
+        help="port for --serve (default: any free port)",
     )
-    show.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
-    show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
+    show.add_argument(
+        "--classes", metavar="FILE", help="file with the names of all classes, one per line"
+    )
+    show.add_argument(
+        "--attributes", metavar="FILE", help="file with the names of all attributes, one per line"
+    )
     show.add_argument(
         "--boxes",
         type=int_at_least(0),
         default=12,
         metavar="N",
-        help="per image (default: %(default)s)",
+        help="largest number of boxes per image (default: %(default)s)",
     )
     show.add_argument(
         "--max-images",
         type=int_at_least(0),
         default=50,
         metavar="N",
-        help="images to draw (default: %(default)s)",
+        help="largest number of images to draw (default: %(default)s)",
     )
 
 

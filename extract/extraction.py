@@ -58,19 +58,22 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="an image, a folder or glob of images, a .txt list of paths, a .tar in WebDataset's "
-        "layout (several: 'shards/{000..011}.tar'), a table of images",
+        help="an image, a folder or glob of images, a .txt list of paths, a .tar in "
+        "WebDataset's layout (several: 'shards/{000..011}.tar'), or a table of images",
     )
     run.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="where the tables go"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the tables"
     )
-    run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    run.add_argument(
+        "--fresh", action="store_true", help="delete the output of an earlier run first"
+    )
     run.add_argument(
         "--part",
         type=share,
         metavar="i/n",
-        help="make only the i-th of n shares of the shards, from 1, beside processes that make the "
-        "others with the same flags, here or elsewhere; the last to finish writes the manifest",
+        help="write only the i-th of n shares of the shards (from 1), while other "
+        "processes, here or on other machines, write the other shares with the same "
+        "flags; the last to finish writes the manifest",
     )
     add_cost_arguments(run)
     add_lock_seconds(run)
@@ -80,30 +83,32 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "--ids",
         choices=IDS,
         default="auto",
-        help="the image_id of a file or tar member: content (SHA-256) or name (without ending); "
-        "auto: content for files, name for members",
+        help="image_id of a file or tar member: content (SHA-256) or name (without "
+        "extension); auto: content for files, name for members (default: auto)",
     )
     which.add_argument(
         "--pairs",
         metavar="PAIRS",
-        help="only the images that this table of pairs points to, under its ids (46.jpg for 46)",
+        help="extract only the images that this table of pairs refers to, with its ids "
+        "(46.jpg for 46)",
     )
     which.add_argument(
         "--boxes",
         type=Path,
         metavar="BOXES",
-        help="given boxes in place of proposals, all of them, in their order: JSON lines "
-        '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name, '
-        "with or without ending; or a folder of VCR's metadata files, named like the images; or "
-        "a table of boxes, choices, expressions or regions",
+        help="your own boxes instead of proposals; all are kept, in their order. JSON "
+        'lines {"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, where ID is the '
+        "image_id or the file name with or without extension; or a folder of VCR's "
+        "metadata files, named like the images; or a table of boxes, choices, "
+        "expressions or regions",
     )
     run.add_argument(
         "--workers",
         type=int_at_least(0),
         default=0,
         metavar="N",
-        help="processes that read, decode and resize (default: %(default)s, none beside this one); "
-        "the rows stay the same",
+        help="number of processes that read, decode and resize; the rows stay the same "
+        "(default: %(default)s: the main process does it)",
     )
     add_engine(run)
     add_names(run)

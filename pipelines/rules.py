@@ -40,7 +40,8 @@ class WebPairRules:
 
     # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
     min_words: int = 1  # a single word that scores high is nearly always the name of what is shown
-    max_words: int = 40
+    max_words: int = 80  # alt texts written by models have 60
+    max_surrounding_words: int = 40  # of a text that is not marked as an image's own
     min_alphabetic: float = 0.6
     max_repetition: float = 0.5  # share of words that the text had before
     max_unknown_words: float = 0.3  # ours: share of words that --vocabulary lacks

@@ -5,5 +5,6 @@ need), ``bus_errors`` (mapped files that shrink), ``processes`` (worker processe
 ``bounded_calls`` (in processes with a deadline and a limit of memory), ``files``
 (tables that are written whole and found again), ``readers`` (a row by its id), ``net`` (a guarded
 HTTP client), ``console`` (commands, progress, reports), ``units`` (the one engine of the jobs),
-``weights`` (weights by name) and ``service`` (the shell of the HTTP services). It imports ``vlmill.schemas`` alone.
+``weights`` (weights by name) and ``service`` (the shell of the HTTP services). It imports
+``vlmill.schemas`` alone.
 """

@@ -149,9 +149,7 @@ def _parser() -> Parser:
         epilog=EXAMPLES,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    pretrain = commands.add_parser(
-        "pretrain", help="pretrain by a recipe", description=PRETRAIN_HELP
-    )
+    pretrain = commands.add_parser("pretrain", help="pretrain a model", description=PRETRAIN_HELP)
     _add_pretrain_arguments(pretrain)
     finetune = commands.add_parser(
         "finetune", help="fine-tune a checkpoint on a task", description=FINETUNE_HELP
@@ -159,16 +157,22 @@ def _parser() -> Parser:
     add_finetune_arguments(finetune)
     evaluate = commands.add_parser("evaluate", help="measure a checkpoint on a task")
     add_evaluate_arguments(evaluate)
-    embed = commands.add_parser("embed", help="vectors of a checkpoint", description=EMBED_HELP)
+    embed = commands.add_parser(
+        "embed", help="write the vectors of a checkpoint", description=EMBED_HELP
+    )
     add_embed_arguments(embed)
-    search = commands.add_parser("search", help="the nearest vectors", description=SEARCH_HELP)
+    search = commands.add_parser("search", help="find the nearest vectors", description=SEARCH_HELP)
     add_search_arguments(search)
-    serve = commands.add_parser("serve", help="answer requests over HTTP", description=SERVE_HELP)
+    serve = commands.add_parser(
+        "serve", help="serve a checkpoint over HTTP", description=SERVE_HELP
+    )
     add_serve_arguments(serve)
-    convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
+    convert = commands.add_parser(
+        "convert", help="convert published checkpoints to vlmill's format and back"
+    )
     add_convert_arguments(convert)
-    add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))
-    push = commands.add_parser("push", help="a checkpoint to the hub", description=PUSH_HELP)
+    add_show_arguments(commands.add_parser("show", help="show the contents of a run or checkpoint"))
+    push = commands.add_parser("push", help="upload a checkpoint to the hub", description=PUSH_HELP)
     add_push_arguments(push)
     add_weights_arguments(
         commands.add_parser("weights", help="list published checkpoints and where they are")
@@ -183,26 +187,32 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="RECIPE|field=value",
-        help="a recipe's name (see `train-vl recipes`), and changes to its fields",
+        help="name of a recipe (see `train-vl recipes`), and changes to its fields",
     )
-    parser.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of RECIPE")
+    parser.add_argument("--config", metavar="FILE", help="recipe in a YAML file, instead of RECIPE")
     parser.add_argument(
-        "--pairs", metavar="TABLE", help="image-text pairs; recipes of images alone need none"
+        "--pairs",
+        metavar="TABLE",
+        help="table of image-text pairs; not needed by recipes of images only",
     )
-    parser.add_argument("--regions", metavar="TABLE", help="regions of the images")
-    parser.add_argument("--images", metavar="TABLE", help="the images, for recipes of pixels")
+    parser.add_argument("--regions", metavar="TABLE", help="table of the images' regions")
+    parser.add_argument(
+        "--images", metavar="TABLE", help="table of images, for recipes that read pixels"
+    )
     parser.add_argument(
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="pairs without their image are an error, or left out and listed (default: skip)",
+        help="pairs without their image: error, or skip and list them in `rejects` (default: skip)",
     )
-    parser.add_argument("--negatives", metavar="TABLE", help="hard negatives of the pairs")
+    parser.add_argument("--negatives", metavar="TABLE", help="table of the pairs' hard negatives")
     parser.add_argument(
         "--init", metavar="DIR", help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}"
     )
     parser.add_argument(
-        "--vocab", metavar="FILE", help="a BERT vocab.txt; without, one is trained on the pairs"
+        "--vocab",
+        metavar="FILE",
+        help="BERT vocab.txt (default: that of --init, else trained on the pairs)",
     )
     parser.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     add_lock_seconds(parser)
@@ -213,8 +223,8 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="exit status of a run that a signal has stopped and that has saved (default: 0), for "
-        "scripts that start it again",
+        help="exit status of a run that a signal stopped and that has saved, for scripts "
+        "that restart it (default: 0)",
     )
     add_cost_arguments(parser)
 

@@ -41,8 +41,8 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
         type=int_at_least(1),
         default=1,
         metavar="N",
-        help="processes a device that decode and resize (default: %(default)s); a fast GPU needs "
-        "some",
+        help="number of decoding processes per device (default: %(default)s); a fast GPU "
+        "needs several",
     )
     add_name_arguments(serve)
 

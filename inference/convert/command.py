@@ -73,7 +73,7 @@ def add_convert_arguments(parser: Parser) -> None:
     """Declare the arguments of ``convert``."""
     parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
     add = parser.add_argument
-    add("words", nargs="*", metavar="field=value", help="changes to the preset's fields")
+    add("words", nargs="*", metavar="field=value", help="changes to fields of the preset")
     add("--family", required=True, choices=SOURCES, metavar="FAMILY")
     add(
         "--checkpoint",
@@ -87,11 +87,11 @@ def add_convert_arguments(parser: Parser) -> None:
         "--config",
         type=path_or_url,
         metavar="FILE|PRESET|DIR",
-        help="the published configuration (JSON or YAML), the preset that it is, or a "
-        "checkpoint of ours of the same sizes; with --as: the source's, which must have the heads "
-        "and the activation of the preset",
+        help="published configuration (JSON or YAML), name of a preset, or a vlmill "
+        "checkpoint of the same sizes; with --as: the source's configuration, whose "
+        "heads and activation must equal the preset's",
     )
-    add("--vocab", type=path_or_url, metavar="FILE", help="the published vocab.txt")
+    add("--vocab", type=path_or_url, metavar="FILE", help="published vocab.txt")
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
     add(
         "--backbone",
@@ -103,23 +103,23 @@ def add_convert_arguments(parser: Parser) -> None:
     add(
         "--backbone-conventions",
         choices=CONVENTIONS,
-        help="how that ResNet was trained (default: released, VL-BERT's own; a detector and MSRA's "
-        "files say it themselves)",
+        help="how that ResNet was trained (default: released, as VL-BERT's own; a detector "
+        "and MSRA's files state it themselves)",
     )
-    add("--seed", type=int, metavar="N", help="with --as: of new weights (default: 0)")
-    add("--to", choices=("vlmill", "reference"), default="vlmill", help="whose layout to write")
+    add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
+    add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")
     add(
         "--without",
         action="append",
         default=[],
         metavar="NAME",
-        help="with --to reference: a tensor of ours that stays behind, as their layout has no "
-        "place for it; may come again",
+        help="with --to reference: name of a vlmill tensor to omit because the other "
+        "format lacks it (repeatable)",
     )
     add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
     add_lock_seconds(parser)
     add_allow_address(parser)
-    add("--explain", action="store_true", help="print where each parameter comes from")
+    add("--explain", action="store_true", help="print the source of each parameter")
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -29,27 +29,27 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
-    add("--to", required=True, metavar="hf://OWNER/NAME", help="the repository")
+    add("--to", required=True, metavar="hf://OWNER/NAME", help="repository to upload to")
     add(
         "--with-detector",
         nargs="?",
         const="",
         metavar="FILE",
-        help="send the detector of its regions, too: the weights' file (default: the one that the "
-        "regions have recorded; random weights are drawn again)",
+        help="also upload the detector of the regions; optional weights file (default: the "
+        "one that the regions recorded; random weights are recreated)",
     )
-    add("--license", metavar="ID", help="of the weights, as the hub names it: apache-2.0")
-    add("--data-license", metavar="TEXT", help="of the data of training, for the card")
+    add("--license", metavar="ID", help="licence of the weights, with the hub's name: apache-2.0")
+    add("--data-license", metavar="TEXT", help="licence of the training data, for the card")
     add(
         "--metrics",
         type=path_or_url,
         action="append",
         default=[],
         metavar="FILE",
-        help="a metrics.json, whose figures go into the card (may come again)",
+        help="metrics.json whose figures are added to the card (repeatable)",
     )
-    add("--public", action="store_true", help="a new repository is public (default: private)")
-    add("--dry-run", action="store_true", help="print the card and the sizes; send nothing")
+    add("--public", action="store_true", help="make a new repository public (default: private)")
+    add("--dry-run", action="store_true", help="print the card and the sizes without uploading")
 
 
 def run_push(args: argparse.Namespace) -> int:

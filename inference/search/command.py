@@ -53,26 +53,30 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
     add_allow_address(parser)
-    add("--pairs", metavar="TABLE", help="texts, or image-text pairs")
-    add("--regions", metavar="TABLE", help="regions of their images, for models that read them")
-    add("--images", metavar="TABLE", help="images, for VLMo")
-    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder to write")
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--batch-size", type=int, default=64, help="embedded at once (default: 64)")
+    add("--pairs", metavar="TABLE", help="table of texts, or of image-text pairs")
+    add(
+        "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
+    )
+    add("--images", metavar="TABLE", help="table of images, for VLMo")
+    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
     add(
         "--vectors-per-shard",
         type=int,
         default=10_000,
         metavar="N",
-        help="vectors of a file, the unit of resuming (default: 10000)",
+        help="number of vectors per shard; a killed run loses at most one unfinished shard "
+        "(default: 10000)",
     )
     add(
         "--max-regions",
         type=int,
         metavar="N",
-        help="regions of an image, the first ones (default: as many as in training)",
+        help="largest number of regions per image; the first ones are kept (default: as in "
+        "training)",
     )
-    add("--fresh", action="store_true", help="delete what an earlier run has left, and start over")
+    add("--fresh", action="store_true", help="delete the output of an earlier run and start over")
     add_lock_seconds(parser)
     add_cost_arguments(parser)
 
@@ -99,39 +103,51 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--index", type=path_or_url, metavar="DIR", help="an index that was saved")
-    source.add_argument("--vectors", metavar="TABLE", help="vectors, of which one is built")
+    source.add_argument("--index", type=path_or_url, metavar="DIR", help="saved index to search")
+    source.add_argument(
+        "--vectors", metavar="TABLE", help="table of vectors to build an index from"
+    )
     add(
         "--of",
         choices=("image", "text", "pair"),
-        help="with --vectors: which of them are searched (default: images, else pairs, texts)",
+        help="with --vectors: kind of vectors to search (default: images, else pairs, else texts)",
     )
     add(
         "--type",
         choices=("flat", "hnsw", "ivf"),
         default="flat",
-        help="with --vectors: the kind of index (default: flat, exact)",
+        help="with --vectors: type of index (default: flat, which is exact)",
     )
     add(
         "--effort",
         type=int,
         metavar="N",
-        help="candidates that hnsw keeps (128), or cells that ivf looks into (32): recall for time",
+        help="number of candidates of hnsw (default: 128) or of cells of ivf (default: "
+        "32); more is slower and finds more",
     )
     add(
-        "--save-index", type=path_or_url, metavar="DIR", help="with --vectors: keep the index there"
+        "--save-index",
+        type=path_or_url,
+        metavar="DIR",
+        help="with --vectors: folder to save the index in",
     )
-    add("--text", action="append", default=[], metavar="T", help="a text (may come again)")
-    add("--image", action="append", default=[], metavar="F", help="an image (may come again)")
-    add("--queries", metavar="TABLE", help="vectors of the same checkpoint")
+    add("--text", action="append", default=[], metavar="T", help="text to search for (repeatable)")
+    add(
+        "--image",
+        action="append",
+        default=[],
+        metavar="F",
+        help="image file to search for (repeatable)",
+    )
+    add("--queries", metavar="TABLE", help="table of query vectors from the same checkpoint")
     add(
         "--top",
         type=int_at_least(1),
         default=10,
         metavar="K",
-        help="answers of a query (default: 10)",
+        help="number of results per query (default: 10)",
     )
-    add("--images", metavar="TABLE", help="the images, for a page in --output")
+    add("--images", metavar="TABLE", help="table of images, to show them on a page in --output")
     add(
         "--output", type=path_or_url, metavar="DIR", help="folder for answers.jsonl and report.html"
     )
@@ -139,10 +155,15 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=path_or_name,
         metavar="DIR",
-        help="what embeds --text and --image (default: the one that the vectors name)",
+        help="checkpoint that encodes --text and --image (default: that of the vectors)",
     )
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--threads", type=int_at_least(1), metavar="N", help="of FAISS (default: all cores)")
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add(
+        "--threads",
+        type=int_at_least(1),
+        metavar="N",
+        help="number of FAISS threads (default: one per core)",
+    )
     add_allow_address(parser)
 
 

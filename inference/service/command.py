@@ -47,22 +47,24 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--detector",
         type=path_or_name,
         metavar="FILE",
-        help="of a model that reads regions: the weights that were --weights",
+        help="for a model that reads regions: the --weights of their extraction",
     )
-    add("--index", type=path_or_url, metavar="DIR", help="what /v1/search searches")
+    add("--index", type=path_or_url, metavar="DIR", help="index for /v1/search")
     add(
         "--images",
         type=path_or_url,
         metavar="IMAGES",
-        help="the table of the index's images, which the page then shows",
+        help="table of the index's images, to show them on the page",
     )
-    add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
+    add(
+        "--device", default="cpu", help="device: cpu, cuda, or a list: cuda:0,cuda:1 (default: cpu)"
+    )
     add(
         "--batch-size",
         type=int_at_least(1),
         default=64,
-        help="computed at once (default: 64): images and texts, pairs of them where pairs are "
-        "scored; requests are put together as far as that takes about a second",
+        help="largest number of images and texts (or pairs, for scores) in a forward pass; "
+        "requests are combined up to about a second of work (default: 64)",
     )
     add_service_arguments(parser)
     add_name_arguments(parser)

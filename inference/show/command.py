@@ -31,7 +31,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_allow_address(parser)
     parser.add_argument(
-        "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
+        "--lineage",
+        action="store_true",
+        help="also show how the inputs were made, and which inputs have changed since",
     )
 
 

@@ -44,15 +44,19 @@ def parser() -> Parser:
         "with the list.",
         allow_abbrev=False,
     )
-    p.add_argument("--urls", required=True, metavar="FILE", help="a list, a table, or a glob")
-    p.add_argument("--url-column", metavar="NAME", help="of a Parquet file (url)")
+    p.add_argument(
+        "--urls", required=True, metavar="FILE", help="list of URLs, table, or glob (see below)"
+    )
+    p.add_argument(
+        "--url-column", metavar="NAME", help="column of URLs in a Parquet file (default: url)"
+    )
     p.add_argument(
         "--contact",
         required=True,
         metavar="ADDRESS",
-        help="e-mail address or page, in the user agent: where owners of sites reach you",
+        help="e-mail address or page for site owners, sent in the user agent",
     )
-    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     _add_scope(p)
     add_policy_flags(p)
     add_allow_address(p)
@@ -60,20 +64,21 @@ def parser() -> Parser:
         "--buckets",
         type=int_at_least(1),
         metavar="N",
-        help="hosts are spread over so many buckets; one worker at a time has one (all cores)",
+        help="number of buckets that hosts are distributed to; one worker at a time has "
+        "one (default: one per core)",
     )
     p.add_argument(
         "--workers",
         type=int_at_least(1),
         metavar="N",
-        help="processes, each with one bucket (all cores)",
+        help="number of processes, each with one bucket (default: one per core)",
     )
     p.add_argument(
         "--warc-bytes",
         type=int_at_least(1),
         default=1 << 30,
         metavar="N",
-        help="of a WARC file (1 GiB)",
+        help="size in bytes at which a WARC file is closed (default: 1 GiB)",
     )
     add_fresh(p)
     add_dry_run(p)
@@ -87,22 +92,23 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
         type=int_at_least(0),
         default=0,
         metavar="DEPTH",
-        help="follow links of pages so deep (0)",
+        help="depth of links to follow from listed pages (default: 0)",
     )
-    p.add_argument("--same-host", action="store_true", help="follow no link to another host")
+    p.add_argument("--same-host", action="store_true", help="follow only links to the same host")
     p.add_argument(
         "--max-pages-per-host",
         type=int_at_least(0),
         default=1_000,
         metavar="N",
-        help="that links lead to; listed ones do not count (1000)",
+        help="largest number of followed pages per host, besides the listed ones (default: 1000)",
     )
     p.add_argument(
         "--addresses",
         type=int_at_least(0),
         default=2,
         metavar="N",
-        help="of an image, the first that its page names: often its sizes (2); 0: no images",
+        help="number of addresses to download per image, in the order of the page, often "
+        "different sizes (default: 2; 0: no images)",
     )
 
 

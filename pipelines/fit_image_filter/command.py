@@ -25,26 +25,28 @@ def parser() -> Parser:
     p.add_argument(
         "--images", required=True, metavar="TABLE|DIR", help="images table, or a folder of images"
     )
-    p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
+    p.add_argument("--labels", required=True, metavar="FILE", help="file with ids and labels")
     p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
     p.add_argument(
         "--kind",
         choices=("safety", "realism"),
-        help="what it is for: web_pairs then refuses it for the other (for either)",
+        help="purpose of the filter; web_pairs refuses it for the other purpose (default: either)",
     )
     p.add_argument(
         "--backbone",
         metavar="FILE",
-        help="a ResNet of torchvision's, whose pooled vector is measured, too; it becomes a part "
-        "of the model file",
+        help="torchvision ResNet whose pooled vector is an additional feature; it becomes "
+        "part of the model file",
     )
     p.add_argument(
         "--threshold",
         type=float,
         default=0.5,
-        help="probability from which on an image counts as 1 (0.5)",
+        help="lowest probability that counts as 1 (default: 0.5)",
     )
-    p.add_argument("--seed", type=int, default=0, help="of folds and permutations (0)")
+    p.add_argument(
+        "--seed", type=int, default=0, help="seed of folds and permutations (default: 0)"
+    )
     return p
 
 

@@ -34,21 +34,28 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
-    p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
+    p.add_argument("--labels", required=True, metavar="FILE", help="file with ids and labels")
     p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
-    p.add_argument("--images", help="images table, for features of the images")
-    p.add_argument("--regions", help="regions table, for features of what images show")
+    p.add_argument("--images", help="images table, for image features")
+    p.add_argument("--regions", help="regions table, for features of detected objects")
     p.add_argument(
-        "--classes", metavar="FILE", help="names of the regions' classes, one a line, synonyms by ,"
+        "--classes",
+        metavar="FILE",
+        help="file with the names of the regions' classes, one per line, synonyms "
+        "separated by commas",
     )
-    p.add_argument("--attributes", metavar="FILE", help="names of the regions' attributes")
+    p.add_argument(
+        "--attributes", metavar="FILE", help="file with the names of the regions' attributes"
+    )
     p.add_argument(
         "--threshold",
         type=float,
         default=0.5,
-        help="score from which on a text counts as describing (0.5)",
+        help="lowest score that counts as describing (default: 0.5)",
     )
-    p.add_argument("--seed", type=int, default=0, help="of folds and permutations (0)")
+    p.add_argument(
+        "--seed", type=int, default=0, help="seed of folds and permutations (default: 0)"
+    )
     p.add_argument(
         "--list-features", action=ListFeatures, nargs=0, help="print all features and exit"
     )

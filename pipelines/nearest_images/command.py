@@ -62,36 +62,47 @@ def parser() -> Parser:
     source = p.add_mutually_exclusive_group(required=True)
     source.add_argument("--regions", metavar="R", help="regions table: a folder, a file or a glob")
     source.add_argument(
-        "--import", dest="published", metavar="FILE", help="a published hard_negative.pkl instead"
+        "--import",
+        dest="published",
+        metavar="FILE",
+        help="published hard_negative.pkl, instead of --regions",
     )
-    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     p.add_argument(
-        "--top", type=int_at_least(1), default=100, metavar="N", help="an image's list (100)"
+        "--top",
+        type=int_at_least(1),
+        default=100,
+        metavar="N",
+        help="number of nearest images per image (default: 100)",
     )
-    p.add_argument("--pairs", metavar="P", help="pairs table: which split an image is of")
-    p.add_argument("--images", metavar="I", help="images table: the report shows its images")
+    p.add_argument("--pairs", metavar="P", help="pairs table, for the split of each image")
+    p.add_argument("--images", metavar="I", help="images table, to show images in the report")
     p.add_argument(
         "--full-image",
         choices=("auto", "first", "none"),
         default="auto",
-        help="row 0 of each image is the full image (first), or a region (none); default auto",
+        help="treat row 0 of each image as the full image (first) or as a region (none) "
+        "(default: auto)",
     )
     p.add_argument(
         "--threads",
         type=int_at_least(1),
         default=all_cores(),
         metavar="N",
-        help="threads that search; the rows stay the same (default: %(default)s)",
+        help="number of threads; the rows stay the same (default: %(default)s)",
     )
     p.add_argument(
         "--images-per-shard",
         type=int_at_least(1),
         default=10_000,
         metavar="N",
-        help="default: 10000",
+        help="number of images per shard (default: 10000)",
     )
     p.add_argument(
-        "--id-prefix", default="", metavar="TEXT", help="before each id of --import: flickr30k/"
+        "--id-prefix",
+        default="",
+        metavar="TEXT",
+        help="prefix for each id of --import, such as flickr30k/",
     )
     add_fresh(p)
     add_cost_arguments(p)

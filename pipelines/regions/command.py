@@ -38,7 +38,7 @@ def parser() -> Parser:
         "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
     )
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_fresh(p)
     add_lock_seconds(p)

@@ -83,7 +83,7 @@ _manifest.json.
 def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_workers(p)
     add_fresh(p)
@@ -95,37 +95,48 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
         "--where",
         required=True,
         metavar="CONDITION",
-        help="comparisons of columns with values (== != < <= > >= in, not in, is None), joined by "
-        "and, or, not",
+        help="condition: comparisons of columns with values (== != < <= > >= in, not in, "
+        "is None), combined by and, or, not",
     )
     _add_table(p)
 
 
 def _add_sample(p: argparse.ArgumentParser) -> None:
     amount = p.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="so many rows")
-    amount.add_argument("--fraction", type=float, metavar="F", help="about this share, 0 to 1")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="number of rows")
+    amount.add_argument(
+        "--fraction", type=float, metavar="F", help="approximate fraction of the rows, 0 to 1"
+    )
+    p.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the sample (default: 0)"
+    )
     _add_table(p)
 
 
 def _add_table(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--table", metavar="NAME", choices=sorted(TABLES), help="the main table")
+    p.add_argument(
+        "--table",
+        metavar="NAME",
+        choices=sorted(TABLES),
+        help="main table (default: pairs, else the examples of a task)",
+    )
 
 
 def _add_remove(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--urls", type=path_or_url, metavar="FILE", help="URLs, one a line")
+    p.add_argument("--urls", type=path_or_url, metavar="FILE", help="file of URLs, one per line")
     p.add_argument(
-        "--sha256", type=path_or_url, metavar="FILE", help="SHA-256 of images, one a line"
+        "--sha256", type=path_or_url, metavar="FILE", help="file of image SHA-256, one per line"
     )
-    p.add_argument("--image-ids", type=path_or_url, metavar="FILE", help="image_ids, one a line")
+    p.add_argument(
+        "--image-ids", type=path_or_url, metavar="FILE", help="file of image_ids, one per line"
+    )
     p.add_argument(
         "--checkpoints",
         nargs="+",
         default=[],
         type=path_or_url,
         metavar="DIR",
-        help="say what these saw",
+        help="checkpoints to check for removed images",
     )
 
 

@@ -33,7 +33,7 @@ from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
-from vlmill.pipelines.web_pairs.steps import MINE, UP_TO_CHOOSE
+from vlmill.pipelines.web_pairs.steps import LINK, MINE, UP_TO_CHOOSE
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import write_bytes
@@ -64,7 +64,7 @@ def fetch_missing(job: Job, policy: PolitenessPolicy, run_steps: RunSteps) -> li
     folder = folders / f"fetch-{_compute_digest(job)}"
     if not (folder / DONE).exists():
         prepare_work(job)
-        run_steps(job, [MINE])
+        run_steps(job, [MINE, LINK])
         fetching = Fetching(output=str(folder), buckets=all_cores(), policy=policy)
         folder.mkdir(parents=True, exist_ok=True)
         with journal_errors(), use_local_scratch(continued(fetching)) as fetching:

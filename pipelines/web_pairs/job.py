@@ -29,6 +29,7 @@ from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.pipelines.web_pairs.units import (
     Archive,
     Job,
+    cut_archives,
     keep_index,
     mined_before,
     prepare_work,
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
     settings = read_settings(args, rules, filters)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
-    archives_and_mined = with_mined(archives, mined_before(output))
+    archives_and_mined = with_mined(archives, mined_before(output), whole=index is not None)
     job = build_job(args, rules, archives_and_mined, filters, lists)
     if state is State.FINISHED and _lists(output, job):
         remove_joins(job)
@@ -152,15 +153,19 @@ def build_job(
     )
 
 
-def with_mined(sized_paths: Sequence[tuple[str, int]], mined: Sequence[Archive]) -> list[Archive]:
+def with_mined(
+    sized_paths: Sequence[tuple[str, int]], mined: Sequence[Archive], *, whole: bool = False
+) -> list[Archive]:
     """The archives that are named and those that the output has mined before, by their paths.
 
-    Raises InputError for one whose size is not what it was.
+    ``whole``: new ones are mined in one piece. Raises InputError for one whose size is not what it
+    was.
     """
     archives = {archive.path: archive for archive in mined}
+    new = [Archive(path=path, size=size) for path, size in sized_paths if path not in archives]
+    archives |= {archive.path: archive for archive in (new if whole else cut_archives(new))}
     for path, size in sized_paths:
-        archive = archives.setdefault(path, Archive(path=path, size=size))
-        if archive.size != size:
+        if (archive := archives[path]).size != size:
             raise InputError(
                 f"--warc: {path} has {size} bytes and had {archive.size} when it was mined; "
                 "give --fresh to mine all archives again"

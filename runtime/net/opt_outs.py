@@ -74,15 +74,21 @@ def first_opt_out(opt_outs: Iterable[Reason]) -> Reason | None:
 
 
 def _robots(value: str, agent: str) -> Iterator[Reason]:
-    """Yields what a list of directives forbids; ``bot: a, b`` holds for that bot alone."""
+    """Yields what a list of directives forbids; ``bot: a, b`` holds for that bot alone.
+
+    Commas separate directives; sites write semicolons and spaces, too.
+    """
     is_ours = True
-    for token in value[:_MAX_CHARS].split(","):
+    for token in re.split("[,;]", value[:_MAX_CHARS]):
         scoped = _AGENT.fullmatch(token)
-        if scoped and scoped[1].lower() not in _VALUED:
+        if scoped and scoped[1].lower() in _VALUED:
+            continue
+        if scoped:
             is_ours = scoped[1].lower() in ("*", agent)
             token = scoped[2]
         if is_ours:
-            yield from _DIRECTIVES.get(token.strip().lower(), ())
+            for word in token.lower().split():
+                yield from _DIRECTIVES.get(word, ())
 
 
 def _reserved(value: str | None) -> set[Reason]:

@@ -74,20 +74,29 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
     usual = ServiceSettings()
     serving = parser.add_argument_group("serving")
     add = serving.add_argument
-    add("--host", default=usual.host, help="to listen at (default: %(default)s, this machine only)")
-    add("--port", type=int, default=usual.port, help="0: a free one (default: %(default)s)")
+    add(
+        "--host",
+        default=usual.host,
+        help="address to listen on (default: %(default)s, reachable from this machine only)",
+    )
+    add(
+        "--port",
+        type=int,
+        default=usual.port,
+        help="port to listen on; 0: any free port (default: %(default)s)",
+    )
     add(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="a file with the token that requests must bear; without, VLMILL_TOKEN counts, and "
-        "without both anyone may ask",
+        help="file with the token that every request must send (default: the variable "
+        "VLMILL_TOKEN; without either, no token is needed)",
     )
-    add("--allow-urls", action="store_true", help="fetch images that requests name by URLs")
+    add("--allow-urls", action="store_true", help="download images that requests name by URL")
     add(
         "--contact",
         metavar="ADDRESS",
-        help="with --allow-urls: an e-mail address or a URL that site owners can write to",
+        help="e-mail address or URL for site owners (needed with --allow-urls)",
     )
     add("--allow-address", action="append", default=[], metavar="CIDR", help=argparse.SUPPRESS)
     limits = parser.add_argument_group("limits")
@@ -97,45 +106,45 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual.max_bytes,
         metavar="N",
-        help="of a request; all requests hold 16 times as many, and 96 MiB of texts, at most "
-        "(default: %(default)s)",
+        help="largest request body in bytes; all requests together hold up to 16 times as "
+        "much, and 96 MiB of texts (default: %(default)s)",
     )
     add(
         "--max-images",
         type=int,
         default=usual.max_images,
         metavar="N",
-        help="of a request (default: %(default)s)",
+        help="largest number of images in a request (default: %(default)s)",
     )
     add(
         "--max-connections",
         type=int,
         default=usual.max_connections,
         metavar="N",
-        help="for more, idle ones are closed; where all have requests, the answer is 503 "
-        "(default: %(default)s)",
+        help="largest number of open connections; beyond it idle ones are closed, and if "
+        "all have requests the response is 503 (default: %(default)s)",
     )
     add(
         "--queue",
         type=int,
         default=usual.queue,
         metavar="N",
-        help="images that wait at most; then requests get 429 (default: %(default)s)",
+        help="largest number of waiting images; further requests get 429 (default: %(default)s)",
     )
     add(
         "--batch-wait",
         type=float,
         default=1_000 * usual.batch_wait,
         metavar="MS",
-        help="milliseconds that a batch waits for more requests (default: %(default)g)",
+        help="time in milliseconds that a batch waits for more requests (default: %(default)g)",
     )
     add(
         "--seconds",
         type=float,
         default=usual.seconds,
         metavar="S",
-        help="for a request, its waiting included; one that would wait longer is refused with 429 "
-        "(default: %(default)g)",
+        help="time limit of a request in seconds, including waiting; a request that would "
+        "exceed it gets 429 (default: %(default)g)",
     )
 
 
@@ -143,7 +152,9 @@ def add_name_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the names that a service's page shows."""
     names = parser.add_argument_group("names, for the page")
     for what in NAME_FLAGS:
-        names.add_argument(f"--{what}", metavar="FILE", help=f"names of all {what}, one a line")
+        names.add_argument(
+            f"--{what}", metavar="FILE", help=f"file with the names of all {what}, one per line"
+        )
 
 
 def read_name_lists(arguments: argparse.Namespace) -> dict[str, list[str]]:

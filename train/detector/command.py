@@ -42,22 +42,25 @@ cost, and writes nothing. An --output in a store is filled at each checkpoint, f
 def add_train(train: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois train``."""
     train.description = "Trains a Faster R-CNN with attributes on annotated boxes."
-    train.add_argument("assignments", nargs="*", metavar="field=value", help="of the recipe")
     train.add_argument(
-        "--boxes", required=True, metavar="TABLE", help="the boxes that `manifest` wrote"
+        "assignments", nargs="*", metavar="field=value", help="changes to fields of the recipe"
     )
     train.add_argument(
-        "--images", required=True, metavar="TABLE", help="the images, a table of images"
+        "--boxes", required=True, metavar="TABLE", help="table of boxes, the output of `manifest`"
     )
+    train.add_argument("--images", required=True, metavar="TABLE", help="table of images")
     train.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     train.add_argument(
         "--recipe",
         choices=RECIPES,
-        help="vg-r101-c4: Visual Genome as MILVLG trains it; vg-r101-caffe: by the original's "
-        "rules; coco-r101-c4: Detectron2's; tao-r101: 33 classes of goods; small: minutes on a CPU "
-        f"(default: {DEFAULT_RECIPE}; `extract-rois recipes` says more)",
+        help="recipe: vg-r101-c4 (Visual Genome with MILVLG's settings), vg-r101-caffe "
+        "(the original's settings), coco-r101-c4 (Detectron2's), tao-r101 (33 classes "
+        f"of goods), small (minutes on a CPU) (default: {DEFAULT_RECIPE}); "
+        "`extract-rois recipes` has details",
     )
-    train.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of --recipe")
+    train.add_argument(
+        "--config", metavar="FILE", help="recipe in a YAML file, instead of --recipe"
+    )
     train.add_argument(
         "--init",
         type=path_or_name,
@@ -72,10 +75,12 @@ def add_train(train: argparse.ArgumentParser) -> None:
             flag,
             type=Path,
             metavar="FILE",
-            help="their names, one a line or a JSON list (default: "
-            f"{names} beside --boxes, else numbers)",
+            help=f"file of names, one per line or a JSON list (default: {names} in the folder "
+            "of --boxes, else numbers)",
         )
-    train.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    train.add_argument(
+        "--fresh", action="store_true", help="delete the output of an earlier run first"
+    )
     add_lock_seconds(train)
     add_cost_arguments(train)
 

@@ -64,15 +64,17 @@ def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.M
 
     Divided layers are gathered in the precision that they compute in, half as many bytes, and take
     their inputs in it; their gradients are added in float32. What is outside of layers (tables,
-    heads, the contrast's scale) stays in float32, as it does undivided.
+    heads, the contrast's scale) stays in float32, as it does undivided. Scalars (that scale) cannot
+    be divided: each process has them, and `reducing` averages their gradients.
     """
     processes, device = accelerator.num_processes, accelerator.device
     if processes == 1 or not shard:
         prepared: nn.Module = accelerator.prepare(module)
         return prepared
     module.to(device)
+    scalars = set(_scalars(module))
     if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-        fully_shard(module)  # a later stage: the model is divided already
+        fully_shard(module, ignored_params=scalars)  # a later stage: the model is divided already
         return module
     mesh = init_device_mesh(device.type, (processes,))
     policy = MixedPrecisionPolicy(
@@ -82,8 +84,12 @@ def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.M
     for part in module.modules():
         if isinstance(part, BLOCKS):
             fully_shard(part, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh)
+    fully_shard(module, mesh=mesh, ignored_params=scalars)
     return module
+
+
+def _scalars(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if not parameter.ndim]
 
 
 @contextmanager
@@ -93,6 +99,9 @@ def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iter
     if isinstance(inside, FSDPModule):
         inside.set_requires_gradient_sync(last)
         yield
+        for parameter in _scalars(module) if last else ():
+            if parameter.grad is not None:
+                parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
         return
     with nullcontext() if last else accelerator.no_sync(module):
         yield

@@ -25,6 +25,7 @@ from vlmill.train.run.cost import checkpoints_bytes
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.loop import Stopped
 from vlmill.train.run.model import allowed_changes, first_model
+from vlmill.train.run.pair_learning import PairRunner, make_pair_runner
 from vlmill.train.run.planning import (
     count_visited,
     plan_stages,
@@ -35,7 +36,7 @@ from vlmill.train.run.planning import (
 from vlmill.train.run.preparing import RECIPE, prepare
 from vlmill.train.run.pretraining import Pretraining
 from vlmill.train.run.report import write_report
-from vlmill.train.run.runner import Runner
+from vlmill.train.run.runner import RunSetup
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.run.settings import collect_settings
 from vlmill.train.run.sizes import model_config
@@ -83,7 +84,7 @@ def describe_finished(output: Path) -> str:
 
 
 def carry_out(
-    runner: Runner, preparation: Preparation, settings: dict[str, Any], *, force: bool
+    runner: PairRunner, preparation: Preparation, settings: dict[str, Any], *, force: bool
 ) -> str:
     """Trains what is left of a run whose samples are prepared, and says what came of it.
 
@@ -115,7 +116,9 @@ def carry_out(
         write_report(output, runner.recipe, table, tokenizer, counts, criterion)
         pairs = str(counts["kept"])
         if any(run.share is not None for run in runner.stages):
-            pairs = f"{count_visited(runner.stages, table, runner.sources.splits)} of {pairs}"
+            pairs = (
+                f"{count_visited(runner.stages, table, runner.learning.sources.splits)} of {pairs}"
+            )
         summary = runner.saving.finish(runner.done, rejects, settings, counts, pairs)
         runner.rejecting.forget()
     accelerator.wait_for_everyone()
@@ -124,7 +127,7 @@ def carry_out(
 
 def open_runner(
     recipe: Recipe, sources: Sources, output: Path, tokenizer: str, accelerator: Accelerator
-) -> Runner:
+) -> PairRunner:
     """The run on the samples that :func:`prepare` has left, its model sized by the data.
 
     ``tokenizer`` is its JSON.
@@ -134,15 +137,12 @@ def open_runner(
     config = replace_fields(model_config(recipe, words, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
     table = SampleTable(output / PREPARED)
-    stages = plan_stages(recipe, table, sources.splits)
-    learning = Pretraining(tokenizer=words, picture_tokenizer=sources.picture_tokenizer)
-    return Runner(
-        recipe,
-        sources,
-        output,
-        words,
-        stages,
-        accelerator,
-        learning,
-        partial(first_model, recipe, sources, trained_images(recipe, table, sources.splits)),
+    setup = RunSetup(
+        recipe=recipe,
+        output=output,
+        stages=plan_stages(recipe, table, sources.splits),
+        accelerator=accelerator,
     )
+    objective = Pretraining(tokenizer=words, picture_tokenizer=sources.picture_tokenizer)
+    first = partial(first_model, recipe, sources, trained_images(recipe, table, sources.splits))
+    return make_pair_runner(setup, sources, words, objective, first)

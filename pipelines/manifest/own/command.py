@@ -81,47 +81,54 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
         required=True,
         type=path_or_url,
         metavar="FILE",
-        help="captions: .csv, .tsv, .jsonl, .parquet",
+        help="file of captions: .csv, .tsv, .jsonl or .parquet",
     )
-    p.add_argument("--text-column", required=True, metavar="C", help="the column of captions")
+    p.add_argument("--text-column", required=True, metavar="C", help="column of captions")
     p.add_argument(
-        "--image-column", required=True, metavar="C", help="the column of images: image_id"
+        "--image-column",
+        required=True,
+        metavar="C",
+        help="column of images; its value becomes image_id",
     )
     p.add_argument(
-        "--id-column", metavar="C", help="pair_id (default: a hash of image_id and caption)"
+        "--id-column",
+        metavar="C",
+        help="column of pair_id (default: a hash of image_id and caption)",
     )
-    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="the images' folder")
+    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="folder of the images")
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     splits = p.add_mutually_exclusive_group()
     splits.add_argument(
         "--split-column",
         metavar="C",
-        help="split, verbatim: what training uses or leaves out (default: one called split)",
+        help="column of splits, kept unchanged (default: a column named split)",
     )
     splits.add_argument(
-        "--no-split-column", action="store_true", help="even a column called split is none"
+        "--no-split-column", action="store_true", help="ignore a column named split"
     )
+    p.add_argument("--split", metavar="NAME", help="split of rows without one (default: null)")
     p.add_argument(
-        "--split", metavar="NAME", help="the split of rows that name none (default: null)"
-    )
-    p.add_argument(
-        "--source", default="own", metavar="NAME", help="source of the pairs (default: own)"
+        "--source", default="own", metavar="NAME", help="value of the column source (default: own)"
     )
     p.add_argument(
         "--language", metavar="CODE", help="language of the captions, such as en (default: null)"
     )
     p.add_argument(
-        "--format", choices=sorted(set(FORMATS.values())), help="default: by FILE's ending"
+        "--format",
+        choices=sorted(set(FORMATS.values())),
+        help="format of FILE (default: from its extension)",
     )
     p.add_argument(
-        "--delimiter", metavar="CHAR", help="between columns (default: comma, in a TSV the tab)"
+        "--delimiter",
+        metavar="CHAR",
+        help="separator of columns (default: comma, or tab for a TSV)",
     )
     p.add_argument(
-        "--no-header", action="store_true", help="FILE has none: columns are called 1, 2, 3, ..."
+        "--no-header", action="store_true", help="FILE has no header; its columns are 1, 2, 3, ..."
     )
-    p.add_argument("--encoding", default="utf-8", help="of CSV and TSV (default: utf-8)")
+    p.add_argument("--encoding", default="utf-8", help="encoding of CSV and TSV (default: utf-8)")
     add_run_arguments(p, rows_per_shard=10_000)
 
 

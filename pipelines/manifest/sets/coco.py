@@ -54,7 +54,7 @@ KNOWN = {
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "--year", choices=sorted(YEARS), help="of the files (default: the one that is in DIR)"
+        "--year", choices=sorted(YEARS), help="year of the files (default: the one in DIR)"
     )
 
 

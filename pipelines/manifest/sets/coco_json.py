@@ -24,9 +24,12 @@ from vlmill.schemas.tables import PAIRS
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "--source", default="coco-json", metavar="NAME", help="of the pairs (default: coco-json)"
+        "--source",
+        default="coco-json",
+        metavar="NAME",
+        help="value of the column source (default: coco-json)",
     )
-    p.add_argument("--split", metavar="NAME", help="of all rows (default: null)")
+    p.add_argument("--split", metavar="NAME", help="split of all rows (default: null)")
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:

@@ -65,31 +65,36 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--text-column",
         metavar="C",
-        help="captions: a column, or what numbered ones share, caption of caption_0, caption_1 "
-        f"(default: the one of {', '.join(TEXTS)})",
+        help="column of captions, or the common prefix of numbered ones, such as caption "
+        f"for caption_0, caption_1 (default: the first of {', '.join(TEXTS)})",
     )
-    p.add_argument("--image-column", metavar="C", help=f"default: the one of {', '.join(IMAGES)}")
+    p.add_argument(
+        "--image-column",
+        metavar="C",
+        help=f"column of images (default: the first of {', '.join(IMAGES)})",
+    )
     p.add_argument(
         "--id-column",
         metavar="C",
-        help="image_id, verbatim, such as img_id, cocoid or filename "
+        help="column of image_id, kept unchanged, such as img_id, cocoid or filename "
         "(default: <source>/<file>/<row>)",
     )
     splits = p.add_mutually_exclusive_group()
     splits.add_argument(
         "--split-column",
         metavar="C",
-        help="split of each row, verbatim (default: the column called split)",
+        help="column of splits, kept unchanged (default: a column named split)",
     )
     splits.add_argument(
-        "--no-split-column", action="store_true", help="do not read a column called split"
+        "--no-split-column", action="store_true", help="ignore a column named split"
     )
-    p.add_argument("--source", default="hf", metavar="NAME", help="source of pairs (default: hf)")
+    p.add_argument(
+        "--source", default="hf", metavar="NAME", help="value of the column source (default: hf)"
+    )
     p.add_argument(
         "--split",
         metavar="NAME",
-        help="split of the rows whose split column is empty, or of all rows where there is no such "
-        "column (default: the one in the file's name, or null)",
+        help="split of rows without one (default: from the file's name, or null)",
     )
 
 

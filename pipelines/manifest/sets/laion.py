@@ -34,7 +34,11 @@ LANGUAGES = ("LANGUAGE", "language", "lang")
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--text-column", metavar="C", help=f"default: the one of {', '.join(TEXTS)}")
+    p.add_argument(
+        "--text-column",
+        metavar="C",
+        help=f"column of captions (default: the first of {', '.join(TEXTS)})",
+    )
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:

@@ -49,17 +49,24 @@ class Layout:
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--source", default="boxes", metavar="NAME", help="of the rows (default: boxes)")
     p.add_argument(
-        "--split", metavar="NAME", help="of all rows (default: what files and folders are called)"
+        "--source",
+        default="boxes",
+        metavar="NAME",
+        help="value of the column source (default: boxes)",
+    )
+    p.add_argument(
+        "--split",
+        metavar="NAME",
+        help="split of all rows (default: from the names of files and folders)",
     )
     for name in ("classes", "attributes"):
         p.add_argument(
             f"--{name}",
             type=Path,
             metavar="FILE",
-            help=f"the {name} in their order, one a line, synonyms divided by commas; others are "
-            "left out and counted (default: those of the files)",
+            help=f"names of {name} in their order, one per line, synonyms separated by commas; "
+            f"other {name} are omitted and counted (default: those of the files)",
         )
 
 

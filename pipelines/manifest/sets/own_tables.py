@@ -175,14 +175,15 @@ def _add_tao_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--tao-clean",
         action="store_true",
-        help="the paper's rules: drop titles without a Chinese character, cut into words, at most "
-        "36 characters by whole words, drop those with a word of --blocked-words",
+        help="the paper's rules: drop titles without a Chinese character, split into "
+        "words, keep at most 36 characters of full words, and drop titles with a word "
+        "of --blocked-words",
     )
     p.add_argument(
         "--blocked-words",
         type=path_or_url,
         metavar="FILE",
-        help="with --tao-clean: words and phrases of spam, one a line",
+        help="with --tao-clean: file of spam words and phrases, one per line",
     )
 
 

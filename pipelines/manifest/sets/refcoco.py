@@ -232,8 +232,8 @@ def add_split_by(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split-by",
         choices=SPLITS_BY,
-        help="who has cut the splits (default: the one whose refs are there); google's divide "
-        "objects, so that an image may be in training and validation",
+        help="author of the splits (default: the one whose refs are in DIR); google's "
+        "splits divide objects, so an image may be in training and validation",
     )
 
 

@@ -32,9 +32,12 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--source",
         metavar="NAME",
-        help="source of all rows (default: wikipedia, books or wikibk by a file's name, else text)",
+        help="value of the column source (default: wikipedia, books or wikibk from a "
+        "file's name, else text)",
     )
-    p.add_argument("--language", default="en", metavar="CODE", help="default: en")
+    p.add_argument(
+        "--language", default="en", metavar="CODE", help="language of the texts (default: en)"
+    )
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:

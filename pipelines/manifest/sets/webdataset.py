@@ -25,11 +25,14 @@ Parts = dict[str, bytes | Drop]  # of a sample: ending -> content
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "--source", default="webdataset", metavar="NAME", help="of the pairs (default: webdataset)"
+        "--source",
+        default="webdataset",
+        metavar="NAME",
+        help="value of the column source (default: webdataset)",
     )
-    p.add_argument("--split", metavar="NAME", help="of all rows (default: null)")
+    p.add_argument("--split", metavar="NAME", help="split of all rows (default: null)")
     p.add_argument(
-        "--txt-lines", action="store_true", help="each line of a .txt is a caption of its own"
+        "--txt-lines", action="store_true", help="treat each line of a .txt as a separate caption"
     )
 
 

@@ -38,9 +38,10 @@ def read_references(
     body: bytes, charset: str | None, url: str, *, scope: Scope, follow: bool
 ) -> References | Drop:
     """Returns what the page at ``url`` refers to, or why it is not used."""
-    if len(body) > BOUNDS.max_page_bytes:
-        return Drop(Reason.TOO_LARGE, f"{len(body)} bytes")
-    tree = markup.parse(markup.decode(body, charset), max_nesting=BOUNDS.max_nesting)
+    text = markup.take_out_data(markup.decode(body, charset)).text
+    if len(text) > BOUNDS.max_page_bytes:
+        return Drop(Reason.TOO_LARGE, f"{len(text)} characters without data: URIs")
+    tree = markup.parse(text, max_nesting=BOUNDS.max_nesting)
     if isinstance(tree, Drop):
         return tree
     page = read_page(tree, url, max_text_chars=1, max_images=BOUNDS.max_images_per_page)

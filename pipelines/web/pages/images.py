@@ -22,7 +22,7 @@ from vlmill.schemas.images.hashes import perceptual_hash
 from vlmill.schemas.images.orientation import read_orientation, turn_upright
 from vlmill.schemas.rejects import Reason, Rejected
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
 """What every consumer downstream decodes, too. Vector graphics and icons are no photographs."""
 
 
@@ -53,6 +53,11 @@ class ArchivedImage:
     archive: str
     offset: int
 
+
+# Formats whose further frames are a film. A TIFF's are pages, and a camera's JPEG (MPO) has its
+# preview or its gain map behind the image.
+_ANIMATED = frozenset(("GIF", "WEBP", "PNG", "AVIF"))
+_ONE_COLOUR = 3  # levels between the darkest and the brightest pixel of each channel
 
 Outcomes = list["ImageFacts | Drop"]
 BATCH, BATCH_BYTES = 32, 1 << 20  # images and bytes that go to a process together
@@ -181,8 +186,10 @@ def examine_image(
             drop = header_drop(image, bounds, min_side_px)
             if drop is not None:
                 return drop
-            name = str(image.format).lower()
+            name = "jpeg" if image.format == "MPO" else str(image.format).lower()
             width, height = upright_size(image, bounds)
+            if _is_blank(image):
+                return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             phash = upright_hash(image) if hashed else None
             if judge is not None and (drop := judge(image)) is not None:
                 return drop
@@ -195,6 +202,13 @@ def examine_image(
     )
 
 
+def _is_blank(image: Image.Image) -> bool:
+    """Returns whether all pixels of a decoded image have one colour."""
+    extrema: Any = image.getextrema()
+    ranges = [extrema] if isinstance(extrema[0], int | float) else extrema
+    return all(high - low <= _ONE_COLOUR for low, high in ranges)
+
+
 def upright_hash(image: Image.Image) -> int:
     """Returns the perceptual hash of a decoded image as it is shown."""
     return perceptual_hash(turn_upright(image, read_orientation(image)))
@@ -203,11 +217,9 @@ def upright_hash(image: Image.Image) -> int:
 def header_drop(image: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
     """Says what the header alone rules out. Raises Rejected for too many pixels."""
     size = f"{image.width}x{image.height}"
-    if image.format not in bounds.formats:
-        return Drop(Reason.UNSUPPORTED_FORMAT, image.format)
     if min(image.size) <= min_side_px:
         return Drop(Reason.TOO_SMALL, size)
     check_size(image, bounds)
-    if getattr(image, "is_animated", False):
+    if image.format in _ANIMATED and getattr(image, "is_animated", False):
         return Drop(Reason.ANIMATED, size)
     return None

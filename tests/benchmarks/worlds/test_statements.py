@@ -19,6 +19,8 @@ from vlmill.schemas.tables import STATEMENTS, table_of_rows
 from vlmill.train.tasks.nlvr2.evaluation import get_identifier
 from vlmill.train.tasks.nlvr2.metrics import consistency_groups
 
+pytestmark = pytest.mark.nightly
+
 WORLD = World(num_things=(2, 3), num_colours=5, num_shapes=4)
 
 

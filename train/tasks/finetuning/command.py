@@ -50,43 +50,41 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="TASK[-MODEL]|field=value",
-        help="a recipe's name (see `train-vl recipes`), and changes to its fields",
+        help="name of a recipe (see `train-vl recipes`), and changes to its fields",
     )
-    add("--config", metavar="FILE", help="a recipe as YAML, instead of TASK-MODEL")
-    add(
-        "--init",
-        metavar="DIR",
-        help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}",
-    )
+    add("--config", metavar="FILE", help="recipe in a YAML file, instead of TASK-MODEL")
+    add("--init", metavar="DIR", help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}")
     add_allow_address(parser)
-    add("--examples", required=True, metavar="TABLE", help="the task's examples")
-    add("--regions", metavar="TABLE", help="regions of their images")
+    add("--examples", required=True, metavar="TABLE", help="table of the task's examples")
+    add("--regions", metavar="TABLE", help="table of the images' regions")
     add(
         "--annotated-regions",
         metavar="TABLE",
-        help="regions at the boxes that people have drawn (feeding.boxes: RefCOCO+, VCR)",
+        help="table of regions at annotated boxes (feeding.boxes: RefCOCO+, VCR)",
     )
-    add("--images", metavar="TABLE", help="their images, for models of pixels")
+    add("--images", metavar="TABLE", help="table of images, for models that read pixels")
     add(
         "--negatives",
         metavar="TABLE",
-        help="retrieval by ViLBERT and InterBERT: the nearest images of each "
-        "(`python -m vlmill.pipelines.nearest_images`)",
+        help="retrieval with ViLBERT and InterBERT: table of nearest images (`python -m "
+        "vlmill.pipelines.nearest_images`)",
     )
     add(
         "--labels",
         type=path_or_url,
         metavar="FILE",
-        help="VQA: the answers to tell apart (JSON list, or one a line; default: --init's, those "
-        "of labels.json beside --examples, or the frequent ones)",
+        help="vqa: list of answers to learn, a JSON list or one per line (default: that of "
+        "--init, else labels.json in the folder of --examples, else the frequent "
+        "answers)",
     )
     add(
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="examples without their image are an error, or left out and listed (default: skip)",
+        help="examples without their image: error, or skip and list them in `rejects` "
+        "(default: skip)",
     )
-    add("--vocab", metavar="FILE", help="without --init, a BERT vocab.txt")
+    add("--vocab", metavar="FILE", help="BERT vocab.txt, without --init")
     add("--output", type=path_or_url, required=True, metavar="DIR")
     add_lock_seconds(parser)
     add("--fresh", action="store_true", help="delete the run in DIR and start over")
@@ -95,7 +93,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="exit status of a run that a signal has stopped and that has saved (default: 0)",
+        help="exit status of a run that a signal stopped and that has saved (default: 0)",
     )
     add_cost_arguments(parser)
 
