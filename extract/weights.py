@@ -50,7 +50,11 @@ def resolve_weights(
         return find_files(Path(argument), flag)
     location = parse_name(str(argument))
     if isinstance(location, HubLocation):
-        folder = fetch_files(location, lambda sizes: choose_files(location, sizes))
+        folder = fetch_files(
+            location,
+            lambda sizes: choose_files(location, sizes),
+            allow_addresses=allow_addresses,
+        )
         path = folder / location.path
         return DetectorFiles(weights=path) if path.is_file() else find_files(path, flag)
     allowed = parse_networks("--allow-address", allow_addresses)

@@ -73,7 +73,7 @@ def fetch_published(location: HubLocation, addresses: Sequence[str]) -> Path:
         return [below.full_names[name] for name in chosen]
 
     try:
-        folder = fetch_files(location, choose)
+        folder = fetch_files(location, choose, allow_addresses=addresses)
     except _OwnCheckpoint:
         return Path(resolve_checkpoint(str(location), allow_addresses=addresses))
     return folder / weights[0]

@@ -9,7 +9,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -36,9 +37,9 @@ def download_file(
 ) -> Path:
     """Downloads a file, unless it is complete in the cache; returns its path.
 
-    ``folder`` takes the place of the address's own. ``allowed`` are private networks that may be
-    connected to. Memory: one part of 8 MiB. Raises InputError for an address without a file, a
-    file that has another SHA-256 than the location says, and where the server cannot be reached;
+    ``folder`` takes the place of the folder of the address. ``allowed`` are private networks that
+    may be connected to. Memory: one part of 8 MiB. Raises InputError for an address without a file,
+    a file that has another SHA-256 than the location says, and where the server cannot be reached;
     OSError for a full disk.
     """
     folder = folder or cached_folder(location.url)
@@ -47,7 +48,7 @@ def download_file(
         folder.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(folder / ".lock"):
             if not path.is_file():
-                _download(location, path, allowed)
+                download_to(location, path, allowed)
             elif location.sha256 is not None:
                 require_digest(location, path, location.sha256)
     except OSError as error:
@@ -109,21 +110,31 @@ def require_digest(location: object, path: Path, sha256: str) -> None:
     )
 
 
-def _download(location: WebLocation, path: Path, allowed: Sequence[Network]) -> None:
+def download_to(
+    location: WebLocation,
+    path: Path,
+    allowed: Sequence[Network],
+    authorization: str | None = None,
+) -> None:
+    """Downloads a file to a path, continuing what an earlier call has left alongside it.
+
+    One process at a time. Raises what :func:`download_file` does.
+    """
     part, about = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.json")
     url = location.url
+    fetch = partial(fetch_part, url, allowed=allowed, authorization=authorization)
     try:
         start, expected = _read_state(about, part)
-        first = fetch_part(url, start, start + MOST_BYTES, allowed=allowed, tries=FIRST_TRIES)
+        first = fetch(start, start + MOST_BYTES, tries=FIRST_TRIES)
         if start and (first.total, first.version) != expected:
             print_status(f"{url} has changed since its download was interrupted; starting over")
-            start, first = 0, fetch_part(url, 0, MOST_BYTES, allowed=allowed)
+            start, first = 0, fetch(0, MOST_BYTES)
         if not start:
             _require_file(url, first)
             part.write_bytes(b"")
             write_json(about, {"url": url, "total": first.total, "version": first.version})
         _require_room(url, first.total - start, path.parent)
-        _append(url, part, start, first, allowed)
+        _append(url, part, start, first, fetch)
     except Unreachable as error:
         raise InputError(f"{error} (downloads are kept in {path.parent})") from None
     if location.sha256 is not None:
@@ -133,7 +144,7 @@ def _download(location: WebLocation, path: Path, allowed: Sequence[Network]) -> 
     sync(path.parent)
 
 
-def _append(url: str, part: Path, start: int, first: Part, allowed: Sequence[Network]) -> None:
+def _append(url: str, part: Path, start: int, first: Part, fetch: Callable[..., Part]) -> None:
     """Writes the bytes of ``first``, which begin at ``start``, and all that follow."""
     total, position, chunk = first.total, start, first
     label = f"{part.stem} of {size_words(total)}"
@@ -152,7 +163,7 @@ def _append(url: str, part: Path, start: int, first: Part, allowed: Sequence[Net
             position = end
             if position >= total:
                 return
-            chunk = fetch_part(url, position, position + MOST_BYTES, allowed=allowed)
+            chunk = fetch(position, position + MOST_BYTES)
             if not chunk.content or (chunk.total, chunk.version) != (total, first.version):
                 raise InputError(f"{url} has changed while it was read; run the command again")
 

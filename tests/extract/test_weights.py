@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from tests.extract.detect.test_containers import SMALL, STATE
-from tests.hub_server import Hub, hub_server
+from tests.hub_server import Hub
 from tests.models.detector.test_configurations import HUGGING_FACE
 from tests.web import LOCAL, FileServer, file_server
 
@@ -38,15 +38,6 @@ def photos(jpeg: Callable[[int], bytes], tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "a.jpg").write_bytes(jpeg(0))
     return folder
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    with hub_server() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        yield hub
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def resolve_checkpoint(
         require_safe(location, inside)
         return [inside.full_names[name] for name in FILES if name in inside]
 
-    return fetch_files(location, choose, warn=warn) / location.path
+    return fetch_files(location, choose, allow_addresses=allow_addresses, warn=warn) / location.path
 
 
 def resolve_arguments(args: argparse.Namespace) -> None:
