@@ -110,16 +110,21 @@ def fetch_part(
     allowed: Sequence[Network],
     tries: int = TRIES,
     authorization: str | None = None,
+    whole: bool = False,
 ) -> Part:
     """Reads the bytes from ``start`` to before ``stop``, fewer where the file ends.
 
-    ``authorization`` is that header's value, which only the server of ``url`` gets.
+    ``authorization`` is that header's value, which only the server of ``url`` gets. ``whole``
+    accepts a small file from a server that gives no ranges, if ``start`` is 0.
 
     Raises Unreachable after some tries, or at once where another try would end as this one.
     """
     for number in range(tries):
         try:
-            return _fetch_once(url, start, stop, allowed, authorization)
+            answer = _fetch_once(url, start, stop, allowed, authorization)
+            if whole and answer.status == 200 and not (start or answer.failure):
+                return Part(content=answer.content, total=len(answer.content), version=None)
+            return _parse_part(url, answer, start, stop)
         except _TryAgain as why:
             if number == tries - 1:
                 raise Unreachable(
@@ -131,7 +136,7 @@ def fetch_part(
 
 def _fetch_once(
     url: str, start: int, stop: int, allowed: Sequence[Network], authorization: str | None
-) -> Part:
+) -> Answer:
     target = url
     for _ in range(REDIRECTS + 1):
         told = authorization if urlsplit(target)[:2] == urlsplit(url)[:2] else None
@@ -141,7 +146,7 @@ def _fetch_once(
         if answer.failure not in (None, Reason.TOO_LARGE):
             raise _TryAgain(answer.detail or answer.failure)
         if answer.status not in (301, 302, 303, 307, 308):
-            return _parse_part(url, answer, start, stop)
+            return answer
         target = answer.location or answer.headers.get("location", "nowhere")
         if answer.location is None:
             break

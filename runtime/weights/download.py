@@ -28,6 +28,7 @@ from vlmill.schemas.plain_json import read_json
 
 MB = 10**6
 MAX_BYTES = 50_000 * MB
+SHOWN_BYTES = 10 * MB  # the progress of smaller files is not shown
 FIRST_TRIES = 2  # until a server has given something: without a network nobody waits for long
 PAGES = (b"<!doctype html", b"<html")
 
@@ -122,7 +123,7 @@ def download_to(
     """
     part, about = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.json")
     url = location.url
-    fetch = partial(fetch_part, url, allowed=allowed, authorization=authorization)
+    fetch = partial(fetch_part, url, allowed=allowed, authorization=authorization, whole=True)
     try:
         start, expected = _read_state(about, part)
         first = fetch(start, start + MOST_BYTES, tries=FIRST_TRIES)
@@ -150,7 +151,13 @@ def _append(url: str, part: Path, start: int, first: Part, fetch: Callable[..., 
     label = f"{part.stem} of {size_words(total)}"
     with (
         part.open("r+b") as file,
-        Progress(total=total // MB, unit="MB", label=label, done=start // MB) as progress,
+        Progress(
+            total=total // MB,
+            unit="megabyte",
+            label=label,
+            done=start // MB,
+            visible=total > SHOWN_BYTES,
+        ) as progress,
     ):
         file.seek(start)
         file.truncate()

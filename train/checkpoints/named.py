@@ -6,6 +6,7 @@ are safetensors, which hold numbers alone. Nothing here loads torch.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -59,11 +60,14 @@ def resolve_checkpoint(
         return download_recorded(location, SETTINGS, FILES, allowed=allowed)
 
     def choose(sizes: Mapping[str, int | None]) -> list[str]:
-        inside = select_below(location, sizes)
+        inside = select_below(folder, sizes)
         require_safe(location, inside)
         return [inside.full_names[name] for name in FILES if name in inside]
 
-    return fetch_files(location, choose, allow_addresses=allow_addresses, warn=warn) / location.path
+    path = PurePosixPath(location.path)  # of a file, its folder is the checkpoint
+    parent = path.parent.as_posix().strip(".") if path.name in FILES else location.path
+    folder = dataclasses.replace(location, path=parent)
+    return fetch_files(location, choose, allow_addresses=allow_addresses, warn=warn) / parent
 
 
 def resolve_arguments(args: argparse.Namespace) -> None:

@@ -73,8 +73,9 @@ def test_a_repository_of_ours_starts_a_run_and_is_exported(
     assert convert("bert", "hf://me/ours", exported, "--to", "reference") == 0
     assert exported.stat().st_size > 1_000
     capsys.readouterr()
-    assert main(["show", "hf://me/ours"]) == 0
-    assert "bert" in capsys.readouterr().out
+    for name in ("hf://me/ours", "hf://me/ours/model.safetensors"):
+        assert main(["show", name]) == 0
+        assert "bert" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_read_from_a_web_server(
@@ -90,7 +91,7 @@ def test_a_checkpoint_is_read_from_a_web_server(
     assert "bert" in capsys.readouterr().out
     # A file that is not what the record lists.
     web.files["/other/checkpoint.json"] = web.files["/ours/checkpoint.json"]
-    web.files["/other/vocab.txt"] = b"another"
+    web.files["/other/model.safetensors"] = b"another"
     address = address.replace("/ours/", "/other/")
     assert main(["show", address, "--allow-address", LOCAL]) == 2
     assert "has the SHA-256" in capsys.readouterr().err

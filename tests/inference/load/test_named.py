@@ -275,6 +275,12 @@ def test_a_detector_goes_along(
     assert regions.detector.fingerprint == model.loaded.detector_fingerprint
     assert regions.detector.weights == "detector.safetensors"
 
+    # A detector that lies elsewhere is given by its name.
+    third = reads_regions(tmp_path / "third", "detector.pth", 3)
+    hub.commit("me/detector", {"detector.safetensors": files["detector.safetensors"]})
+    opened = vlmill.load(third, detector="hf://me/detector")
+    assert opened.detector is not None and hub.heads["me/detector"] in str(opened.detector)
+
     named = reads_regions(tmp_path / "named", "detector.pth", 4)
     (tmp_path / "other.safetensors").write_bytes(files["detector.safetensors"])
     capsys.readouterr()

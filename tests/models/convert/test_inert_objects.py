@@ -96,7 +96,7 @@ def test_any_other_name_is_refused_and_not_called(zipped: bool, tmp_path: Path) 
     mark = tmp_path / "ran"
     content = {"model": {"a": torch.ones(2)}, "x": Call(Path.touch, mark)}
     torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(BadPickle, match=r"asks for .*Path"):
+    with pytest.raises(BadPickle, match="asks for"):
         read_inert(tmp_path / "w.pth")
     with pytest.raises(ValueError, match="would run code from the file"):
         read_state(tmp_path / "w.pth")

@@ -156,6 +156,13 @@ def test_what_is_no_file_is_refused(web: FileServer) -> None:
         download_file(location(web))
 
 
+def test_a_small_file_needs_no_ranges(web: FileServer) -> None:
+    web.files["/small.json"] = b"{}"
+    web.troubles.append("whole")
+    path = download_file(WebLocation(url=f"{web.url}/small.json"), allowed=ALLOWED)
+    assert path.read_bytes() == b"{}"
+
+
 def test_a_folder_is_what_its_record_lists(web: FileServer) -> None:
     digest = hashlib.sha256(CONTENT).hexdigest()
     record = {"files": {"weights.pth": {"bytes": 1, "sha256": digest}, "../x": {"sha256": digest}}}
