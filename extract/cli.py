@@ -1,4 +1,4 @@
-"""This is the command ``extract-rois``: region features of images."""
+"""Defines the command line ``extract-rois``."""
 
 import argparse
 import functools
@@ -45,41 +45,40 @@ EXAMPLES = """examples:
   extract-rois verify regions/
   extract-rois show regions/ --images images/ --output regions.html
 
-`extract-rois COMMAND --help` says more of each."""
+`extract-rois COMMAND --help` describes each command."""
 VERIFY_EXAMPLES = """examples:
   extract-rois verify regions/
   extract-rois verify demo/pairs
   extract-rois verify runs/imagebert
 
-DIR is the output of any command that writes tables, a run that trains, one of its checkpoints, a
-detector, a search index, or a model that fit_scorer or fit_image_filter wrote. Checkpoints,
-detectors and indexes are compared with the SHA-256 that they record. Of tables every file is read
-back against the manifest (rows, bytes, SHA-256), every row against its table: types, unique ids,
-images as their SHA-256 says, pairs whose images lie in the same folder, negatives with their
-similarities, reasons of the list; boxes inside their images, finite numbers, probabilities from 0
-to 1."""
+DIR is the output of a command that writes tables, a training run, one of its checkpoints, a
+detector, a search index, or a model of fit_scorer or fit_image_filter. Checkpoints, detectors and
+indexes are compared with their recorded SHA-256. For tables, every file is compared with the
+manifest (rows, bytes, SHA-256) and every row with the contract of its table: types, unique ids, the
+SHA-256 of images, the images of pairs in the same folder, negatives with their similarities, known
+reject reasons, boxes inside their images, finite numbers, probabilities from 0 to 1."""
 COMPARE_EXAMPLES = """example:
   extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
 
-Needs Detectron2 (docs/install.md). Each stage is given the same input: an image, Detectron2's
-feature map, its proposals; regions are what each makes of the file by itself, by the rule of the
-configuration. Other roundings move proposals by about 0.01 pixels, features by 1e-5 of
-the largest. A configuration that was misread shows as differences of another size, or as other
-proposals and regions, and the first column that differs says where it begins."""
+Needs Detectron2 (docs/install.md). Both implementations get the same input at each stage: an image,
+Detectron2's feature map, its proposals. The regions are those that each computes from the image
+alone, by the rule of the configuration. Rounding moves proposals by about 0.01 pixels and features
+by 1e-5 of the largest. A misread configuration shows as larger differences, or as other proposals
+and regions; the first column that differs is the stage where it begins."""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images images/ --classes objects_vocab.txt --output regions.html
   extract-rois show regions/ --images images/ --classes objects_vocab.txt --serve
 
---serve prints the address of a page to look at all of them, on this machine alone, until Ctrl-C.
-An image is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
-SHA-256; one that may be two rows is an error. Where nothing is drawn the status is 1."""
+--serve prints the address of a page that shows all rows, reachable from this machine until Ctrl-C.
+An image belongs to the row with its id, its file name (46.jpg matches 46 and coco/46) or its
+SHA-256; an image that matches two rows is an error. If nothing is drawn, the status is 1."""
 
 
 def parser() -> Parser:
     """Returns the parser of the whole command line."""
     top = Parser(
         prog="extract-rois",
-        description="Region features of images: make, check, look at.",
+        description="Extract, verify, show and convert region features of images.",
         epilog=EXAMPLES,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -92,7 +91,7 @@ def parser() -> Parser:
         help="check rows and checksums of the output of any command",
         epilog=VERIFY_EXAMPLES,
     )
-    verify.description = "Checks every row and checksum of what any command wrote."
+    verify.description = "Checks every row and checksum of the output of any command."
     verify.add_argument(
         "folder", metavar="DIR", help="output folder of a run, or the file of a fitted model"
     )
@@ -130,7 +129,7 @@ def parser() -> Parser:
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
-    compare.description = "Prints how far our network is from Detectron2, stage by stage."
+    compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     compare.add_argument("--weights", required=True, metavar="FILE", help="as --weights of run")
     add_allow_address(compare)
@@ -248,7 +247,7 @@ def command_verify(arguments: argparse.Namespace) -> int:
         problems = verify(arguments.folder)
     for problem in problems:
         print(problem, file=sys.stderr)
-    verdict = f"{len(problems)} problems" if problems else "every row and checksum holds"
+    verdict = f"{len(problems)} problems" if problems else "every row and checksum is correct"
     print(f"{arguments.folder}: {verdict}")
     return 1 if problems else 0
 
@@ -268,7 +267,7 @@ def command_show(arguments: argparse.Namespace) -> int:
 
         return serve_table(arguments.regions, arguments.images, names, arguments.port)
     if not arguments.images:
-        raise InputError("--images is missing: the images that --output draws on")
+        raise InputError("--images is missing; give the images to draw on, or --serve")
     drawn, summary = show(
         arguments.regions,
         arguments.images,

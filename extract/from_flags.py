@@ -68,13 +68,13 @@ def is_grid(arguments: argparse.Namespace) -> bool:
     if not arguments.grid and (arch is None or arch.regions != "grid"):
         return False
     if arguments.backend == "detectron2":
-        raise InputError("--grid: --backend detectron2 computes regions only; leave out one")
+        raise InputError("--grid: --backend detectron2 computes regions only; remove one of them")
     if arguments.global_feature:
-        raise InputError("--global-feature: a grid's cells cover the full image; leave it out")
+        raise InputError("--global-feature: the cells of a grid cover the full image; remove it")
     if arguments.class_probs not in ("none", Storage().class_probs):
         raise InputError(f"--class-probs {arguments.class_probs}: a grid's cells have no classes")
     if getattr(arguments, "boxes", None) is not None:
-        raise InputError("--boxes: the regions of --grid are its cells; leave out one")
+        raise InputError("--boxes: the regions of --grid are its cells; remove one of them")
     return True
 
 
@@ -94,7 +94,7 @@ def parse_global_names(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The networks of ``--global-cnn``; none without. Raises InputError."""
     if arguments.global_cnn is None:
         if arguments.global_weights is not None:
-            raise InputError("--global-weights: say of which networks, with --global-cnn")
+            raise InputError("--global-weights: name the networks with --global-cnn")
         return ()
     if arguments.global_feature:
         raise InputError("--global-feature and --global-cnn: both are global_feature; give one")
@@ -122,14 +122,15 @@ def warn_of_random_weights(arguments: argparse.Namespace) -> None:
         print(
             f"WARNING: no --weights, so the detector ({name}) has RANDOM "
             f"weights from --seed {arguments.seed}.\n"
-            "WARNING: its regions, classes and attributes mean nothing; the output says so.",
+            "WARNING: its regions, classes and attributes are meaningless; the output records "
+            "this.",
             file=sys.stderr,
         )
     if arguments.global_cnn is not None and arguments.global_weights is None:
         print(
-            f"WARNING: no --global-weights, so {arguments.global_cnn} have RANDOM weights from "
+            f"WARNING: no --global-weights, so {arguments.global_cnn} have RANDOM weights with "
             f"--seed {arguments.seed}.\n"
-            "WARNING: global_feature means nothing; the output says so.",
+            "WARNING: global_feature is meaningless; the output records this.",
             file=sys.stderr,
         )
 
@@ -140,14 +141,16 @@ def check_detector(arguments: argparse.Namespace) -> None:
     Loads no torch. Raises InputError.
     """
     if arguments.config is not None and arguments.arch is not None:
-        raise InputError(f"--arch {arguments.arch}: --config says it already; leave one out")
+        raise InputError(
+            f"--arch {arguments.arch}: --config already defines it; remove one of them"
+        )
     resolve_detector(arguments)
     if arguments.backend == "detectron2":
         if arguments.config is None or arguments.weights is None:
             raise InputError("--backend detectron2: give --config FILE and --weights FILE")
         if arguments.precision != "exact":
             raise InputError(
-                "--precision fast: --backend detectron2 computes exact only; leave it out"
+                "--precision fast: --backend detectron2 supports only exact; remove it"
             )
     if arguments.weights is not None:
         require_weights(Path(arguments.weights))

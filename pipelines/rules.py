@@ -49,6 +49,7 @@ class WebPairRules:
 
     # Pairs.
     min_score: float = 0.5  # ours
+    keep_texts: int = 1  # of each image, in the table of candidates; the best is its pair
     max_images_per_text: int = 10  # ours; LAIT drops texts of "too many" images
 
     # Images that look alike, and those that are kept apart.
@@ -76,6 +77,8 @@ class WebPairRules:
             raise ValueError(f"max_distance is {self.max_distance}; it must be in 0..16 bits")
         if self.min_words > self.max_words:
             raise ValueError(f"min_words {self.min_words} is above max_words {self.max_words}")
+        if self.keep_texts < 1:
+            raise ValueError("keep_texts is 0: every image has a text; give 1 or more")
         if self.max_images_per_text < 1:
             raise ValueError("max_images_per_text is 0: it would drop every pair; give 1 or more")
 

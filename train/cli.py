@@ -56,21 +56,20 @@ example:
   train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions \\
       --output runs/small steps=600 optimizer.lr=1e-3
 
-The same with --dry-run tells what it would cost, and writes nothing.
-A table is a folder, a file or a glob. The same command on the same --output continues a run that
-was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON for each logged
-step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init. SIGTERM and SIGUSR1
-save and exit with status 0, or what --stopped-status says.
+A table is a folder, a file or a glob. The same command on the same --output continues a killed
+run, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON per logged step),
+recipe.yaml, rejects and report.html, and can be used as --checkpoint and --init. SIGTERM and
+SIGUSR1 save and exit with status 0, or with --stopped-status.
 
-Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: steps or epochs,
-batch_size, optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
-With several stages say which: stages.1.steps=100.
+`train-vl recipes show RECIPE` prints the fields of a recipe. Often used: steps or epochs,
+batch_size, optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision. In
+a recipe with several stages name the stage: stages.1.steps=100.
 
-Pairs of a split for validation or test (val, dev, test, testA, ...: docs/training.md) are not
-trained on, and a split of another name is an error. train_splits=[train,val] trains on those that
-it names, validation_splits=[minival] validates on those.
+Pairs of a validation or test split (val, dev, test, testA, ...: docs/training.md) are not used for
+training, and an unknown split is an error. train_splits=[train,val] and validation_splits=[minival]
+select other splits.
 
-Memory is bounded by the batch, plus some 60 bytes for each pair and 150 for each image.
+Memory is bounded by the batch, plus about 60 bytes per pair and 150 per image.
 """
 
 EXAMPLES = """\
@@ -81,7 +80,7 @@ examples:
       --output runs/small-found
   train-vl convert --family bert --checkpoint bert-base-uncased/ --output ours/bert
 
-`train-vl COMMAND --help` says more of each.
+`train-vl COMMAND --help` describes each command.
 """
 RECIPES_HELP = """\
 examples:

@@ -173,7 +173,7 @@ def load_detector(
     if folder is not None:
         if config is not None:
             raise InputError(
-                f"--weights {path}: a trained detector says itself what it is; leave out --arch "
+                f"--weights {path}: a trained detector records its configuration; remove --arch "
                 "and --config"
             )
         saved = read_saved(folder)
@@ -214,9 +214,7 @@ def usable_device(name: str) -> torch.device:
         torch.zeros(1, device=device).add_(1)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(
-            f"--device {name}: {reason}; give cpu, or a device that is there"
-        ) from None
+        raise InputError(f"--device {name}: {reason}; give cpu, or an available device") from None
     return device
 
 

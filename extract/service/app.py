@@ -17,10 +17,10 @@ from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, account, guard_application, new_application
 
 DESCRIPTION = "Regions of images: the rows that `extract-rois run` writes."
-HOW = """One image as the body, or several as the files of a multipart form, up to a limit that
-`/v1/about` tells. `Accept` chooses an Arrow stream, a Parquet file (both are the regions table) or
+HOW = """One image as the body, or several as the files of a multipart form, up to the limit in
+`/v1/about`. `Accept` chooses an Arrow stream, a Parquet file (both are the regions table) or
 JSON, where features are base64 of the type in `arrays`. An image that is rejected has no row: JSON
-lists it, and the header `vlmill-rejects` has the numbers and reasons. Where all are rejected the
+lists it, and the header `vlmill-rejects` has the numbers and reasons. If all are rejected, the
 status is 413, 415 or 422."""
 SAMPLES = [
     {
@@ -78,7 +78,7 @@ OPENAPI = {
             "content": {kind: {} for kind in KINDS},
         },
         "4XX": {"description": "JSON: `error`, one line, and `reason`"},
-        "429": {"description": "too much is waiting; `Retry-After` says how long"},
+        "429": {"description": "the queue is full; retry after `Retry-After` seconds"},
         "503": {"description": "not computed in time, or a worker was lost"},
     },
     "x-codeSamples": SAMPLES,

@@ -8,19 +8,19 @@ from vlmill.runtime.weights.names import parse_repository
 from vlmill.train.checkpoints.folders import find_checkpoint
 
 PUSH_HELP = """\
-Send a checkpoint to the Hugging Face hub, with a model card.
+Upload a checkpoint to the Hugging Face hub, with a model card.
 
 examples:
   train-vl push --checkpoint runs/vlmo --to hf://me/vlmo-kites --license apache-2.0
   train-vl push --checkpoint runs/vilbert --to hf://me/vilbert-kites --dry-run
-      Prints the card; nothing is sent.
+      Prints the card and uploads nothing.
   train-vl push --checkpoint runs/vilbert --to hf://me/vilbert-kites \\
       --with-detector detector.pth --metrics runs/vilbert-found/metrics.json
 
-vlmill.load("hf://me/vlmo-kites") takes it from there. One commit has weights, vocabulary, settings,
-recipe, the hashes of what was trained on, and README.md, which is written from these. Inputs are
-told by name, not by where they lie. The token is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT
-names another hub. A repository that is not there is made, private without --public.
+vlmill.load("hf://me/vlmo-kites") opens it. One commit has weights, vocabulary, settings, recipe,
+the hashes of the training data, and README.md, which is generated from these. Inputs are listed
+by name, without their paths. The token is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT
+selects another hub. A missing repository is created, private unless you pass --public.
 """
 
 

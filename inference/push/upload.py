@@ -23,6 +23,7 @@ from vlmill.runtime.weights.hub import endpoint, refusal
 from vlmill.runtime.weights.names import HubLocation, parse_repository
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.named import CARD, DETECTOR, FILES, RECIPE, find_pickles
@@ -60,7 +61,9 @@ def push(options: PushOptions) -> int:
     if location.revision != "main":
         raise InputError(f"--to {options.to}: a commit goes to main; leave the revision out")
     if options.license is not None and not LICENSE.fullmatch(options.license):
-        raise InputError(f"--license {options.license}: want an ID as apache-2.0 or cc-by-4.0")
+        raise InputError(
+            f"--license {options.license}: expected an ID such as apache-2.0 or cc-by-4.0"
+        )
     loaded = load_checkpoint(options.checkpoint)
     summary = read_folder(options.checkpoint)
     with temporary_folder() as folder:
@@ -77,7 +80,8 @@ def push(options: PushOptions) -> int:
             return 0
         message = f"{loaded.variant}, {loaded.training.recipe}, step {loaded.training.step}"
         commit = commit_files(location, files, message, public=options.public)
-    print(f"{location}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
+    count = format_count(len(files), "file")
+    print(f"{location}@{commit}: {count}, {size_words(sum(sizes.values()))}")
     return 0
 
 
@@ -103,9 +107,7 @@ def collect_files(
     reads_regions = call is not None and find_input_kind(loaded, call) == "regions"
     if options.with_detector is not None:
         if not reads_regions:
-            raise InputError(
-                f"--with-detector: checkpoint {where} is asked nothing of regions; leave it out"
-            )
+            raise InputError(f"--with-detector: checkpoint {where} reads no regions; remove it")
         write_detector(loaded, options.with_detector, folder / DETECTOR)
         files[DETECTOR] = folder / DETECTOR
     facts = CardFacts(

@@ -19,13 +19,13 @@ examples:
   train-vl embed --checkpoint demo/trained --pairs demo/pairs --regions demo/regions \\
       --output demo/vectors
 
-VLMo with its contrastive head embeds every image of --images and every text of --pairs by
-itself. The other models read a text together with its image: a vector of each pair, which is what
-their matching head reads. BERT embeds texts alone. All have length 1: inner products are cosines.
-Texts and images are fed as in the checkpoint's training.
+VLMo with its contrastive head encodes every image of --images and every text of --pairs
+separately. The other models read a text together with its image and give one vector per pair, the
+input of their matching head. BERT encodes texts only. All vectors have length 1, so inner
+products are cosines. The inputs are prepared as in the checkpoint's training.
 
-The same command continues a killed run, shard by shard. Memory: the texts, some 500 bytes each, and
-a shard of vectors.
+The same command continues a killed run, shard by shard. Memory: the texts, about 500 bytes each,
+and one shard of vectors.
 """
 SEARCH_HELP = """\
 Find the nearest vectors of `train-vl embed`.
@@ -36,14 +36,14 @@ examples:
   train-vl search --index own-index --image query.jpg --images own --output answers
   train-vl search --vectors demo/vectors --queries demo/vectors --output items
 
-Each query is a line of JSON with its answers, the nearest first, on standard output, or in
-DIR/answers.jsonl with --output; with --images also DIR/report.html, which shows the images.
---queries are vectors of the same checkpoint: where they are of another kind than the index's,
-texts look for images; a row is no answer to itself.
+Each query gives one line of JSON with its results, the nearest first, on standard output, or in
+DIR/answers.jsonl with --output. With --images there is also DIR/report.html, which shows the
+images. --queries are vectors of the same checkpoint. If the table has vectors of another kind
+than the index, these are the queries (texts search for images). A row is never its own result.
 
-flat is exact. hnsw and ivf look at a part of the vectors: their recall is measured against all
-vectors when they are built, on 1,000 queries, and told. Memory: 4 bytes a number of the vectors,
-twice while an index is built.
+flat is exact. hnsw and ivf search only a part of the vectors; their recall is measured on 1,000
+queries when they are built, and printed. Memory: 4 bytes per number of the vectors, twice while an
+index is built.
 """
 
 
@@ -177,7 +177,7 @@ def run_search(args: argparse.Namespace) -> int:
     if args.images is not None and (args.output is None or not has_queries):
         raise InputError("--images needs --output DIR and a query: the page is written there")
     if args.save_index is not None and args.save_index.exists():
-        raise InputError(f"--save-index {args.save_index} is there already; give a new folder")
+        raise InputError(f"--save-index {args.save_index} exists already; give a new folder")
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import VECTORS

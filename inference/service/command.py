@@ -17,7 +17,7 @@ from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
 
 SERVE_HELP = """\
-Answer requests for scores, vectors, nearest images and answers, over HTTP.
+Serve scores, vectors, nearest images and answers of a checkpoint over HTTP.
 
 examples:
   train-vl serve --checkpoint demo/trained --port 0
@@ -26,10 +26,11 @@ examples:
   train-vl serve --checkpoint runs/vlmo --index own-index --images own --port 8081
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
 
-A checkpoint serves what it has heads for: /v1/score, /v1/embed, /v1/search (with --index, made by
-`train-vl search --save-index`) and /v1/answer. A page for trying stands at /. Numbers are those of
-`vlmill.load`. The address is printed when requests can be computed; SIGTERM ends the service when
-all accepted requests are answered. The log is lines of JSON on standard error.
+A checkpoint serves the paths that it has heads for: /v1/score, /v1/embed, /v1/search (with --index,
+the output of `train-vl search --save-index`) and /v1/answer; / is a page to try the service. The
+numbers equal those of `vlmill.load`. The address is printed as soon as requests can be computed.
+SIGTERM ends the service after all accepted requests have a response. The log is lines of JSON on
+standard error.
 """
 
 

@@ -10,11 +10,11 @@ examples:
   train-vl show runs/small
   train-vl show runs/small --lineage
 
-DIR is the --output of `train-vl pretrain`, one of its checkpoints/step-*, what `train-vl convert`
-wrote, or the output of any other job. --lineage follows what each job has recorded of its inputs,
-from the checkpoint to pairs, regions, archives and weights, compares them with what lies there now
-(by names, sizes and checksums, not by reading tables again: docs/tables.md), and exits with 1 if
-one is changed or missing. Nothing is loaded: a model of any size takes a second.
+DIR is the --output of `train-vl pretrain`, one of its checkpoints/step-*, the output of `train-vl
+convert`, or the output of any other job. --lineage follows the recorded inputs of each job, from
+the checkpoint to pairs, regions, archives and weights, and compares them with the present files
+(by names, sizes and checksums, without reading tables again: docs/tables.md). It exits with 1 if
+an input is changed or missing. No weights are loaded, so a model of any size takes a second.
 """
 
 

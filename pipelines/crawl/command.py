@@ -24,24 +24,30 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.crawl",
-        description="Fetches pages with their images, or images alone, into WARC files that "
-        "web_pairs and other tools read. Polite: robots.txt and opt-outs are honoured, every host "
-        "has its own pace. Safe: no address inside a network is ever connected to.",
-        epilog="Example:\n  python -m vlmill.pipelines.crawl --urls pages.txt "
-        "--contact me@example.org --output out/crawl\n"
+        description="Downloads pages with their images, or images alone, into WARC files that "
+        "web_pairs and other tools read. It honours robots.txt and opt-outs, limits "
+        "the rate for each host, and never connects to private addresses.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.crawl --urls pages.txt --contact me@example.org --output "
+        "out/crawl\n"
         "  python -m vlmill.pipelines.web_pairs --warc 'out/crawl/*.warc.gz' --output out/pairs "
-        "--safety-model none --realism-model none\n\n"
-        "--urls takes a text file (one URL a line, gzipped or not), a Parquet file with a column "
-        "of URLs,\nthe rejects of an earlier crawl (what may succeed now is tried again), or its "
-        "outcomes (fetched again\nwhere servers say that something has changed).\n"
-        "Writes crawl-*.warc.gz, the tables outcomes (a row for each URL) and rejects, "
-        "funnel.json, warcs.json,\nreport.html and _manifest.json. A killed crawl goes on by the "
-        "same command and repeats nothing that was answered.\n"
-        "Without other flags every core of this machine works; others (--runner, ...) go to Apache "
-        "Beam, whose workers\nmust see --output under the same path. --urls and --output may be "
-        "s3://, gs:// or hdfs://.\n"
-        "Memory of a worker: up to 64 bodies of --max-bytes at once, and 130 MB; it does not grow "
-        "with the list.",
+        "--safety-model none --realism-model none\n"
+        "\n"
+        "--urls accepts a text file (one URL per line, gzipped or not), a Parquet file with a "
+        "column of URLs,\n"
+        "the rejects of an earlier crawl (to repeat transient failures), or its outcomes (to "
+        "download again\n"
+        "what has changed).\n"
+        "Writes crawl-*.warc.gz, the tables outcomes (one row per URL) and rejects, funnel.json, "
+        "warcs.json,\n"
+        "report.html and _manifest.json. The same command continues a killed crawl and repeats no "
+        "finished\n"
+        "request.\n"
+        "By default all cores of this machine work; other flags (--runner, ...) go to Apache "
+        "Beam, whose\n"
+        "workers must see --output under the same path. --urls and --output may be s3://, gs:// or hdfs://.\n"
+        "Memory of a worker: up to 64 bodies of --max-bytes, and 130 MB; it does not grow with "
+        "the list.",
         allow_abbrev=False,
     )
     p.add_argument(
@@ -105,10 +111,10 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--addresses",
         type=int_at_least(0),
-        default=2,
+        default=4,
         metavar="N",
-        help="number of addresses to download per image, in the order of the page, often "
-        "different sizes (default: 2; 0: no images)",
+        help="number of addresses to try per image, the largest first, until one of them gives the "
+        "image (default: 4; 0: no images)",
     )
 
 

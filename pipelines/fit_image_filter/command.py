@@ -12,13 +12,15 @@ def parser() -> Parser:
     """Returns the parser of the job's flags."""
     p = Parser(
         prog="python -m vlmill.pipelines.fit_image_filter",
-        description="Fits a filter of images on some hundred labels: a safety model (1: racy) "
-        "or a realism model (1: natural). Colours, palette, edges and what looks like text are "
-        "measured on a small copy of each image; boosted trees judge them.",
-        epilog="Example:\n  python -m vlmill.pipelines.fit_image_filter --images out/pairs "
-        "--labels realism.tsv \\\n    --kind realism --output realism.model\n\nLABELS has a line "
-        "for each image: image_id (or the file's name below DIR), a tab, 1 or 0.\nPrints a "
-        "cross-validated report and writes it as FILE.html, too. Memory: the statistics of the\n"
+        description="Fits an image filter on a few hundred labels: a safety model (1: racy) or a "
+        "realism model (1: natural). Boosted trees use the colours, palette, edges "
+        "and text-like areas of a small copy of each image.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.fit_image_filter --images out/pairs --labels realism.tsv \\\n"
+        "    --kind realism --output realism.model\n"
+        "\n"
+        "LABELS has one line per image: image_id (or the file's path inside DIR), a tab, 1 or 0.\n"
+        "Prints a cross-validated report and writes it as FILE.html. Memory: the features of the\n"
         "labelled images, and one decoded image.",
         allow_abbrev=False,
     )

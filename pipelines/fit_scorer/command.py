@@ -23,14 +23,19 @@ def parser() -> Parser:
     """Returns the parser of the job's flags."""
     p = Parser(
         prog="python -m vlmill.pipelines.fit_scorer",
-        description="Fits the model that says whether a text describes its image, on some "
-        "hundred labelled pairs: boosted trees over 299 named features of the text, the image "
-        "and both together. What is not given counts as missing.",
-        epilog="Example:\n  python -m vlmill.pipelines.fit_scorer --pairs out/pairs --images "
-        "out/pairs --labels described.tsv \\\n    --output scorer.model\n\nLABELS has a line for "
-        "each pair: pair_id, a tab, 1 (describes) or 0. Prints a cross-validated report and\n"
-        "writes it as FILE.html, too; pairs of one image are never in two folds. Memory: the "
-        "features of the labelled\npairs, and indices of --images and --regions (100 bytes a row).",
+        description="Fits a model that scores how well a text describes its image, on a few "
+        "hundred labelled pairs: boosted trees over 299 named features of the text, "
+        "the image and both. Inputs that are not given count as missing values.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.fit_scorer --pairs out/pairs --images out/pairs --labels "
+        "described.tsv \\\n"
+        "    --output scorer.model\n"
+        "\n"
+        "LABELS has one line per pair: pair_id, a tab, 1 (describes) or 0. Prints a "
+        "cross-validated report\n"
+        "and writes it as FILE.html; all pairs of an image are in the same fold. Memory: the "
+        "features of the\n"
+        "labelled pairs, and indices of --images and --regions (100 bytes per row).",
         allow_abbrev=False,
     )
     p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")

@@ -21,14 +21,18 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.hard_negatives",
-        description="For each pair, the pairs whose captions are most alike without being the "
-        "same: cosine of TF-IDF vectors, strictly below 0.5, best 30, never a caption of the same "
-        "image. Exact; ties are in pair order. A text without an image is one of its own.",
-        epilog="Example:\n  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output "
-        "out/negatives\n\nWrites negatives, vocabulary, rejects, funnel.json, report.html and "
-        "_manifest.json. The same command\ncontinues a killed run. Memory: 0.8 kB a caption, which "
-        "all workers of a machine share; 1 kB of disk.\nOther flags (--runner, ...) go to Apache "
-        "Beam.",
+        description="Finds, for each pair, the pairs with the most similar but not identical "
+        "captions: cosine of TF-IDF vectors strictly below 0.5, the 30 best, never a "
+        "caption of the same image. The search is exact; ties are in the order of the "
+        "pairs. A text without an image counts as an image of its own.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output out/negatives\n"
+        "\n"
+        "Writes negatives, vocabulary, rejects, funnel.json, report.html and _manifest.json. The "
+        "same command\n"
+        "continues a killed run. Memory: 0.8 kB per caption, shared by all workers of a machine; "
+        "disk: 1 kB.\n"
+        "Other flags (--runner, ...) go to Apache Beam.",
         allow_abbrev=False,
     )
     p.add_argument(

@@ -38,34 +38,35 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
-Tables put together, and rows taken out of them. IN is a job's output folder with all its tables, or
-one table as a file or a glob; every table of every IN is written, shard by shard, but `rejects`.
+Concatenates tables, and filters, samples or removes their rows. IN is a job's output folder with
+all its tables, or one table as a file or a glob. All tables of every IN except `rejects` are
+written.
 """
 SHARED = """\
-Manifests and contracts are checked first; IN that was made of something that has changed since is a
-warning. A killed run is continued by the same command, to the same rows. Memory: a row group, and
-what is said above. With flags of Apache Beam (--runner=...) the runner's workers write the shards.
+Manifests and contracts are checked first. A warning is printed if the inputs of an IN have
+changed since. The same command continues a killed run, to the same rows. Memory: a row group, and
+the figures above. With flags of Apache Beam (--runner=...) the runner's workers write the shards.
 """
 CONCAT = """\
-Tables of the same name one after the other, in the order of IN. Of rows with the same id the first
-stays; the others are rejects, `duplicate` or, with another content, `id_conflict`. Regions of
-different detectors are refused. Memory: some 20 MB a table, ids lie on the disk.
+Concatenates tables of the same name in the order of IN. The first row with an id is kept; the
+others are rejects: `duplicate`, or `id_conflict` if the content differs. Regions of different
+detectors are refused. Memory: about 20 MB per table; ids are on disk.
 """
 FILTER = """\
-Rows of the main table of which a condition holds, and of the other tables what is about their
+Keeps the rows of the main table that fulfil a condition, and the rows of other tables about their
 images. The main table is pairs, else the examples of a task, else boxes, regions or images. A
-comparison with null does not hold. Memory: 8 bytes for each image and pair that stays.
+comparison with null is false. Memory: 8 bytes for each kept image and pair.
 """
 SAMPLE = """\
-Some rows of the main table, drawn by their ids and --seed alone: the same rows from any shards in
-any order; and of the other tables what is about their images. Memory: 8 bytes for each row.
+Samples rows of the main table by their ids and --seed only, so any shards in any order give the
+same rows, and keeps the rows of other tables about their images. Memory: 8 bytes for each row.
 """
 REMOVE = """\
-All tables without the rows of given images, for someone who asks to be left out: images by the
-URL they came from (of the image or its page), by SHA-256 of their bytes, or by image_id; their
-pairs, regions and aliases go with them, also out of lists of negatives and neighbours. What is
-nowhere in IN is told, and listed in not_found.json. The old folder stays: delete it. --checkpoints
-says which weights were trained on them.
+Writes all tables without the rows of given images, when someone asks for it. Images are named by
+URL (of the image or its page), by SHA-256 of their bytes, or by image_id. Their pairs, regions
+and aliases are removed too, also from lists of negatives and neighbours. Requested images that
+are not in IN are printed and listed in not_found.json. The old folder stays: delete it yourself.
+--checkpoints prints which checkpoints were trained on the images.
 """
 EPILOG = """\
 examples:
@@ -75,7 +76,7 @@ examples:
   python -m vlmill.pipelines.tables remove mined --urls asked.txt --output rest \\
       --checkpoints trained
 
-writes DIR/NAME-*.parquet of each table, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/NAME-*.parquet for each table, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json.
 """
 

@@ -31,27 +31,37 @@ from vlmill.runtime.units.flags import add_workers, local_workers
 from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.errors import InputError
 
+SCORED_TEXTS = 5  # of each image, among which a scorer chooses
+
 
 def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
-        description="Image-text pairs from the pages and images in WARC files: pages in "
-        "given languages, their dominant images of more than 300 pixels a side, the best text of "
-        "each.",
-        epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
-        "--output out/pairs --safety-model none --realism-model none\n"
-        "Common Crawl's own list of archives, or the records of an index alone:\n"
-        "  --warc @warc.paths.gz\n  --index cdx-00000.gz\n\n"
+        description="Mines image-text pairs from the pages and images in WARC files: pages in the "
+        "given languages, their dominant images of more than 300 pixels a side, and "
+        "the best text of each image.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' --output out/pairs "
+        "--safety-model none --realism-model none\n"
+        "From Common Crawl's list of archives, or from the records of an index only:\n"
+        "  --warc @warc.paths.gz\n"
+        "  --index cdx-00000.gz\n"
+        "\n"
         "Writes the tables pairs, images and rejects, funnel.json (in = out + rejects for each "
-        "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
-        "give the same bytes.\nA killed job goes on where it was; archives "
-        "that are added to a finished output are mined alone\n(--output keeps what that "
-        "needs in work/, small beside the archives; remove it when no more will come)."
-        "\nImages are taken from the same archives; --fetch gets those that they lack. Other "
-        "flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
-        "most), one decoded image and 150 MB of rows a worker; to find images that look alike "
-        "once 100 bytes a pair, for --index 20 bytes a record.",
+        "stage),\n"
+        "metrics.json, report.html and _manifest.json. The same archives and settings give the "
+        "same bytes.\n"
+        "The same command continues a killed job. If you add archives to a finished output, only "
+        "these are\n"
+        "mined; this needs work/ in --output, which is small: remove it when you will not add "
+        "more.\n"
+        "Images come from the same archives; --fetch downloads missing ones. Other flags "
+        "(--runner, ...) go\n"
+        "to Apache Beam.\n"
+        "Memory of a worker: one record (32 MiB at most), one decoded image and 150 MB of rows; "
+        "in addition\n"
+        "100 bytes per pair to find similar images, and 20 bytes per record for --index.",
         allow_abbrev=False,
     )
     add_archive_arguments(p)
@@ -126,6 +136,13 @@ def _add_rules(p: Parser) -> None:
         help=f"lowest score of a pair, 0 to 1 (default: {rules.min_score})",
     )
     group.add_argument(
+        "--keep-texts",
+        type=int,
+        metavar="N",
+        help="write the best N texts of each image with their features to the table candidates, "
+        f"for --candidates (default: {rules.keep_texts}, no table; with --scorer: {SCORED_TEXTS})",
+    )
+    group.add_argument(
         "--ignore-opt-outs",
         action="store_true",
         default=None,
@@ -191,11 +208,12 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     if scores_again(args):
+        from vlmill.pipelines.web_pairs.choosing import choose_candidates
         from vlmill.pipelines.web_pairs.rescoring import rescore
 
         require_local("--output", args.output)
         with lock_output(args.output):
-            return rescore(args)
+            return rescore(args) if args.candidates is None else choose_candidates(args)
     with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
@@ -232,6 +250,8 @@ def build_rules(args: argparse.Namespace) -> WebPairRules:
         for field in dataclasses.fields(WebPairRules)
         if getattr(args, field.name, None) is not None
     }
+    if args.scorer is not None:  # it chooses among them
+        values.setdefault("keep_texts", SCORED_TEXTS)
     try:
         return WebPairRules(**values)
     except ValueError as error:

@@ -36,15 +36,17 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_images", "max_connections", "queue", "batch"):
             if getattr(self, name) < 1:
-                raise InputError(f"--{format_flag(name)} {getattr(self, name)}: want at least 1")
+                raise InputError(
+                    f"--{format_flag(name)} {getattr(self, name)}: expected at least 1"
+                )
         for name in ("seconds", "header_seconds"):
             if getattr(self, name) <= 0:
                 raise InputError(f"--{format_flag(name)} {getattr(self, name)}: must be above 0")
         if self.batch_wait < 0:
-            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: want 0 or more")
+            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: expected 0 or more")
         if self.max_images > self.queue:
             raise InputError(
-                f"--queue {self.queue}: must hold a request's images, up to --max-images "
+                f"--queue {self.queue}: must be at least the images of a request, --max-images "
                 f"{self.max_images}"
             )
         if not 0 <= self.port < 65_536:
@@ -201,7 +203,9 @@ def read_token(file: Path | None) -> str | None:
             raise InputError(f"{where}: {error.strerror}; give a readable file") from None
     token = text.strip()
     if not token:
-        raise InputError(f"{where} is empty: put a token there, or leave it out to ask for none")
+        raise InputError(
+            f"{where} is empty; write a token to it, or remove the flag to require none"
+        )
     if not TOKEN.fullmatch(token):
-        raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
+        raise InputError(f"{where}: expected one word of 8 to 512 letters, digits or marks")
     return token

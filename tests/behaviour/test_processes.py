@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -103,10 +104,15 @@ def test_two_processes_give_the_losses_and_weights_of_one(
 def test_divided_layers_are_gathered_in_bfloat16(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
-    """They compute what whole ones do under autocast, which rounds the same weights."""
+    """They compute what whole ones do under autocast, which rounds the same weights; also in a
+    later stage, which trains a part of the model.
+    """
     tables.write()
-    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=4"]
+    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=2"]
     half = change_recipe(recipe, [*still, "precision=bf16", "shard=true"])
+    (stage,) = half.stages
+    later = dataclasses.replace(stage, name="later", trained=("layers.1.",))
+    half = dataclasses.replace(half, stages=(stage, later))
     one, two = (train(tmp_path, tables, half, processes) for processes in (1, 2))
     for line, other in zip(read_log(one / "log.jsonl"), read_log(two / "log.jsonl"), strict=True):
         assert line["loss"] == pytest.approx(other["loss"], rel=2e-3)

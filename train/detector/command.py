@@ -29,14 +29,14 @@ EXAMPLES = """examples:
       --init R-101.pkl --output detector/ precision=bf16
   extract-rois run images/ --weights detector/ --output regions/
 
-The output is DIR/model.safetensors with DIR/detector.json, which --weights of `run` takes as they
-are, DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html of the rows of the split
-`val`, and DIR/rejects-*.parquet. The same command on the same --output goes on after a kill, with
-the same losses bit for bit on the same machine. Boxes outside their image are cut, those without
-an area, of an unknown class or around a crowd are left out; each is counted. An image without a
-box is a negative. A loss that is not finite stops the run with its step and images.
-The rows of --boxes are kept in memory, the images are not. With --dry-run it tells what it would
-cost, and writes nothing. An --output in a store is filled at each checkpoint, from one process."""
+The output is DIR/model.safetensors with DIR/detector.json (DIR can be used as --weights of
+`run`), DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html for the split `val`,
+and DIR/rejects-*.parquet. The same command on the same --output continues a killed run, with the
+same losses bit for bit on the same machine. Boxes that extend beyond their image are cut. Boxes
+without an area, of an unknown class or around a crowd are omitted and counted. An image without a
+box is a negative. A loss that is not finite stops the run; the error names its step and images.
+The rows of --boxes are kept in memory, the images are not. An --output in a store is updated at
+each checkpoint, by one process."""
 
 
 def add_train(train: argparse.ArgumentParser) -> None:
@@ -99,10 +99,10 @@ def command_train(arguments: argparse.Namespace) -> int:
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.train.detector.examples import count_classes
     from vlmill.train.detector.job import TrainJob
-    from vlmill.train.detector.loop import NonFiniteLoss
-    from vlmill.train.detector.run import train
+    from vlmill.train.detector.run import estimate_run, train
     from vlmill.train.detector.settings import for_classes
     from vlmill.train.detector.start import Names
+    from vlmill.train.run.loop import NonFiniteLoss
 
     num_classes, num_attributes = count_classes(arguments.boxes)
     if not settings.detector.num_attributes:
@@ -117,8 +117,6 @@ def command_train(arguments: argparse.Namespace) -> int:
         init=arguments.init,
     )
     if arguments.dry_run:
-        from vlmill.train.detector.cost import estimate_run
-
         return print_estimate(estimate_run(job), arguments.output)
     try:
         with mirror_output(arguments.output, last=DETECTOR) as output:

@@ -22,7 +22,7 @@ from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing, unwrapped
 from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.objectives.cached_contrast import cache_contrast, second_pass
+from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.adam import BertAdam
 from vlmill.train.run.diverged import explain_divergence
@@ -317,7 +317,9 @@ def part_losses(
         for number, part in enumerate(parts)
     ]
     with training.cast_weights():
-        caches = cache_contrast(module, parts, unwrapped(module).contrast, drawn, accelerator)
+        caches: list[CachedContrast | None] = [None] * len(parts)
+        if (contrast := unwrapped(module).contrast) is not None:
+            caches = cache_contrast(module, parts, contrast, drawn, accelerator)
         for number, part in enumerate(parts):
             cached, last = caches[number], number == len(parts) - 1
             with reducing(module, accelerator, last=last), second_pass(cached, accelerator.device):

@@ -17,6 +17,7 @@ from vlmill.runtime.files.mirror import push
 from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.rejects import reason_counts
 from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
     TaskRecord,
     TrainingRecord,
     load_checkpoint,
@@ -105,25 +106,27 @@ class Saving:
         highest = of.criterion.highest
         save_checkpoint(
             step_folder(of.output, step),
-            variant=of.recipe.variant,
-            model=snapshot.model,
-            weights=weights,
-            tokenizer=of.tokenizer,
-            detector_fingerprint=of.sources.fingerprint,
-            feeding=run.stage.feeding,
-            trained_on=self.trained_on,
-            detector=self.detector,
-            inputs=self.inputs,
-            training=TrainingRecord(
-                recipe=of.recipe.name,
-                stage=run.stage.name,
-                step=step,
-                num_pairs=of.sources.pairs.count,
-                pairs_digest=of.sources.pairs.digest,
-                validation_loss=None if highest else measured,
-                validation_score=measured if highest else None,
+            snapshot.model,
+            CheckpointRecord(
+                variant=of.recipe.variant,
+                tokenizer=of.tokenizer,
+                detector_fingerprint=of.sources.fingerprint,
+                feeding=run.stage.feeding,
+                trained_on=self.trained_on,
+                detector=self.detector,
+                training=TrainingRecord(
+                    recipe=of.recipe.name,
+                    stage=run.stage.name,
+                    step=step,
+                    num_pairs=of.sources.pairs.count,
+                    pairs_digest=of.sources.pairs.digest,
+                    validation_loss=None if highest else measured,
+                    validation_score=measured if highest else None,
+                ),
+                task=of.task,
             ),
-            task=of.task,
+            weights=weights,
+            inputs=self.inputs,
             state=state,
         )
         keep_last(saved_steps(of.output), of.recipe.keep_checkpoints, also=self.best(step))

@@ -23,20 +23,20 @@ examples:
   train-vl evaluate glue --checkpoint runs/glue-rte --examples glue --split dev \\
       --scores 'runs/glue-*-dev' --output runs/glue-rte-dev
 
-writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json,
-vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json (the first five of every
-query). Texts and images are fed as in the checkpoint's training; a converted checkpoint as its
-paper or code says.
+Writes metrics.json, report.html, rejects, and the submission file of a server
+(vqa_SPLIT_result.json, vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json
+(the first five results of every query). The inputs are prepared as in the checkpoint's training;
+those of a converted checkpoint as in its paper or code.
 
-retrieval: models of regions, and VLMo without a contrastive head, read every text with every
-image: time grows with their product. VLMo's contrastive head reads each of them once, and
---rerank has the matching head read the best, of any model with --first-stage; what recall that
-costs at most is printed. A killed evaluation goes on where it was. Pairs and images that the
-checkpoint was trained on are counted and noted. Memory: the scores (4 bytes a pair, 20 with
---rerank), the texts and one batch.
+Retrieval: models of regions, and VLMo without a contrastive head, read every text with every
+image, so time grows with the product of both numbers. VLMo's contrastive head reads each of them
+once. With --rerank the matching head reads only the best candidates; --first-stage selects them
+for any model. The largest possible loss of recall is printed. The same command continues a killed
+evaluation. Pairs and images that the checkpoint was trained on are counted and reported. Memory:
+the scores (4 bytes per pair, 20 with --rerank), the texts and one batch.
 
-Other tasks predict each of --examples, and score the splits whose labels are public. Examples that
-lack their image are an error unless --missing skip leaves them out. GLUE has no images.
+Other tasks predict every row of --examples, and score the splits whose labels are public. Examples
+without their image are an error unless you pass --missing skip. GLUE has no images.
 """
 
 

@@ -39,14 +39,13 @@ from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 OWN_HELP = """\
-Your own captions and images as the tables `pairs` and `images`, with which everything else
-begins. FILE has a row for each caption and names its image; an image may have any number of
-captions. TSV is read without quoting, CSV with it; of JSON lines the keys are the columns.
+Converts your own captions and images to the tables `pairs` and `images`, the input of all other
+commands. FILE has one row per caption and names its image; an image may have any number of
+captions. TSV is read without quoting, CSV with quoting; the keys of JSON lines are the columns.
 
 image_id is the value of --image-column. With --image-root DIR, the image is DIR/<value>, or that
-with .jpg, .jpeg, .png or another image's ending behind it; a row whose image is missing, cannot
-be read, is animated, or would lie outside DIR is rejected. Without --image-root only `pairs` is
-written.
+name with .jpg, .jpeg, .png or another image extension. A row is rejected if its image is missing,
+cannot be read, is animated, or is outside DIR. Without --image-root only `pairs` is written.
 """
 OWN_EPILOG = """\
 example:
@@ -63,12 +62,12 @@ then (docs/own-data.md):
   train-vl evaluate retrieval --checkpoint trained --pairs own --regions regions --images own \\
       --split test --output results
 
-A column called split says which rows are trained on (train, no split), which are for validation
-(val, dev, ...) and which for test; docs/own-data.md has all names, whose case does not matter.
+A column named split marks rows for training (train, or empty), validation (val, dev, ...) or test;
+docs/own-data.md lists all names. Case does not matter.
 
-writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json. Every row of FILE is a pair or a reject with its reason. The same command continues
-a killed run, to the same bytes. Memory: some 300 bytes for each row, and the images of 16 rows;
+a killed run, to the same bytes. Memory: about 300 bytes per row, and the images of 16 rows;
 FILE and the images may be larger than memory.
 """
 
@@ -167,10 +166,10 @@ def run_own(args: argparse.Namespace) -> int:
 
 
 USES = {
-    "train": "trained on",
+    "train": "for training",
     "validation": "for validation",
     "test": "for test",
-    None: "not known: train-vl pretrain stops at them unless a recipe names them",
+    None: "unknown: train-vl pretrain refuses them unless the recipe names them",
 }
 
 

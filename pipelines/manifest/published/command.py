@@ -48,20 +48,20 @@ from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 DISTANCES = (0, 4)
 SHARED = """\
 
-Rows come in the order of the published files. Texts: Unicode NFC, runs of white space as one blank;
-nothing else is changed. An image that is missing or broken is a row of rejects, its pairs stay
+Rows are in the order of the published files. Texts: Unicode NFC, white space as one space;
+nothing else is changed. A missing or broken image is a row of rejects, and its pairs stay
 (--require-images drops them). `images` is written if images are in DIR or --images names them.
 Files may be packed: .gz, or inside a .zip or .tar in DIR. The counts are compared with the
-published ones: a difference is a warning. The same command continues a killed run, to the same
-bytes; with flags of Apache Beam (--runner=...) the runner's workers make the parts.
+published ones; a difference is a warning. The same command continues a killed run, to the same
+bytes. With flags of Apache Beam (--runner=...) the runner's workers write the parts.
 """
 EPILOG = """\
 example:
   python -m vlmill.pipelines.manifest {name} --input {name}-files --output {name}
 
-writes DIR/{tables}-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/{tables}-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json.
-docs/data-sets.md: where the files come from, what each row becomes, licences.
+docs/data-sets.md: sources of the files, how each row is made, licences.
 """
 
 

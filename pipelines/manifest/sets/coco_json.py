@@ -144,10 +144,10 @@ def _pair(
 
 
 COCO_JSON = DataSet(
-    title="anyone's captions in COCO's layout",
+    title="your own captions in COCO's format",
     about="""\
 JSON files {images: [{id, file_name}], annotations: [{id, image_id, caption}]} as pairs; ids may be
-texts. Images are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",
+strings. Images are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,

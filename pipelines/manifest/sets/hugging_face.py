@@ -276,11 +276,11 @@ HUGGING_FACE = DataSet(
     title="Parquet files with images and captions",
     about="""\
 Parquet files as Hugging Face's datasets and img2dataset write them: a column of images (struct of
-bytes and path, bytes, or a path below DIR; an absolute path is looked for by its end, below
---images) and one of captions (text, a list of texts, or a column for each: caption_0, caption_1,
-...). The columns are found by their usual names, or named. image_id is <source>/<file>/<row from
-0>, or the value of --id-column: rows with one id are of one image. A column called split gives each
-row's split, as in `manifest own`, whatever the file's name is. Without it, the split is the word
+bytes and path, bytes, or a path below DIR; the end of an absolute path is searched below --images)
+and one of captions (a string, a list, or numbered columns: caption_0, caption_1, ...). The columns
+are found by their usual names, or set by flags. image_id is <source>/<file>/<row from 0>, or the
+value of --id-column; rows with the same id belong to one image. A column named split gives each
+row's split, as in `manifest own`, regardless of the file's name. Without it, the split is the word
 train, val, test, ... in the name of the file or its folder.""",
     tables=(PAIRS,),
     open=_open,

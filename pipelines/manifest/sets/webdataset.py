@@ -217,8 +217,9 @@ WEBDATASET = DataSet(
     title="WebDataset tars, img2dataset's output",
     about="""\
 WebDataset shards (and img2dataset's folders) as pairs and images: members 000000007.jpg, .txt,
-.json of one key that follow each other are a sample; the caption is the .txt, else `caption` of the
-.json. image_id is <source>/<key>. A key that comes back is `duplicate` or `id_conflict`.""",
+.json with the same key are a sample if they are consecutive; the caption is the .txt, else
+`caption` of the .json. image_id is <source>/<key>. A repeated key is `duplicate` or
+`id_conflict`.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,

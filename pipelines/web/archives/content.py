@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fastwarc.warc import WarcRecordType
 
@@ -19,7 +20,7 @@ from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
-Kind = Literal["page", "picture", "redirect", "revisit"]
+Kind = Literal["page", "picture", "redirect", "revisit", "robots"]
 
 CONTENT_TYPES = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.revisit
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -100,6 +101,8 @@ def extract_content(
         return Drop(Reason.EMPTY)
     declared = headers.get("content-type", "")
     kind = sniff_kind(decoded, declared)
+    if kind is None and urlsplit(url).path == "/robots.txt":
+        kind = "robots"
     if kind is None:
         return Drop(Reason.OTHER_TYPE, declared)
     return Record(

@@ -109,12 +109,13 @@ def _claims(
     if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
         return Drop(Reason.SHARED_TEXT, caption)
     candidates = _own_texts(scene, rules, lists)
-    scored = [(probability(total(features(c, scene), weights)), c) for c in candidates]
+    measured = [(features(c, scene), c) for c in candidates]
+    scored = [(probability(total(values, weights)), c, values) for values, c in measured]
     scored.sort(key=lambda one: (-one[0], one[1].text))
     short_rules = _for_surrounding(rules)
     texts: dict[str, Claim] = {}
     faults: list[Drop] = []
-    for score, candidate in scored:
+    for score, candidate, values in scored:
         source = SOURCES[candidate.kind]
         if score < rules.min_score:
             faults.append(Drop(Reason.LOW_SCORE, f"{score:.3f} {source}: {candidate.text}"))
@@ -130,7 +131,8 @@ def _claims(
         else:
             # Several images may have a text that each of them names.
             block = -1 if is_named_by(candidate.text, scene.image) else candidate.block
-            texts.setdefault(text, Claim(ScoredText(source, text, score), block))
+            kept = values if rules.keep_texts > 1 else None
+            texts.setdefault(text, Claim(ScoredText(source, text, score, kept), block))
     if not texts:
         return faults[0] if faults else Drop(Reason.NO_TEXT)
     return list(texts.values())

@@ -68,7 +68,9 @@ _DATA = re.compile(r"\s*data:image/(?!svg)[\w.+-]{1,20}((?:;[\w=.+-]{1,40})*),",
 
 
 def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iterator[str]:
-    """What the page says of where an image is: lazy attributes before ``src``, a placeholder.
+    """What the page says of where an image is: sizes before lazy attributes before ``src``.
+
+    ``src`` is often a placeholder.
 
     Sources of an ``image`` follow, then any other attribute whose value is an address or named
     like an image, and the image that it is a link to. A film's is its poster, that of any other
@@ -83,13 +85,13 @@ def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iter
     if node.tag not in IMAGE_TAGS:
         yield from painted(attributes)
         return
+    for name in _SETS:
+        if name in attributes:
+            yield from srcset(attributes[name] or "")
     for name in _LAZY:
         if name in attributes:
             yield attributes[name] or ""
     yield attributes.get("src") or attributes.get("href") or attributes.get("xlink:href") or ""
-    for name in _SETS:
-        if name in attributes:
-            yield from srcset(attributes[name] or "")
     parent = node.parent
     if parent is not None and parent.tag == "picture":
         for source in parent.css("source")[:8]:

@@ -19,7 +19,7 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
 from vlmill.schemas.images.formats import format_name
 from vlmill.schemas.images.hashes import perceptual_hash
-from vlmill.schemas.images.orientation import read_orientation, turn_upright
+from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
 from vlmill.schemas.rejects import Reason, Rejected
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
@@ -49,7 +49,7 @@ class ArchivedImage:
     width: int
     height: int
     format: str
-    phash: int  # vlmill.schemas.images.hashes
+    phash: int | None  # vlmill.schemas.images.hashes; None until it has been decoded
     archive: str
     offset: int
 
@@ -170,6 +170,8 @@ def examine_image(
     min_side_px: int,
     max_pixels: int,
     hashed: bool = False,
+    headers: bool = False,
+    blank: bool = True,
     formats: tuple[str, ...] = FORMATS,
     judge: Callable[[Image.Image], Drop | None] | None = None,
 ) -> ImageFacts | Drop:
@@ -177,8 +179,9 @@ def examine_image(
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
     300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
-    asks for the perceptual hash. ``formats`` are those that are accepted. ``judge`` looks at the
-    decoded image, as it is stored, and says why it is dropped, or None.
+    asks for the perceptual hash. ``headers`` decodes only what seems to be cut. An image of one
+    colour is dropped unless ``blank``. ``formats`` are those that are accepted. ``judge`` looks at
+    the decoded image, as it is stored, and says why it is dropped, or None.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
@@ -187,8 +190,13 @@ def examine_image(
             if drop is not None:
                 return drop
             name = "jpeg" if image.format == "MPO" else str(image.format).lower()
+            if headers and not seems_cut(data, name):
+                width, height = turn_size(*image.size, read_orientation(image))
+                return ImageFacts(
+                    image_id=compute_image_id(data), width=width, height=height, format=name
+                )
             width, height = upright_size(image, bounds)
-            if _is_blank(image):
+            if not blank and _is_blank(image):
                 return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             phash = upright_hash(image) if hashed else None
             if judge is not None and (drop := judge(image)) is not None:
@@ -200,6 +208,39 @@ def examine_image(
     return ImageFacts(
         image_id=compute_image_id(data), width=width, height=height, format=name, phash=phash
     )
+
+
+_JPEG_TAIL = 1 << 16  # bytes in which a whole JPEG ends; cameras append some
+
+
+def seems_cut(data: bytes, name: str) -> bool:
+    """Returns whether an image's end is missing, as far as its bytes tell without decoding."""
+    match name:
+        case "jpeg":
+            return b"\xff\xd9" not in data[-_JPEG_TAIL:]
+        case "png":
+            return b"IEND" not in data[-_JPEG_TAIL:]
+        case "gif":
+            return b";" not in data[-1_024:]
+        case "webp":
+            return int.from_bytes(data[4:8], "little") + 8 > len(data)
+        case "avif":
+            return _last_box_end(data) > len(data)
+        case _:
+            return True  # decoded at once: few are of these
+
+
+def _last_box_end(data: bytes) -> int:
+    """Returns where the boxes of ISO's base media format end, as their sizes say."""
+    offset = 0
+    while offset + 8 <= len(data):
+        size = int.from_bytes(data[offset : offset + 4], "big")
+        if size == 1:
+            size = int.from_bytes(data[offset + 8 : offset + 16], "big")
+        if size == 0:  # to the end of the file
+            return len(data)
+        offset += max(size, 8)
+    return offset
 
 
 def _is_blank(image: Image.Image) -> bool:

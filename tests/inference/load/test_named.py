@@ -23,7 +23,12 @@ from vlmill.inference.load.detector import open_recorded_detector
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.runtime.weights.names import parse_hub_location
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.checkpoints.named import FILES
 from vlmill.train.cli import main
 
@@ -37,13 +42,15 @@ def vlmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vlmo") / "run"
     save_checkpoint(
         folder,
-        variant="vlmo",
-        model=tiny_model("vlmo", VOCABULARY),
-        tokenizer=TOKENIZER,
-        training=TrainingRecord(
-            recipe="vlmo-small", stage="pairs", step=7, num_pairs=12, validation_loss=0.25
+        tiny_model("vlmo", VOCABULARY),
+        CheckpointRecord(
+            variant="vlmo",
+            tokenizer=TOKENIZER,
+            training=TrainingRecord(
+                recipe="vlmo-small", stage="pairs", step=7, num_pairs=12, validation_loss=0.25
+            ),
+            feeding=RANKED["vlmo"].feeding,
         ),
-        feeding=RANKED["vlmo"].feeding,
     )
     settings = json.loads((folder / "checkpoint.json").read_text())
     path = "/home/me/secret/kites"
@@ -159,7 +166,7 @@ def test_a_dry_run_prints_the_card(
     said = capsys.readouterr()
     assert said.out.startswith("---\nlibrary_name: vlmill\n") and "nothing was sent" in said.err
     assert push(vlmo, "--dry-run", "--with-detector") == 2
-    assert "leave it out" in capsys.readouterr().err
+    assert "remove it" in capsys.readouterr().err
     assert push(vlmo, "--dry-run", "--license", "all mine") == 2
     assert "--license all mine" in capsys.readouterr().err
     assert not hub.asked
@@ -246,15 +253,15 @@ def reads_regions(folder: Path, weights: str, seed: int) -> Path:
     record = {"detector": dataclasses.asdict(ARCHITECTURES["tiny"]), "weights": weights}
     save_checkpoint(
         folder,
-        variant="imagebert",
-        model=tiny_model(
-            "imagebert", VOCABULARY, region_width=ARCHITECTURES["tiny"].res2_channels * 8
+        tiny_model("imagebert", VOCABULARY, region_width=ARCHITECTURES["tiny"].res2_channels * 8),
+        CheckpointRecord(
+            variant="imagebert",
+            tokenizer=TOKENIZER,
+            training=TrainingRecord(recipe="imagebert", stage="pairs", step=1, num_pairs=0),
+            feeding=RANKED["imagebert"].feeding,
+            detector_fingerprint=detector.fingerprint,
+            detector=record | config.settings(),
         ),
-        tokenizer=TOKENIZER,
-        training=TrainingRecord(recipe="imagebert", stage="pairs", step=1, num_pairs=0),
-        feeding=RANKED["imagebert"].feeding,
-        detector_fingerprint=detector.fingerprint,
-        detector=record | config.settings(),
     )
     return folder
 
@@ -267,7 +274,9 @@ def test_a_detector_goes_along(
     assert 'detector="FILE"' in hub.head("me/kites")["README.md"].decode()
     assert push(folder, "--with-detector") == 0
     files = hub.head("me/kites")
-    assert "detector.safetensors" in files and b"the detector beside it" in files["README.md"]
+    assert (
+        "detector.safetensors" in files and b"the detector in this repository" in files["README.md"]
+    )
     model = vlmill.load(PLACE)
     assert model.detector is not None and model.detector.name == "detector.safetensors"
     with pytest.warns(UserWarning, match="random weights"):

@@ -29,17 +29,16 @@ example:
   train-vl finetune glue-bert-small --init runs/bert --examples glue --output runs/rte \\
       settings.task=rte
 
-The same with --dry-run tells what it would cost, and writes nothing.
-TASK-MODEL is a recipe (`train-vl recipes`); TASK alone takes the first one that starts from --init.
---examples is a table that `manifest` wrote, and a table is a folder, a file or a glob. The same
-command on the same --output continues a run that was killed, with the same losses. DIR gets
-checkpoints/, log.jsonl, recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
+TASK-MODEL is a recipe (`train-vl recipes`). TASK alone uses the first recipe that can start from
+--init. --examples is a table of `manifest`; a table is a folder, a file or a glob. The same
+command on the same --output continues a killed run, with the same losses. DIR gets checkpoints/,
+log.jsonl, recipe.yaml, rejects and report.html, and can be used as --checkpoint and --init.
 
-Examples of splits for validation or test are not trained on. validate_every=N measures the former,
-and keeps the checkpoint that is best at them; patience=N ends the run after so many measurements
-without a better one. seeds=[0,1,2] trains as many times and says how far the results lie apart.
+Examples of a validation or test split are not used for training. validate_every=N measures the
+validation examples and keeps the best checkpoint. patience=N ends the run after N measurements
+without improvement. seeds=[0,1,2] trains once per seed and reports the spread of the results.
 
-Memory is bounded by the batch, plus some 60 bytes for each example and 150 for each image.
+Memory is bounded by the batch, plus about 60 bytes per example and 150 per image.
 """
 
 
