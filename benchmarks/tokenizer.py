@@ -46,7 +46,7 @@ from vlmill.train.cli import main as train_vl
 
 SHORT = {"images": 400, "tokenizer_steps": 300, "steps": 60}
 FULL = {"images": 6_000, "tokenizer_steps": 3_000, "steps": 2_000}
-SIDE = 64  # pixels of what the tokenizer sees: 8 x 8 tokens, as many as patches of the model
+SIDE = 64  # pixels of the tokenizer's input: 8 x 8 tokens, as many as the model has patches
 BATCH = 32
 WARM, COLD = 1.0, 0.5  # temperatures of the first and the last step
 CONFIG = DvaeConfig(num_tokens=128, width=32, num_layers=3, codebook_width=32)
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     """Trains the tokenizer and the stage, and prints the figures."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     if args.images < 20:
-        raise InputError(f"--images {args.images}: want 20 or more, some of which are held out")
+        raise InputError(f"--images {args.images}: expected 20 or more; a twentieth is held out")
     world = args.output / "world"
     write_world(world, World(), pairs=args.images, held_out=2)
     held_out = max(10, args.images // 20)
@@ -97,7 +97,7 @@ def world_pixels(folder: Path) -> Tensor:
 
 
 def train_tokenizer(pixels: Tensor, steps: int) -> Dvae:
-    """Trains an auto-encoder on images, normalised, as the module's text says."""
+    """Trains an auto-encoder on images, by BEiT's objective."""
     torch.manual_seed(0)
     model = Dvae(CONFIG).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

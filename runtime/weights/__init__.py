@@ -1,6 +1,6 @@
-"""Weights by name: what ``hf://...`` and ``https://...`` mean, and where their files are kept.
+"""Weights by name: files of ``hf://...`` and ``https://...``, and the cache that keeps them.
 
-Reading order: ``published`` (the table of what was published, of ``published.toml``), ``listing``
-(that table as text and as a page), ``names`` (what a name says), ``download`` (files of the web),
+Reading order: ``published`` (the table of published weights, ``published.toml``), ``listing`` (that
+table as text and as a page), ``names`` (the parts of a name), ``download`` (files of the web),
 ``hub`` (files of a repository of the Hugging Face hub).
 """

@@ -1,8 +1,8 @@
 """Downloads one file of the web: by parts, continued after a kill, compared with its SHA-256.
 
 A file is kept in ``weights/`` of the cache (``VLMILL_CACHE``, ~/.cache/vlmill), in a folder that is
-named after its address. Until it is complete it is ``NAME.part``, alongside what the server said of
-it, so that the rest of another version is never appended.
+named after its address. Until it is complete it is ``NAME.part``, alongside the size and version
+that the server stated, so that the rest of another version is never appended.
 """
 
 import hashlib
@@ -60,8 +60,8 @@ def download_file(
 def download_recorded(
     location: WebLocation, record: str, known: Container[str], *, allowed: Sequence[Network] = ()
 ) -> Path:
-    """Downloads a folder that a file named ``record`` in it describes: that file, and those that it
-    lists with their SHA-256; returns the local folder.
+    """Downloads a file named ``record`` and the files of its folder that it lists with their
+    SHA-256; returns the local folder.
 
     The location is the folder's address, which ends in a slash, or the file's. Listed files whose
     names are not ``known`` are not fetched. Raises what :func:`download_file` does, and InputError
@@ -82,8 +82,8 @@ def download_recorded(
         raise InputError(f"{about} lists no files with their SHA-256 ({error!r})") from None
     for file in files:
         if file.name in known:
-            one = WebLocation(url=f"{base}{file.name}", sha256=file.sha256)
-            download_file(one, allowed=allowed, folder=folder)
+            listed = WebLocation(url=f"{base}{file.name}", sha256=file.sha256)
+            download_file(listed, allowed=allowed, folder=folder)
     return folder
 
 
@@ -134,7 +134,7 @@ def download_to(
             _require_file(url, first)
             part.write_bytes(b"")
             write_json(about, {"url": url, "total": first.total, "version": first.version})
-        _require_room(url, first.total - start, path.parent)
+        _require_space(url, first.total - start, path.parent)
         _append(url, part, start, first, fetch)
     except Unreachable as error:
         raise InputError(f"{error} (downloads are kept in {path.parent})") from None
@@ -176,8 +176,8 @@ def _append(url: str, part: Path, start: int, first: Part, fetch: Callable[..., 
 
 
 def _read_state(about: Path, part: Path) -> tuple[int, tuple[int, str | None]]:
-    """Returns how many bytes an interrupted download has left, and of which file they are: its
-    size and version.
+    """Returns the number of bytes of an interrupted download, and the size and version of its
+    file.
     """
     none = 0, (0, None)
     try:
@@ -187,15 +187,15 @@ def _read_state(about: Path, part: Path) -> tuple[int, tuple[int, str | None]]:
         return none
     if not isinstance(total, int) or not 0 < size <= total:
         return none
-    # The last byte is asked for again: a server says what a file is only with some of it.
+    # The last byte is requested again: a server states size and version only with some bytes.
     return min(size, total - 1), (total, version)
 
 
 def _require_file(url: str, first: Part) -> None:
-    """Raises InputError for what is a page of the web, or too large to be weights."""
+    """Raises InputError for a web page, and for a file that is too large for weights."""
     if first.content[:200].lstrip().lower().startswith(PAGES):
         raise InputError(
-            f"{url} is a page of the web; give the address of the file itself (of Dropbox it ends "
+            f"{url} is a web page; give the address of the file itself (of Dropbox it ends "
             "in ?dl=1), or download it in a browser and give the file"
         )
     if not 0 < first.total <= MAX_BYTES:
@@ -204,11 +204,11 @@ def _require_file(url: str, first: Part) -> None:
         )
 
 
-def _require_room(url: str, size: int, folder: Path) -> None:
-    """Raises InputError where a disk has less room than a download needs."""
+def _require_space(url: str, size: int, folder: Path) -> None:
+    """Raises InputError where a disk has less free space than a download needs."""
     free = shutil.disk_usage(folder).free
     if free < size:
         raise InputError(
-            f"{url} needs {size_words(size)} more, and {folder} has {size_words(free)} free; make "
-            f"room, or let {FOLDER} be a folder of another disk"
+            f"{url} needs {size_words(size)} more, and {folder} has {size_words(free)} free; "
+            f"delete files there, or set {FOLDER} to a folder of another disk"
         )

@@ -1,8 +1,8 @@
 """Files of a repository of the Hugging Face hub: ``hf://OWNER/NAME`` becomes a folder here.
 
-What is there is listed before anything is fetched, and the caller chooses by names and sizes. Files
-are downloaded as those of the web are, continued after a kill and compared with the SHA-256 that
-the hub states of large ones, and are kept where the hub's own library looks for them.
+The files are listed first, and the caller chooses by names and sizes. The downloads continue after
+a kill, are compared with the SHA-256 that the hub states of large files, and are kept where the
+hub's library looks for them.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from vlmill.schemas.errors import InputError
 
 # Chooses what to fetch from the sizes of all files by name; raises InputError where nothing fits.
 Choose = Callable[[Mapping[str, int | None]], Sequence[str]]
-# Says that files are taken from the cache, as the hub cannot be reached.
+# Prints that files come from the cache because the hub cannot be reached.
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """Holds what the hub says of a file; the SHA-256 of large ones alone."""
+    """Holds the size that the hub states of a file and, of a large file, its SHA-256."""
 
     size: int | None
     sha256: str | None = None
@@ -76,17 +76,19 @@ def fetch_files(
     }
     try:
         _fetch_missing(location, commit, missing, base, allow_addresses)
-        if location.revision != commit:  # without a network, what the revision was
+        if location.revision != commit:  # for a later call without a network
             write_text(base / "refs" / location.revision, commit)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        message = f"{error.strerror}; make room, or let HF_HUB_CACHE be a folder of another disk"
+        message = (
+            f"{error.strerror}; delete files there, or set HF_HUB_CACHE to a folder of another disk"
+        )
         raise OSError(error.errno, message, str(cache)) from None
     for name in names:
         if (size := (folder / name).stat().st_size) != files[name].size:
             raise InputError(
-                f"{location}: {folder / name} has {size} bytes, the hub says {files[name].size}; "
+                f"{location}: {folder / name} has {size} bytes, the hub states {files[name].size}; "
                 "delete it, and try again"
             )
     if location.sha256 is not None:
@@ -181,7 +183,7 @@ def endpoint() -> str | None:
 
 
 def hub_cache() -> Path:
-    """Returns where the hub's library keeps what it has fetched: ``HF_HUB_CACHE``, or its own."""
+    """Returns the cache folder of the hub's library: ``HF_HUB_CACHE``, or its default."""
     from huggingface_hub import constants
 
     return Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()

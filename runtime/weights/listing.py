@@ -1,4 +1,4 @@
-"""Prints the table of published weights: for a terminal, and as the page docs/weights.md.
+"""Prints the table of published weights: on a terminal, and as the page docs/weights.md.
 
 ``python -m vlmill.runtime.weights.listing`` prints the page.
 """
@@ -18,9 +18,8 @@ HEAD = """\
 # Published weights
 
 Detectors of region features, and the checkpoints of the five papers, of BERT, BEiT, ViT and of
-DALL-E's tokenizer: where they were published, mirrors, addresses that are known to be gone,
-licence, size, and the command that uses them. `extract-rois weights` and `train-vl weights` print
-the same table.
+DALL-E's tokenizer: their addresses, mirrors, addresses that are known to be gone, licence, size,
+and the command that uses them. `extract-rois weights` and `train-vl weights` print the same table.
 
 The facts are those of the public pages and threads that each row names. No file was downloaded to
 check them, so an address may have stopped working since. A SHA-256 is given only where public
@@ -31,23 +30,23 @@ licence of the code: most authors state none for the weights.
 
 `--weights`, `--init`, `--checkpoint`, `--backbone` and `vlmill.load` take a path or a name:
 
-| name | what is fetched |
+| name | files |
 |---|---|
-| `hf://OWNER/NAME` | what the command reads of a repository of the hub |
+| `hf://OWNER/NAME` | the files of a repository of the hub that the command reads |
 | `hf://OWNER/NAME/PATH@REVISION` | a file or a folder of it, at a commit, tag or branch |
 | `https://HOST/FILE` | that file |
 | `https://HOST/FOLDER/` | a detector or a checkpoint that vlmill wrote |
 
 Of a detector's repository, the weights and `config.yaml` are read: `pytorch_model.bin` or
 `model.safetensors`, also in several files with their index, or else the only file of weights.
-`config.yaml` then takes the place of `--config`. `convert` reads the weights, the configuration and
+`config.yaml` is then used as `--config`. `convert` reads the weights, the configuration and
 the vocabulary. `--init`, `--checkpoint` and `vlmill.load` read checkpoints of vlmill, and refuse a
-repository with a pickle in it. A local folder with the same files is read in the same way.
+repository with a pickle in it. A local folder with the same files is read like the repository.
 
 A name may end in `#sha256=` and the 64 digits that the file must have; `http://` needs that. Files
 of the hub are kept in the cache of its library (`HF_HUB_CACHE`), with `HF_TOKEN` and `HF_ENDPOINT`
 in their usual meaning; other files are kept in `VLMILL_CACHE` (`~/.cache/vlmill`). An interrupted
-download continues, and a complete file is not fetched again: delete it to fetch it anew. Addresses
+download continues, and a complete file is not fetched again unless you delete it. Addresses
 must be public. Pickles are read as plain data, and refused if they ask for more.
 """
 FOOT = """
@@ -58,7 +57,7 @@ browser, are downloaded by hand; `--weights FILE` then takes them.
 
 def add_weights_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``weights``."""
-    parser.description = "Lists what was published: places, mirrors, licences, sizes, commands."
+    parser.description = "Lists published weights: addresses, mirrors, licences, sizes, commands."
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="rows to print (default: all; also a family)"
     )

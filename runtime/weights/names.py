@@ -93,9 +93,9 @@ def parse_repository(text: str) -> HubLocation:
 def parse_web_location(text: str) -> WebLocation:
     """Parses the address of a file.
 
-    Its SHA-256 is that of the text, else that of the table of published weights. Raises InputError
+    Its SHA-256 is stated by the text, else by the table of published weights. Raises InputError
     for an address without a host and a path, and for ``http://`` without a
-    SHA-256: anybody on the way could put another file in its place.
+    SHA-256: a network in between could replace the file.
     """
     url, sha256 = _split_digest(text)
     host, _, path = url.partition("://")[2].partition("/")
@@ -103,7 +103,7 @@ def parse_web_location(text: str) -> WebLocation:
         raise InputError(f"{text}: expected https://HOST/PATH, the address of a file")
     if url.startswith("http://") and sha256 is None:
         raise InputError(
-            f"{text}: http:// does not protect a file on its way; give https://, or add "
+            f"{text}: http:// does not protect a download; give https://, or add "
             "#sha256= and the 64 digits that it must have"
         )
     return WebLocation(url=url, sha256=sha256 or known_digest(url))

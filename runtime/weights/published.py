@@ -1,7 +1,7 @@
 """The table of published detectors and models, of ``published.toml``.
 
-Its facts are those of public pages and threads, which each row names. Nothing here says that an
-address still answers.
+Its facts come from public pages and threads, which each row names. An address may have stopped
+responding since.
 """
 
 import tomllib
@@ -19,9 +19,9 @@ class Published:
     """Describes one published file of weights.
 
     ``url`` is an address that gives the file to a program; empty where none is known. ``mirrors``
-    and ``gone`` are further addresses, with who says so and when. ``sha256`` is that of the file at
-    ``url``, and is stated by ``sha256_source``. ``selection`` says with which regions known
-    features were made, or a model was trained.
+    and ``gone`` are further addresses, with their source and date. ``sha256`` is that of the file
+    at ``url``, and is stated by ``sha256_source``. ``selection`` states the regions of known
+    features, or those that a model was trained on.
     """
 
     kind: Kind
@@ -44,12 +44,12 @@ class Published:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Returns what is known, as pairs of a label and a text; unknown facts are left out."""
+        """Returns the known facts as pairs of a label and a text."""
         digest = f"{self.sha256} ({self.sha256_source})" if self.sha256 else self.sha256_note
         facts = [
             ("family", self.family),
             ("file", self.file),
-            ("place", self.url or "no address is known that gives it to a program"),
+            ("address", self.url or "unknown; download the file by hand"),
             *(("mirror", mirror) for mirror in self.mirrors),
             *(("gone", gone) for gone in self.gone),
             ("licence", self.licence),
