@@ -44,7 +44,7 @@ def test_a_name_has_parts(text: str, location: HubLocation | WebLocation) -> Non
         ("hf://a/b#md5=12", "64 hexadecimal digits"),
         ("https://host", "the address of a file"),
         ("https:///x", "the address of a file"),
-        ("http://host/x", "does not protect a file"),
+        ("http://host/x", "does not protect a download"),
     ],
 )
 def test_other_texts_are_refused(text: str, expected: str) -> None:
