@@ -76,7 +76,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "bounded_calls",
         "files",
         "readers console net",
-        "units service",
+        "units service weights",
         "__init__",
     ),
     "models": (
@@ -95,7 +95,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "extract": (
         "config",
-        "images image_level",
+        "images image_level weights",
         "detect formats",
         "run show verify compare",
         "service",
@@ -116,7 +116,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "inference": (
         "input_checks",
-        "hub search convert show",
+        "search convert show",
         "load",
         "push service",
         "__init__",
