@@ -1,6 +1,6 @@
-"""Detectron2 itself as the detector: its own configuration, weights and predictor.
+"""Runs Detectron2 itself as the detector, with its own configuration, weights and predictor.
 
-It is no dependency of vlmill and not in the package index (docs/install.md).
+It is not a dependency of vlmill and not in the package index (docs/install.md).
 """
 
 import importlib
@@ -43,7 +43,7 @@ def get_network(detector: Detector) -> Detectron2Network:
 
 
 def read_selection(detector: Detector) -> Selection:
-    """Which regions the configuration itself keeps, in our terms."""
+    """Returns the selection rule of the configuration itself."""
     cfg = get_network(detector).cfg
     max_boxes = cfg.TEST.DETECTIONS_PER_IMAGE
     threshold = min(max(cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST, 0.0), 1.0)
@@ -104,7 +104,9 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
 
 
 def library(part: str) -> Any:
-    """A part of Detectron2. Raises InputError with the install line where it is missing."""
+    """Returns a module of Detectron2. Raises InputError with the install command if it is
+    missing.
+    """
     try:
         return importlib.import_module(f"detectron2.{part}")
     except ImportError as error:
@@ -135,9 +137,9 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Loads a state dict; anchors that it carries must be those of the configuration."""
+    """Loads a state dict; anchors in it must equal those of the configuration."""
     expected = model.state_dict()
-    # Files may carry buffers that the model makes for itself.
+    # Files may have buffers that the model creates itself.
     tensors = {
         key: value
         for key, value in state.items()

@@ -1,7 +1,7 @@
-"""Detectron2's modules behind the calls that extraction makes of a detector.
+"""Wraps Detectron2's modules in the methods that extraction calls on a detector.
 
 Proposals, features, logits and regressions are computed by its own modules from its own
-configuration; preprocessing, selection and rows are those of every other detector.
+configuration; preprocessing, selection and rows are the same as for every other detector.
 """
 
 import importlib
@@ -41,9 +41,9 @@ class Detectron2Network(DetectorNetwork):
     def proposals(
         self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """Proposals, best first, and which of their places are taken.
+        """Returns proposals, best first, and which of the slots are used.
 
-        ``min_sides`` play no part: Detectron2 has its own of its configuration.
+        ``min_sides`` is ignored: Detectron2 uses the value of its configuration.
         """
         sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
         # Of the images its proposal generator reads the sizes alone.

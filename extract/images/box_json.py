@@ -29,9 +29,9 @@ _NPZ = (
 
 
 def box_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields names and boxes as the file or the folder of VCR's metadata has them.
+    """Yields names and boxes as they are in the file or the folder of VCR's metadata.
 
-    Raises InputError for another kind of file, and OSError.
+    Raises InputError for another type of file, and OSError.
     """
     if path.is_dir():
         yield from _folder_entries(path)

@@ -38,14 +38,14 @@ _clients: dict[tuple[int, int], "Client"] = {}
 
 
 class Unreachable(Exception):
-    """A file on the web cannot be read: the message says which, why and what to do.
+    """A file on the web cannot be read: the message states which, why and what to do.
 
-    No OSError: who reads archives takes that for damage in their bytes.
+    It is not an OSError, because readers of archives treat those as damaged bytes.
     """
 
 
 class _TryAgain(Exception):
-    """What may be over in a moment; ``wait_s`` is what the server asks for."""
+    """A failure that may be transient; ``wait_s`` is the server's requested pause."""
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
         super().__init__(why)
@@ -54,7 +54,7 @@ class _TryAgain(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Bytes of a file, and what the server says of the whole: its size and its version."""
+    """Bytes of a file, and the file's size and version according to the server."""
 
     content: bytes
     total: int
@@ -62,9 +62,9 @@ class Part:
 
 
 def web_url(path: str) -> str:
-    """The URL of a path; that of ``s3://`` is of a bucket that anybody may read.
+    """Returns the URL of a path; for ``s3://`` that of a public bucket.
 
-    ``AWS_ENDPOINT_URL`` names another server than Amazon's. Raises InputError for no URL.
+    ``AWS_ENDPOINT_URL`` selects another server than Amazon's. Raises InputError for other paths.
     """
     parts = urlsplit(path)
     if not parts.hostname or (parts.scheme == "s3" and not parts.path.strip("/")):
@@ -77,14 +77,14 @@ def web_url(path: str) -> str:
 
 
 def s3_endpoint() -> str:
-    """The server of ``s3://`` that the environment names, or ""."""
+    """Returns the server of ``s3://`` that the environment names, or ""."""
     return next((os.environ[n].rstrip("/") for n in _ENDPOINTS if os.environ.get(n)), "")
 
 
 def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
-    """The networks that a path may lead to beside public ones.
+    """Returns the networks that a path may lead to in addition to public ones.
 
-    A server that the user's own environment names may stand anywhere.
+    A server that the user's own environment names may be in any network.
     """
     networks = parse_networks("--allow-address", allowed)
     endpoint = urlsplit(s3_endpoint())
@@ -96,9 +96,9 @@ def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
 
 
 def fetch_part(url: str, start: int, stop: int, *, allowed: Sequence[Network]) -> Part:
-    """Reads the bytes from ``start`` to before ``stop``, fewer where the file ends.
+    """Reads the bytes from ``start`` to before ``stop``, fewer at the end of the file.
 
-    Raises Unreachable after some tries, or at once where another try would end as this one.
+    Raises Unreachable after several tries, or immediately if a retry cannot help.
     """
     for number in range(TRIES):
         try:
@@ -129,7 +129,7 @@ def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> 
 
 
 def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> Answer:
-    # The limit is of bytes as sent: chunks take room, and pages of errors.
+    # The limit is for bytes as received, including chunk headers and error pages.
     limit = 2 * (stop - start) + FIRST_BYTES
     request = Request(url=url, byte_range=(start, stop), max_bytes=limit)
     try:
@@ -137,7 +137,7 @@ def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> An
         client.start(request)
         while True:
             for answer in client.wait(PART_S):
-                if answer.request is request:  # none that an interrupt has left behind
+                if answer.request is request:  # discards answers that an interrupt left
                     return answer
     except OSError as error:
         raise _TryAgain(str(error)) from None
@@ -246,8 +246,8 @@ class RangedFile(PositionedFile):
 def open_web(path: str, allowed: Sequence[str] = ()) -> RangedFile:
     """Opens a file on the web: ``https://``, ``http://``, or ``s3://`` without a signature.
 
-    ``allowed`` are networks such as 127.0.0.0/8 that are no public addresses. Raises Unreachable,
-    and InputError for a path that is no address.
+    ``allowed`` are private networks such as 127.0.0.0/8. Raises Unreachable, and InputError for a
+    path that is not a URL.
     """
     url = web_url(path)
     try:

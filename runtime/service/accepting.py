@@ -19,7 +19,7 @@ NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Accepts the connections of a listener, and closes idle connections to make room for them.
+    """Accepts the connections of a listener, and closes idle connections to free a slot for them.
 
     ``make_protocol`` receives the accepted socket, and whether the connection exceeds the limit.
     """
