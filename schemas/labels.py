@@ -8,9 +8,7 @@ from typing import Any
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
-LABELS_FILE = (
-    "labels.json"  # in the folder of a table of examples: the list that numbers its labels
-)
+LABELS_FILE = "labels.json"  # numbers the labels of the examples in its folder
 MAX_LABELS_BYTES = 64 << 20
 
 

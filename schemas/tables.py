@@ -221,9 +221,7 @@ CHOICES = Table(
             _field("image_id", _STRING, required=True),
             _field("question", _STRING, required=True),  # an object is the token [i], from 0
             _field("choices", pa.list_(_STRING), required=True),
-            _field(
-                "label", pa.int8(), required=True
-            ),  # index of the correct choice; -1: not public
+            _field("label", pa.int8(), required=True),  # correct choice; -1: not public
             _field("task", _STRING, required=True),  # q2a, qa2r
             _field("object_names", pa.list_(_STRING), required=True),
             _field("boxes", pa.list_(_FLOAT32), required=True),  # 4 a named object

@@ -72,9 +72,7 @@ class InputReader:
             if size > self._max_bytes:
                 raise Rejected(Reason.TOO_LARGE, f"{size} bytes, limit {self._max_bytes}")
             return path.read_bytes()
-        except (
-            InputError
-        ):  # of a store: missing credentials, for example, are not a fault of the image
+        except InputError:  # of a store, such as missing credentials: not a fault of the image
             raise
         except (OSError, ValueError) as error:
             raise Rejected(Reason.MISSING_IMAGE, str(error)) from None

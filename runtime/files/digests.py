@@ -27,9 +27,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import TABLES, Table
 
 ENDS_BYTES = 1 << 20
-MANY_FILES = (
-    1000  # files of a glob: with more, reading their ends would cost more than the job itself
-)
+# With more files in a glob, reading their ends would cost more than the job itself.
+MANY_FILES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)

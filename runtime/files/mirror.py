@@ -155,9 +155,7 @@ class Mirror:
         if not changed and not gone:
             return
         for name in gone:
-            if _is_manifest(
-                name
-            ):  # no reader may treat a folder that is about to change as complete
+            if _is_manifest(name):  # first: a folder that changes is not complete
                 (self.place / name).unlink(missing_ok=True)
         for name in changed:
             if not _is_manifest(name):
