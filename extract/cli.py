@@ -28,10 +28,12 @@ from vlmill.extract.from_flags import (
 from vlmill.extract.run.share import Share
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
+from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import Parser, int_at_least, path_or_url, run_command
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local, to_path
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.train.detector.command import add_train, command_train
@@ -125,9 +127,8 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
     compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    compare.add_argument(
-        "--weights", required=True, type=Path, metavar="FILE", help="as --weights of run"
-    )
+    compare.add_argument("--weights", required=True, metavar="FILE", help="as --weights of run")
+    add_allow_address(compare)
     compare.add_argument(
         "--config",
         required=True,
@@ -208,7 +209,8 @@ def command_serve(arguments: argparse.Namespace) -> int:
 
 def command_compare(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois compare``."""
-    weights, file, device = arguments.weights, arguments.config, arguments.device
+    files = resolve_weights(arguments.weights, allow_addresses=arguments.allow_address)
+    weights, file, device = files.weights, arguments.config, arguments.device
     require_weights(weights)
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.compare import compare, format_differences

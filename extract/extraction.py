@@ -2,10 +2,12 @@
 
 import argparse
 import functools
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlmill.extract.config import IDS
-from vlmill.extract.flags import add_engine
+from vlmill.extract.flags import add_engine, add_names
 from vlmill.extract.from_flags import (
     check_detector,
     detector_inputs,
@@ -22,9 +24,14 @@ from vlmill.runtime.console.command import (
     print_status,
 )
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
+
+if TYPE_CHECKING:
+    from vlmill.extract.images.given_boxes import GivenBoxes
+    from vlmill.extract.images.plan import InputImage
 
 RUN_EXAMPLES = """examples:
   extract-rois run images/ --output regions/ --weights detector.pth --selection vilbert
@@ -79,6 +86,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     add_cost_arguments(run)
     add_lock_seconds(run)
+    add_allow_address(run)
     which = run.add_argument_group("which images")
     which.add_argument(
         "--ids",
@@ -112,6 +120,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "(default: %(default)s: the main process does it)",
     )
     add_engine(run)
+    add_names(run)
 
 
 def command_run(arguments: argparse.Namespace) -> int:
@@ -123,6 +132,56 @@ def command_run(arguments: argparse.Namespace) -> int:
             "--fresh would delete the output of the other parts; remove it, and delete "
             f"{arguments.output} before you start any part"
         )
+    work = plan_run(arguments)
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.extract.run.cost import estimate_cost, list_remaining, measure
+    from vlmill.extract.run.devices import WorkerSettings
+    from vlmill.extract.run.inputs import inputs_of_run
+    from vlmill.extract.run.job import Job, run
+
+    warn_of_random_weights(arguments)
+    names = [name.strip() for name in arguments.device.split(",")]
+    detector = detector_on(arguments, names[0])
+    if arguments.weights is not None:
+        print_status(detector.summary)
+    job = Job(
+        plan=work.plan,
+        output=arguments.output,
+        detector=detector,
+        config=config,
+        given_boxes=work.given_boxes,
+        inputs=[
+            *inputs_of_run(arguments.inputs, arguments.pairs, arguments.boxes),
+            *detector_inputs(arguments),
+        ],
+    )
+    opener = functools.partial(detector_on, arguments)
+    worker_settings = WorkerSettings(workers=arguments.workers, devices=names, open_detector=opener)
+    part: Share | None = arguments.part
+    shard_indices = range(job.num_shards) if part is None else part.select_shards(job.num_shards)
+    if arguments.dry_run:
+        images = [image for index in shard_indices for image in job.part(index).images]
+        if work.skipped:
+            print_status(work.skipped)
+        return print_estimate(estimate_cost(job, images, measure(job, worker_settings)), job.output)
+    left = list_remaining(job, shard_indices) if not arguments.fresh else job.plan
+    require_disk_space(estimate_cost(job, left).min_bytes, job.output, force=arguments.force)
+    made = run(job, fresh=arguments.fresh, worker_settings=worker_settings, share=part)
+    weights = f" ({detector.weights})" if arguments.weights is None else ""
+    return print_result(arguments, work, made, weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWork:
+    """The images of a run, your boxes for them, and in a sentence which inputs are none."""
+
+    plan: "list[InputImage]"
+    given_boxes: "GivenBoxes | None"
+    skipped: str
+
+
+def plan_run(arguments: argparse.Namespace) -> RunWork:
+    """Reads which images are extracted. Raises InputError for inputs that do not fit together."""
     # A help text does without pyarrow.
     from vlmill.extract.images.choosing import only_of_pairs, require_ids, with_missing_boxes
     from vlmill.extract.images.discovery import Skipped
@@ -138,51 +197,27 @@ def command_run(arguments: argparse.Namespace) -> int:
         plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
     if arguments.part is not None:
         require_ids(plan)
-    # torch takes seconds to load: not before the arguments are known to be good.
-    from vlmill.extract.run.cost import estimate_cost, list_remaining, measure
-    from vlmill.extract.run.devices import WorkerSettings
-    from vlmill.extract.run.inputs import inputs_of_run
-    from vlmill.extract.run.job import Job, run
+    return RunWork(plan=plan, given_boxes=given_boxes, skipped=skipped.summary())
+
+
+def print_result(
+    arguments: argparse.Namespace, work: RunWork, made: tuple[int, int], weights: str
+) -> int:
+    """Prints what a run, or its part, has ``made``: rows of regions and rejects; returns the exit
+    status.
+    """
     from vlmill.runtime.files.manifest import MANIFEST
     from vlmill.runtime.files.reading import reject_counts
 
-    warn_of_random_weights(arguments)
-    names = [name.strip() for name in arguments.device.split(",")]
-    detector = detector_on(arguments, names[0])
-    if arguments.weights is not None:
-        print_status(detector.summary)
-    job = Job(
-        plan=plan,
-        output=arguments.output,
-        detector=detector,
-        config=config,
-        given_boxes=given_boxes,
-        inputs=[
-            *inputs_of_run(arguments.inputs, arguments.pairs, arguments.boxes),
-            *detector_inputs(arguments),
-        ],
-    )
-    opener = functools.partial(detector_on, arguments)
-    worker_settings = WorkerSettings(workers=arguments.workers, devices=names, open_detector=opener)
-    part: Share | None = arguments.part
-    shard_indices = range(job.num_shards) if part is None else part.select_shards(job.num_shards)
-    also = f"; {skipped.summary()}" if skipped.summary() else ""
-    if arguments.dry_run:
-        images = [image for index in shard_indices for image in job.part(index).images]
-        if also:
-            print_status(skipped.summary())
-        return print_estimate(estimate_cost(job, images, measure(job, worker_settings)), job.output)
-    left = list_remaining(job, shard_indices) if not arguments.fresh else job.plan
-    require_disk_space(estimate_cost(job, left).min_bytes, job.output, force=arguments.force)
-    regions, rejects = run(job, fresh=arguments.fresh, worker_settings=worker_settings, share=part)
+    regions, rejects = made
     rows = format_count(regions, "row of regions", "rows of regions")
-    if part is not None and not (arguments.output / MANIFEST).exists():
+    also = f"; {work.skipped}" if work.skipped else ""
+    if arguments.part is not None and not (arguments.output / MANIFEST).exists():
         counts = f"{rows}, {format_count(rejects, 'reject')}"
-        print(f"{arguments.output}: part {part.name}, {counts}{also}")
+        print(f"{arguments.output}: part {arguments.part.name}, {counts}{also}")
         return 0
-    note = f" ({detector.weights})" if arguments.weights is None else ""
     print_reading_hint(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
-    counts = f"{format_count(len(plan), 'image')}, {rows}, {reasons}"
-    print(f"{arguments.output}: {counts}{also}{note}")
+    counts = f"{format_count(len(work.plan), 'image')}, {rows}, {reasons}"
+    print(f"{arguments.output}: {counts}{also}{weights}")
     return 0 if regions or not rejects else 1

@@ -20,6 +20,19 @@ from vlmill.runtime.console.command import int_at_least
 BACKENDS = ("vlmill", "detectron2")
 
 
+def add_names(run: argparse.ArgumentParser) -> None:
+    """Adds the files of names that tables carry."""
+    names = run.add_argument_group("names")
+    for what in ("classes", "attributes"):
+        names.add_argument(
+            f"--{what}",
+            dest=f"names_of_{what}",
+            metavar="FILE",
+            help=f"names of all {what} for the tables, one a line without background (default: the "
+            "detector's own; Visual Genome's for the published detectors of 1600 classes)",
+        )
+
+
 def add_engine(run: argparse.ArgumentParser) -> None:
     """What decides the rows, for every command that extracts."""
     add_detector(run.add_argument_group("detector"))
@@ -39,9 +52,10 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     net.add_argument(
         "--weights",
         metavar="FILE",
-        help="published detector: .pth, .pkl, .bin, .safetensors or .caffemodel, whose keys tell "
-        "its family (docs/detectors.md), or the --output of `train`; without it the weights are "
-        "RANDOM",
+        help="a published detector, whose keys identify its family (docs/detectors.md): a file "
+        "(.pth, .pkl, .bin, .safetensors, .caffemodel), a folder of the hub, "
+        "hf://OWNER/NAME[/FILE][@REVISION] or https://... (`extract-rois weights` lists them); or "
+        "the --output of `train` (default: RANDOM weights)",
     )
     net.add_argument(
         "--grid",

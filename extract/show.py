@@ -2,10 +2,11 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -19,7 +20,7 @@ from vlmill.extract.images.reader import InputReader
 from vlmill.runtime.console.drawing import Corners, draw_boxes
 from vlmill.runtime.console.report import Section, image_uri, template, write_page
 from vlmill.runtime.files.atomic import write_bytes
-from vlmill.runtime.readers.class_names import require_names
+from vlmill.runtime.readers.class_names import require_names, stored_names
 from vlmill.runtime.readers.joining import Join
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.runtime.readers.row_index import IdIndex
@@ -38,6 +39,14 @@ class Vocabulary:
 
     classes: Sequence[str] = ()
     attributes: Sequence[str] = ()
+
+    def or_stored(self, producer: Mapping[str, Any]) -> "Vocabulary":
+        """Returns these names, and those that a table carries where there are none."""
+        stored = stored_names(producer)
+        return Vocabulary(
+            classes=self.classes or stored["classes"],
+            attributes=self.attributes or stored["attributes"],
+        )
 
     def label(self, row: RegionRow, region: int) -> str:
         """Returns the attribute, class and class score of a region, as far as they are stored."""
@@ -101,6 +110,7 @@ def show(
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
+    names = names.or_stored(reader.producer)
     image_counts = ImageCounts(num_rows=len(reader))
     drawn = islice(drawings(reader, images, names, max_boxes, image_counts), max_images)
     if output.suffix.lower() != PAGE:

@@ -71,6 +71,7 @@ class Reason(StrEnum):
     UNREADABLE_IMAGE = "unreadable_image"  # not decodable, truncated, or no image at all
     UNSUPPORTED_FORMAT = "unsupported_format"
     ANIMATED = "animated"
+    BLANK_IMAGE = "blank_image"  # of one colour
     TOO_SMALL = "too_small"  # a side at or below the limit
     RACY_IMAGE = "racy_image"  # by the user's model
     UNREALISTIC_IMAGE = "unrealistic_image"  # a drawing, a chart, a logo, by the user's model

@@ -29,9 +29,11 @@ from vlmill.runtime.console.memory import keep_freed_memory
 from vlmill.runtime.console.recipes import add_recipes_arguments, run_recipes
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP, resolve_arguments
 from vlmill.train.recipes import (
     RECIPES,
     Recipe,
@@ -116,6 +118,7 @@ def _main(argv: Sequence[str]) -> int:
 def _run(args: argparse.Namespace, extras: list[str]) -> int:
     if args.command == "convert":
         return run_convert(args, [*args.words, *extras])
+    resolve_arguments(args)
     if args.command == "pretrain":
         return _pretrain(args, [*args.words, *extras])
     if args.command == "finetune":
@@ -196,7 +199,9 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         help="pairs without their image: error, or skip and list them in `rejects` (default: skip)",
     )
     parser.add_argument("--negatives", metavar="TABLE", help="table of the pairs' hard negatives")
-    parser.add_argument("--init", metavar="DIR", help="start from this checkpoint's weights")
+    parser.add_argument(
+        "--init", metavar="DIR", help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}"
+    )
     parser.add_argument(
         "--vocab",
         metavar="FILE",
@@ -204,6 +209,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     add_lock_seconds(parser)
+    add_allow_address(parser)
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
     parser.add_argument(
         "--stopped-status",

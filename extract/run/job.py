@@ -95,6 +95,7 @@ class Job:
             "detector_fingerprint": self.detector.fingerprint,
             "weights": self.detector.weights,
             **self.detector.config_record,
+            **self.detector.names.record(),
             "device": self.detector.device.type,  # their number does not change a row
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),

@@ -9,6 +9,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from vlmill.extract.service.rows import KINDS, choose_kind, encode_response, make_response
+from vlmill.runtime.readers.class_names import stored_names
 from vlmill.runtime.service.client import PARQUET
 from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.refusals import bad_request
@@ -92,6 +93,7 @@ def regions_service(
 
     def about() -> Mapping[str, Any]:
         producer = shell.about["producer"]
+        stored = stored_names(producer)
         return {
             "service": "regions",
             "title": "Regions of images",
@@ -99,8 +101,8 @@ def regions_service(
             "weights": producer["weights"],
             "random": "random" in producer["weights"],
             "arrays": shell.about["arrays"],
-            "classes": list(classes),
-            "attributes": list(attributes),
+            "classes": list(classes or stored["classes"]),
+            "attributes": list(attributes or stored["attributes"]),
             "limits": {"bytes": settings.max_bytes, "pictures": settings.max_images},
         }
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from vlmill.inference.convert.arguments import check_arguments
 from vlmill.models import PRESETS
 from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
@@ -74,7 +76,14 @@ def add_convert_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("words", nargs="*", metavar="field=value", help="changes to fields of the preset")
     add("--family", required=True, choices=SOURCES, metavar="FAMILY")
-    add("--checkpoint", required=True, type=path_or_url, metavar="FILE", help="what is converted")
+    add(
+        "--checkpoint",
+        required=True,
+        type=path_or_name,
+        metavar="FILE",
+        help="what is converted: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
+        "https://... (`train-vl weights` lists what was published)",
+    )
     add(
         "--config",
         type=path_or_url,
@@ -87,10 +96,10 @@ def add_convert_arguments(parser: Parser) -> None:
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
     add(
         "--backbone",
-        type=path_or_url,
+        type=path_or_name,
         metavar="FILE",
-        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, which its region network "
-        "starts from",
+        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, or a name of one as "
+        "--checkpoint takes it, from which its region network starts",
     )
     add(
         "--backbone-conventions",
@@ -110,11 +119,15 @@ def add_convert_arguments(parser: Parser) -> None:
     )
     add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
     add_lock_seconds(parser)
+    add_allow_address(parser)
     add("--explain", action="store_true", help="print the source of each parameter")
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Do what the arguments say; the exit status."""
+    from vlmill.inference.convert.named import resolve_sources
+
+    resolve_sources(args)
     check_arguments(args, words)
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.inference.convert.conversion import convert

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmill.inference.hub.download import DETECTOR, fetch_checkpoint
-from vlmill.inference.hub.repository import is_hub, parse_hub_location
+from vlmill.extract.weights import resolve_weights
 from vlmill.inference.input_checks import warn, warn_faults, without_words
 from vlmill.inference.load.answering import (
     ANSWER,
@@ -46,6 +45,7 @@ from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.named import DETECTOR, resolve_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import get_global_widths
@@ -392,9 +392,7 @@ def load_pretrained(
     """
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: expected at least 1")
-    if is_hub(checkpoint):
-        checkpoint = fetch_checkpoint(parse_hub_location(str(checkpoint)))
-    loaded = load_checkpoint(checkpoint, "checkpoint", trust=trust)
+    loaded = load_checkpoint(resolve_checkpoint(checkpoint, warn=warn), "checkpoint", trust=trust)
     if detector is None and (loaded.path / DETECTOR).is_file():
         detector = loaded.path / DETECTOR
     on_device = device_named(device)
@@ -402,7 +400,7 @@ def load_pretrained(
     model = Pretrained(
         loaded=loaded,
         device=on_device,
-        detector=None if detector is None else to_path(detector),
+        detector=None if detector is None else resolve_weights(detector, flag="detector").weights,
         batch_size=batch_size,
         labels=None if labels is None else to_path(labels),
         decode=decode,

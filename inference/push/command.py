@@ -3,8 +3,8 @@
 import argparse
 from dataclasses import fields
 
-from vlmill.inference.hub.repository import parse_hub_location
 from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.weights.names import parse_repository
 from vlmill.train.checkpoints.folders import find_checkpoint
 
 PUSH_HELP = """\
@@ -54,7 +54,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_push(args: argparse.Namespace) -> int:
     """Runs ``train-vl push``; returns the exit status."""
-    parse_hub_location(args.to)
+    parse_repository(args.to)
     find_checkpoint(args.checkpoint)
     # torch takes its time: not before the arguments are known to be good.
     from vlmill.inference.push.upload import PushOptions, push

@@ -5,8 +5,11 @@ from dataclasses import fields
 
 from vlmill.runtime.console.command import add_lock_seconds, int_at_least, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
 EMBED_HELP = """\
 Write the vectors of a checkpoint as a table, `vectors`.
@@ -48,7 +51,8 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl embed``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
     add("--pairs", metavar="TABLE", help="table of texts, or of image-text pairs")
     add(
         "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
@@ -149,7 +153,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--checkpoint",
-        type=path_or_url,
+        type=path_or_name,
         metavar="DIR",
         help="checkpoint that encodes --text and --image (default: that of the vectors)",
     )
@@ -160,6 +164,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of FAISS threads (default: one per core)",
     )
+    add_allow_address(parser)
 
 
 def run_search(args: argparse.Namespace) -> int:

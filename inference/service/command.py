@@ -1,9 +1,7 @@
 """``train-vl serve``: its arguments, and what runs it."""
 
 import argparse
-from pathlib import Path
 
-from vlmill.inference.hub.repository import is_hub, parse_hub_location
 from vlmill.runtime.console.command import int_at_least, path_or_url
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.service.settings import (
@@ -12,7 +10,9 @@ from vlmill.runtime.service.settings import (
     read_name_lists,
     read_service_settings,
 )
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
 BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
 
@@ -40,13 +40,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--checkpoint",
-        type=checkpoint_place,
+        type=path_or_name,
         required=True,
-        help="a run's output, a converted one, or hf://OWNER/NAME",
+        help=CHECKPOINT_HELP,
     )
     add(
         "--detector",
-        type=path_or_url,
+        type=path_or_name,
         metavar="FILE",
         help="for a model that reads regions: the --weights of their extraction",
     )
@@ -71,18 +71,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_arguments(parser)
 
 
-def checkpoint_place(text: str) -> Path | str:
-    """The type of an argument that is a checkpoint's folder, or its repository on the hub."""
-    return text if is_hub(text) else path_or_url(text)
-
-
 def run_serve(args: argparse.Namespace) -> int:
     """Runs ``train-vl serve``; returns the exit status."""
     settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
-    if is_hub(args.checkpoint):
-        parse_hub_location(args.checkpoint)
-    else:
-        find_checkpoint(args.checkpoint)
+    find_checkpoint(args.checkpoint)
     require_extra("service")
     # What serves takes its time to load: not before the arguments are known to be good.
     from vlmill.inference.service.app import model_service

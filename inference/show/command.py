@@ -2,7 +2,8 @@
 
 import argparse
 
-from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 
 EPILOG = """\
 examples:
@@ -23,8 +24,12 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
     parser.add_argument(
-        "folder", type=path_or_url, metavar="DIR", help="a run, a checkpoint, or a table"
+        "folder",
+        type=path_or_name,
+        metavar="DIR",
+        help="a run, a checkpoint (hf://OWNER/NAME too), or a table",
     )
+    add_allow_address(parser)
     parser.add_argument(
         "--lineage",
         action="store_true",

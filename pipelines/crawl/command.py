@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags, build_policy
+from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -14,6 +14,7 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.schemas.errors import InputError
@@ -110,10 +111,10 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--addresses",
         type=int_at_least(0),
-        default=2,
+        default=4,
         metavar="N",
-        help="number of addresses to download per image, in the order of the page, often "
-        "different sizes (default: 2; 0: no images)",
+        help="number of addresses to try per image, the largest first, until one of them gives the "
+        "image (default: 4; 0: no images)",
     )
 
 

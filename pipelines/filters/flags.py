@@ -61,9 +61,18 @@ def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
 
 
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of scoring a finished output again, which go without ``--warc``."""
-    group = parser.add_argument_group("scoring a finished --output again, without --warc")
-    group.add_argument("--regions", help="regions table of the output's images")
+    """Adds the flags of scoring: of what is mined, of candidates, or of a finished output again."""
+    group = parser.add_argument_group(
+        "scoring: with --warc by --scorer, else the pairs of a finished --output again, or all "
+        "texts of --candidates"
+    )
+    group.add_argument(
+        "--candidates",
+        metavar="DIR",
+        help="finished output of --keep-texts: score each text with its image, drop texts below "
+        "the threshold and write the best of each image to --output",
+    )
+    group.add_argument("--regions", help="regions table of the images (without --warc)")
     group.add_argument(
         "--classes",
         metavar="FILE",
@@ -76,18 +85,20 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scorer",
         metavar="FILE",
-        help="model of fit_scorer (default: mined scores, changed by the regions)",
+        help="model of fit_scorer; with --warc it chooses among the texts of each image by text "
+        "and image content (default without --warc: agreement of texts with regions)",
     )
 
 
 def scores_again(args: argparse.Namespace) -> bool:
     """Whether the flags ask for scoring again. Raises InputError for those of both, or of none."""
-    flags = [f"--{n}" for n in ("regions", "classes", "attributes", "scorer") if getattr(args, n)]
+    names = ("candidates", "regions", "classes", "attributes")
+    flags = [f"--{name}" for name in names if getattr(args, name)]
     if args.warc is not None or args.index is not None:
         if flags:
             raise InputError(
                 f"{flags[0]} goes without --warc and --index: mine first, then score the same "
-                "--output again"
+                "--output again, or the candidates of --keep-texts"
             )
         return False
     if args.regions is None and args.scorer is None:

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.extract.flags import add_engine
+from vlmill.extract.flags import add_engine, add_names
 from vlmill.extract.from_flags import check_detector, make_config
 from vlmill.runtime.console.command import (
     Parser,
@@ -13,6 +13,7 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
@@ -47,7 +48,9 @@ def parser() -> Parser:
     )
     add_fresh(p)
     add_lock_seconds(p)
+    add_allow_address(p)
     add_engine(p)
+    add_names(p)
     return p
 
 

@@ -31,6 +31,8 @@ from vlmill.runtime.units.flags import add_workers, local_workers
 from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.errors import InputError
 
+SCORED_TEXTS = 5  # of each image, among which a scorer chooses
+
 
 def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
@@ -109,6 +111,19 @@ def _add_rules(p: Parser) -> None:
         help=f"drop images with a side of PX pixels or less (default: {rules.min_side_px})",
     )
     group.add_argument(
+        "--min-words",
+        type=int,
+        metavar="N",
+        help=f"fewest words of a text ({rules.min_words})",
+    )
+    group.add_argument(
+        "--max-words",
+        type=int,
+        metavar="N",
+        help=f"most words of an image's own text: alt text, caption, title ({rules.max_words}); "
+        f"sentences of the surrounding text have at most {rules.max_surrounding_words}",
+    )
+    group.add_argument(
         "--max-images-per-text",
         type=int,
         metavar="N",
@@ -119,6 +134,13 @@ def _add_rules(p: Parser) -> None:
         "--min-score",
         type=float,
         help=f"lowest score of a pair, 0 to 1 (default: {rules.min_score})",
+    )
+    group.add_argument(
+        "--keep-texts",
+        type=int,
+        metavar="N",
+        help="write the best N texts of each image with their features to the table candidates, "
+        f"for --candidates (default: {rules.keep_texts}, no table; with --scorer: {SCORED_TEXTS})",
     )
     group.add_argument(
         "--ignore-opt-outs",
@@ -186,11 +208,12 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     if scores_again(args):
+        from vlmill.pipelines.web_pairs.choosing import choose_candidates
         from vlmill.pipelines.web_pairs.rescoring import rescore
 
         require_local("--output", args.output)
         with lock_output(args.output):
-            return rescore(args)
+            return rescore(args) if args.candidates is None else choose_candidates(args)
     with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
@@ -227,6 +250,8 @@ def build_rules(args: argparse.Namespace) -> WebPairRules:
         for field in dataclasses.fields(WebPairRules)
         if getattr(args, field.name, None) is not None
     }
+    if args.scorer is not None:  # it chooses among them
+        values.setdefault("keep_texts", SCORED_TEXTS)
     try:
         return WebPairRules(**values)
     except ValueError as error:

@@ -95,18 +95,20 @@ def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
     return networks + parse_networks("AWS_ENDPOINT_URL", sorted(hosts))
 
 
-def fetch_part(url: str, start: int, stop: int, *, allowed: Sequence[Network]) -> Part:
+def fetch_part(
+    url: str, start: int, stop: int, *, allowed: Sequence[Network], tries: int = TRIES
+) -> Part:
     """Reads the bytes from ``start`` to before ``stop``, fewer at the end of the file.
 
     Raises Unreachable after several tries, or immediately if a retry cannot help.
     """
-    for number in range(TRIES):
+    for number in range(tries):
         try:
             return _fetch_once(url, start, stop, allowed)
         except _TryAgain as why:
-            if number == TRIES - 1:
+            if number == tries - 1:
                 raise Unreachable(
-                    f"{url}: {why}, {TRIES} times; the same command continues where it stopped"
+                    f"{url}: {why}, {tries} times; the same command continues where it stopped"
                 ) from None
             time.sleep(max(BACKOFF_S * 2**number, why.wait_s))
     raise AssertionError("the last try has returned or raised")
@@ -129,7 +131,7 @@ def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> 
 
 
 def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> Answer:
-    # The limit is for bytes as received, including chunk headers and error pages.
+    # The limit is of bytes as sent: chunks take room, and pages of errors.
     limit = 2 * (stop - start) + FIRST_BYTES
     request = Request(url=url, byte_range=(start, stop), max_bytes=limit)
     try:
@@ -137,7 +139,7 @@ def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> An
         client.start(request)
         while True:
             for answer in client.wait(PART_S):
-                if answer.request is request:  # discards answers that an interrupt left
+                if answer.request is request:  # none that an interrupt has left behind
                     return answer
     except OSError as error:
         raise _TryAgain(str(error)) from None

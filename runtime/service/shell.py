@@ -1,11 +1,14 @@
-"""Defines the application that all services share; their endpoints are added to it.
+"""The application that every service is: its endpoints come on top of these.
 
-``/`` is the page; ``/healthz`` reports that the front process responds and feeds its workers,
-``/readyz`` that a worker is ready and no stop was requested, ``/metrics`` the counters,
-``/v1/about`` the served model.
+``/`` is the page, ``/healthz`` says that the front process responds and feeds its workers,
+``/readyz`` that a worker can compute and that no stop was asked for, ``/metrics`` what was counted,
+``/v1/about`` what is served.
+
+Request bodies are read and parsed with bounded memory.
 """
 
 import asyncio
+import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +22,56 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from vlmill import __version__
-from vlmill.runtime.service.bodies import Form, RequestImage, require_few
+from vlmill.runtime.service.bodies import Form, RequestImage, read_form, require_few
 from vlmill.runtime.service.fetching import fetch_images
 from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, HOLD, Guard
 from vlmill.runtime.service.logs import WRITER, log
 from vlmill.runtime.service.metrics import Metrics, resident_bytes
 from vlmill.runtime.service.overload import Forecast, make_forecast
-from vlmill.runtime.service.parsing import BodyParser, read_body
 from vlmill.runtime.service.queue import BatchQueue, Item
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.workers import Plan, Watcher, Worker, fail_item
+
+LARGE_BYTES = 2**20
+THREADS = 2
+
+
+async def read_body(request: Request) -> bytes:
+    """Returns the body of a request, without keeping a second copy of its parts."""
+    body = io.BytesIO()
+    async for part in request.stream():
+        body.write(part)
+    return body.getvalue()  # BytesIO returns its buffer, not a copy
+
+
+class BodyParser:
+    """Parses bodies in threads; those over 1 MiB are parsed one at a time.
+
+    A parser needs up to nine times the size of a body's texts, and a copy of its images. Parsing
+    one large body at a time bounds the memory of all parsers, for any number of requests.
+    """
+
+    def __init__(
+        self, max_images: int, parse: Callable[..., Form] = read_form, threads: int = THREADS
+    ) -> None:
+        self._max_images, self._parse = max_images, parse
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="parsing")
+        self._large = asyncio.Semaphore(1)
+
+    async def parse(self, content_type: str, body: bytes, *, words: Sequence[str]) -> Form:
+        """Returns the images and words of a body. Raises RequestRefused."""
+        if len(body) <= LARGE_BYTES:
+            return await self._run(content_type, body, words)
+        async with self._large:
+            return await self._run(content_type, body, words)
+
+    async def _run(self, content_type: str, body: bytes, words: Sequence[str]) -> Form:
+        def parse() -> Form:
+            return self._parse(content_type, body, words=words, most_images=self._max_images)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
+
 
 PAGE_TYPES = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 PAGE_RULES = (
@@ -161,7 +203,7 @@ class Shell:
         require_few(urls, settings.max_images)
         hold: Callable[[int], None] = request.scope[HOLD]
         hold(settings.max_bytes)
-        # Separate threads: slow remote servers must not block those that read and encode.
+        # Threads of their own: slow servers elsewhere must not take those that read and encode.
         loop = asyncio.get_running_loop()
         images = await loop.run_in_executor(self._fetchers, fetch_images, urls, settings)
         contents = {id(image.content): len(image.content) for image in images}
@@ -255,7 +297,7 @@ def new_application(
         version=__version__,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to any host that the request names
+        redirect_slashes=False,  # it would lead to whatever host the request names
     )
 
     @application.exception_handler(RequestRefused)

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.config import DETECTOR, require_weights
+from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.readers.class_names import read_lines
 from vlmill.runtime.settings.plain_fields import from_plain, override, read_yaml
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
 from vlmill.train.detector.settings import TrainingSettings
@@ -60,12 +63,13 @@ def add_train(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument(
         "--init",
-        type=Path,
+        type=path_or_name,
         metavar="FILE",
         help="what it starts from: an ImageNet ResNet in torchvision's, Detectron2's or MSRA's "
-        "layout, a published detector, or the --output of another training; rows of classes are "
-        "taken by their names where both are known",
+        "layout, a published detector, the --output of another training, or a name of one as "
+        "--weights of run takes it; rows of classes are taken by their names where both are known",
     )
+    add_allow_address(train)
     for flag, names in (("--classes", CLASSES), ("--attributes", ATTRIBUTES)):
         train.add_argument(
             flag,
@@ -86,16 +90,19 @@ def command_train(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments.recipe, arguments.config, arguments.assignments)
     require_one_process(arguments.output)
     if arguments.init is not None:
+        arguments.init = resolve_weights(
+            arguments.init, allow_addresses=arguments.allow_address, flag="--init"
+        ).weights
         require_weights(arguments.init, "--init")
     classes = read_vocabulary(arguments.classes, arguments.boxes, CLASSES, "--classes")
     attributes = read_vocabulary(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.train.detector.examples import count_classes
     from vlmill.train.detector.job import TrainJob
-    from vlmill.train.detector.loop import NonFiniteLoss
-    from vlmill.train.detector.run import train
+    from vlmill.train.detector.run import estimate_run, train
     from vlmill.train.detector.settings import for_classes
     from vlmill.train.detector.start import Names
+    from vlmill.train.run.loop import NonFiniteLoss
 
     num_classes, num_attributes = count_classes(arguments.boxes)
     if not settings.detector.num_attributes:
@@ -110,8 +117,6 @@ def command_train(arguments: argparse.Namespace) -> int:
         init=arguments.init,
     )
     if arguments.dry_run:
-        from vlmill.train.detector.cost import estimate_run
-
         return print_estimate(estimate_run(job), arguments.output)
     try:
         with mirror_output(arguments.output, last=DETECTOR) as output:

@@ -4,8 +4,11 @@ import argparse
 from dataclasses import fields
 
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 from vlmill.train.recipes.tasks import TASKS
 from vlmill.train.recipes.variants import import_object
 
@@ -43,7 +46,8 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("task", choices=TASKS, help="task to evaluate")
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
     add("--pairs", help="retrieval: table of image-text pairs: a folder, a file or a glob")
     add("--examples", help="other tasks: table of examples, the output of `manifest`")
     add(

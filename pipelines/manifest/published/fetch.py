@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags
+from vlmill.pipelines.web.fetching.flags import add_policy_flags
+from vlmill.runtime.net.flags import add_allow_address
 
 
 def add_fetch(p: argparse.ArgumentParser) -> None:

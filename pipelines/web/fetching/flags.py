@@ -59,17 +59,6 @@ def add_policy_flags(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -
         p.add_argument(flag, dest=name, type=type(default), metavar=metavar, help=help_text)
 
 
-def add_allow_address(p: argparse.ArgumentParser) -> None:
-    """Declares ``--allow-address``."""
-    p.add_argument(
-        "--allow-address",
-        action="append",
-        default=[],
-        metavar="CIDR",
-        help="for tests only: a private network that may be connected to",
-    )
-
-
 def build_policy(args: argparse.Namespace) -> PolitenessPolicy:
     """Builds the manners that the flags change. Raises InputError for values that make none."""
     values = {

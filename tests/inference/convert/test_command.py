@@ -19,7 +19,12 @@ from vlmill.inference.convert.conversion import STARTS
 from vlmill.models import VARIANTS, preset
 from vlmill.models.published import FAMILIES, export_reference, load_reference
 from vlmill.runtime.settings.plain_fields import override, to_yaml
-from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.recipes import Recipe
@@ -129,10 +134,12 @@ def test_what_their_layout_has_no_place_for_is_left_out_by_name(
     record = TrainingRecord(recipe="tiny", stage="", step=1, num_pairs=1)
     save_checkpoint(
         tmp_path / "ours",
-        variant="vl-bert",
-        model=VARIANTS["vl-bert"].model(config),
-        tokenizer=bert_tokenizer({word: i for i, word in enumerate(VOCABULARY)}),
-        training=record,
+        VARIANTS["vl-bert"].model(config),
+        CheckpointRecord(
+            variant="vl-bert",
+            tokenizer=bert_tokenizer({word: i for i, word in enumerate(VOCABULARY)}),
+            training=record,
+        ),
     )
     back = tmp_path / "back.safetensors"
     words = ("--to", "reference", "--output", str(back))

@@ -26,7 +26,11 @@ from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.run.lineage import detector_record
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.retrieval.job import (
@@ -73,13 +77,15 @@ def save(
     knows = sizes and not converted
     save_checkpoint(
         folder,
-        variant=case.variant,
-        model=tiny_model(name, VOCABULARY, **sizes),
-        tokenizer=TOKENIZER,
-        training=TrainingRecord(recipe="tiny", stage=stage, step=step, num_pairs=0),
-        feeding=case.feeding,
-        detector_fingerprint=regions.detector_fingerprint if knows else None,
-        detector=said if knows else None,
+        tiny_model(name, VOCABULARY, **sizes),
+        CheckpointRecord(
+            variant=case.variant,
+            tokenizer=TOKENIZER,
+            training=TrainingRecord(recipe="tiny", stage=stage, step=step, num_pairs=0),
+            feeding=case.feeding,
+            detector_fingerprint=regions.detector_fingerprint if knows else None,
+            detector=said if knows else None,
+        ),
     )
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.runtime.console.failures import failure_line
+from vlmill.runtime.console.command import failure_line
 
 ROOT = Path(__file__).parents[3]
 COMMAND = """

@@ -9,9 +9,11 @@ from typing import Any
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url, print_status
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
 from vlmill.train.recipes.without_effect import without_effect
@@ -50,7 +52,8 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of a recipe (see `train-vl recipes`), and changes to its fields",
     )
     add("--config", metavar="FILE", help="recipe in a YAML file, instead of TASK-MODEL")
-    add("--init", metavar="DIR", help="start from this checkpoint's weights")
+    add("--init", metavar="DIR", help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}")
+    add_allow_address(parser)
     add("--examples", required=True, metavar="TABLE", help="table of the task's examples")
     add("--regions", metavar="TABLE", help="table of the images' regions")
     add(
