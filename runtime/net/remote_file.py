@@ -38,14 +38,14 @@ _clients: dict[tuple[int, int], "Client"] = {}
 
 
 class Unreachable(Exception):
-    """A file on the web cannot be read: the message says which, why and what to do.
+    """A file on the web cannot be read: the message states which, why and what to do.
 
-    No OSError: who reads archives takes that for damage in their bytes.
+    It is not an OSError, because readers of archives treat those as damaged bytes.
     """
 
 
 class _TryAgain(Exception):
-    """What may be over in a moment; ``wait_s`` is what the server asks for."""
+    """A failure that may be transient; ``wait_s`` is the server's requested pause."""
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
         super().__init__(why)
@@ -54,7 +54,7 @@ class _TryAgain(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Bytes of a file, and what the server says of the whole: its size and its version."""
+    """Bytes of a file, and the file's size and version according to the server."""
 
     content: bytes
     total: int
@@ -62,9 +62,9 @@ class Part:
 
 
 def web_url(path: str) -> str:
-    """The URL of a path; that of ``s3://`` is of a bucket that anybody may read.
+    """Returns the URL of a path; for ``s3://`` that of a public bucket.
 
-    ``AWS_ENDPOINT_URL`` names another server than Amazon's. Raises InputError for no URL.
+    ``AWS_ENDPOINT_URL`` selects another server than Amazon's. Raises InputError for other paths.
     """
     parts = urlsplit(path)
     if not parts.hostname or (parts.scheme == "s3" and not parts.path.strip("/")):
@@ -77,14 +77,14 @@ def web_url(path: str) -> str:
 
 
 def s3_endpoint() -> str:
-    """The server of ``s3://`` that the environment names, or ""."""
+    """Returns the server of ``s3://`` that the environment names, or ""."""
     return next((os.environ[n].rstrip("/") for n in _ENDPOINTS if os.environ.get(n)), "")
 
 
 def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
-    """The networks that a path may lead to beside public ones.
+    """Returns the networks that a path may lead to in addition to public ones.
 
-    A server that the user's own environment names may stand anywhere.
+    A server that the user's own environment names may be in any network.
     """
     networks = parse_networks("--allow-address", allowed)
     if not path.startswith("s3://") or not s3_endpoint():
@@ -112,12 +112,12 @@ def fetch_part(
     authorization: str | None = None,
     whole: bool = False,
 ) -> Part:
-    """Reads the bytes from ``start`` to before ``stop``, fewer where the file ends.
+    """Reads the bytes from ``start`` to before ``stop``, fewer at the end of the file.
 
     ``authorization`` is that header's value, which only the server of ``url`` gets. ``whole``
     accepts a small file from a server that gives no ranges, if ``start`` is 0.
 
-    Raises Unreachable after some tries, or at once where another try would end as this one.
+    Raises Unreachable after several tries, or immediately if a retry cannot help.
     """
     for number in range(tries):
         try:
@@ -275,8 +275,8 @@ class RangedFile(PositionedFile):
 def open_web(path: str, allowed: Sequence[str] = ()) -> RangedFile:
     """Opens a file on the web: ``https://``, ``http://``, or ``s3://`` without a signature.
 
-    ``allowed`` are networks such as 127.0.0.0/8 that are no public addresses. Raises Unreachable,
-    and InputError for a path that is no address.
+    ``allowed`` are private networks such as 127.0.0.0/8. Raises Unreachable, and InputError for a
+    path that is not a URL.
     """
     url = web_url(path)
     try:
