@@ -86,7 +86,7 @@ def test_help_says_what_is_measured_and_what_full_means(
     assert module.SHORT.keys() == module.FULL.keys() and module.SHORT != module.FULL
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SMALLEST)
 def test_every_line_has_the_keys_that_all_benchmarks_share(
     name: str,

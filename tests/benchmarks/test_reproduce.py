@@ -19,6 +19,8 @@ from shell import KEYS
 from vlmill.train.recipes import change_recipe, recipe_named
 from vlmill.train.recipes.tasks import task_recipe_named
 
+pytestmark = pytest.mark.nightly
+
 ACCURACY = Figure(label="VQA", task="vqa", metrics=("a", "b"))
 
 
@@ -135,7 +137,6 @@ def test_the_committed_page_is_what_the_committed_lines_say() -> None:
     assert reproduce.IMAGE.read_text(encoding="utf-8") == image(all_tables(), by_table)
 
 
-@pytest.mark.slow
 def test_the_short_form_trains_a_table_and_finds_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,8 @@ from vlmill.train.recipes import Feeding, Masking, Objectives, Optimizer, Recipe
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 
+pytestmark = pytest.mark.nightly
+
 COLOURS, SHAPES = ("red", "green", "blue"), ("circle", "square", "ring")
 LIST = (*SPECIAL, *COLOURS, *SHAPES, "a", "above")
 WORDS = bert_tokenizer({word: number for number, word in enumerate(LIST)})
@@ -273,7 +275,6 @@ def test_an_expert_that_is_switched_off_adds_nothing() -> None:
 TINY = World(num_things=(2,), num_colours=4, num_shapes=2, num_textures=1, side=96)
 
 
-@pytest.mark.slow
 def test_shuffled_captions_teach_nothing_of_images(tmp_path: Path) -> None:
     """Ten seconds: the same training on a world, and on one whose captions went astray."""
     world = tmp_path / "world"

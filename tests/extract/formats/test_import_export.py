@@ -203,7 +203,7 @@ def test_an_import_of_rejects_alone_fails_and_says_why(
     arguments = ["import", str(tmp_path / "file"), "--output", str(tmp_path / "back")]
     assert run_command(command, arguments) == 1
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.endswith("0 rows of regions, 1 rejects (1 bad_boxes)")
+    assert said.endswith("0 rows of regions, 1 reject (1 bad_boxes)")
 
 
 def test_stored_halves_are_widened_exactly(tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_hdf5_files_that_point_elsewhere_are_refused(tmp_path: Path) -> None:
         del file["image_ids"]
     (tmp_path / "other_imgid2idx.pkl").unlink()
     (tmp_path / "file_imgid2idx.pkl").unlink()
-    with pytest.raises(InputError, match="no ids.*other_imgid2idx.pkl"):
+    with pytest.raises(InputError, match=r"no ids.*other_imgid2idx.pkl"):
         import_file(Import(files=[tmp_path / "other"], output=tmp_path / "c"))
 
 
