@@ -1,4 +1,4 @@
-"""How many worker processes pay, how they start, and that they end with who started them."""
+"""How worker processes start, and that they end with who started them."""
 
 import multiprocessing
 import os
@@ -55,11 +55,6 @@ def widen(queue: SimpleQueue[Any]) -> None:
     if sys.platform == "linux":
         with suppress(OSError):  # it stays as it is, and works
             fcntl.fcntl(queue._reader.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[attr-defined]
-
-
-def all_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_context(module: str) -> ForkServerContext:
