@@ -4,10 +4,11 @@ Each paper has a folder with its configuration, model, tasks and published names
 ``vilbert``, ``vlbert``, ``imagebert``, ``interbert``, ``vlmo`` and ``beit``. They are built from
 ``layers`` (``layers/cpu`` and ``layers/gpu`` hold the same numbers faster there; ``gpu_compiler``
 says whether kernels can be compiled), read ``inputs`` and give ``outputs``; ``positions`` says
-which of them are real; ``checks`` and ``config_checks`` refuse what does not fit. ``registry``
-names models and sizes. ``detector`` is the Faster R-CNN; ``published`` loads and exports
-checkpoints, which ``convert`` reads and writes; ``from_bert``, ``from_beit`` and ``from_vit`` start
-a variant from another's weights. Read ``inputs``, ``layers/blocks`` and then ``imagebert/model``.
+which of them are real; ``checks`` and ``config_checks`` refuse what does not fit; ``probes`` finds
+out which private functions of PyTorch work. ``registry`` names models and sizes. ``detector`` is
+the Faster R-CNN; ``published`` loads and exports checkpoints, which ``convert`` reads and writes;
+``from_bert``, ``from_beit`` and ``from_vit`` start a variant from another's weights. Read
+``inputs``, ``layers/blocks`` and then ``imagebert/model``.
 What this page offers is loaded when it is first asked for.
 """
 
